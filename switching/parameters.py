@@ -25,6 +25,9 @@ PREFIX = "background_"
 """Prefix of the names of parameters of a gated emission's held steps."""
 
 
+SINGLE = ("background", "shared")
+"""Axes of length one, in the place of an axis of states; tables of results omit them."""
+
 MOST_SHOWN = 24  # the most numbers of a table that is printed in full
 
 
@@ -247,9 +250,11 @@ def count_free(known: Mapping[str, Parameter], free: Mapping[str, Bool[Tensor, "
     return total
 
 
-def with_prefix(values: Mapping[str, Any], prefix: str) -> dict[str, Any]:
+def with_prefix(values: Mapping[str, Any], prefix: str | None) -> dict[str, Any]:
     """The entries whose names start with `prefix`, without it; for an empty prefix, all except those of a
-    background."""
+    background; for None, all."""
+    if prefix is None:
+        return dict(values)
     if not prefix:
         return {name: value for name, value in values.items() if not name.startswith(PREFIX)}
     return {name[len(prefix) :]: value for name, value in values.items() if name.startswith(prefix)}

@@ -14,13 +14,14 @@ So a block defines its family, and maps a prior to a member of this family; see 
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import singledispatch
 from typing import Any, ClassVar, NamedTuple
 
 import pyro
 import pyro.distributions as dist
 import torch
+from jaxtyping import Int
 from pyro.distributions.torch_distribution import TorchDistributionMixin
 from torch import Tensor
 from torch.distributions import constraints
@@ -30,7 +31,7 @@ from ..inference.families.wishart import wishart_normalizer
 from ..inference.message_passing.factor_graph import Factor
 from ..inference.numerics.cholesky import cholesky, cholesky_inverse, log_det
 from .definite import Wishart
-from .parameters import Parameter, Parameters, with_prefix
+from .parameters import Parameter, Parameters, reordered, with_prefix
 
 
 class Site(NamedTuple):
@@ -66,12 +67,12 @@ def log_prior(sites: Sequence[Site], values: Parameters, inside: bool = False) -
     return torch.stack(torch.broadcast_tensors(*terms)).sum(0)
 
 
-def prefixed_sites(sites: Sequence[Site], prefix: str) -> list[Site]:
-    """The same sites under names that start with `prefix`."""
+def prefixed_sites(sites: Sequence[Site], prefix: str, shared: Sequence[str] = ()) -> list[Site]:
+    """The same sites under names that start with `prefix`; those of `shared` values do not."""
 
     def rename(site: Site) -> Site:
         def unprefixed(function: Callable[[Parameters], Any]) -> Callable[[Parameters], Any]:
-            return lambda values: function(with_prefix(values, prefix))
+            return lambda values: function(with_prefix(values, prefix) | {n: values[n] for n in shared if n in values})
 
         return Site(prefix + site.name, unprefixed(site.distribution), site.density and unprefixed(site.density))
 
@@ -92,9 +93,9 @@ def _event(distribution: Any) -> TorchDistributionMixin:
     return distribution.to_event(len(distribution.batch_shape))
 
 
-def _over_plates(terms: Tensor, eta: Tensor) -> Tensor:
-    """Sum over the plates of natural parameters `[*plates, P]`."""
-    return terms.sum(tuple(range(1 - eta.ndim, 0))) if eta.ndim > 1 else terms
+def _over_plates(terms: Tensor, n: int) -> Tensor:
+    """Sum over the last n axes, the plates."""
+    return terms.sum(tuple(range(-n, 0))) if n else terms
 
 
 @family_sites.register
@@ -102,7 +103,7 @@ def _(family: Dirichlet, eta: Tensor, names: Sequence[str], about: Tensor | floa
     prior, (name,), log_normalizer = _event(dist.Dirichlet(eta)), names, family.log_normalizer(eta)
 
     def density(values: Parameters) -> Tensor:
-        return _over_plates(torch.xlogy(eta - 1, values[name]).sum(-1) - log_normalizer, eta)
+        return _over_plates(torch.xlogy(eta - 1, values[name]).sum(-1) - log_normalizer, eta.ndim - 1)
 
     return [Site(name, lambda values: prior, density)]
 
@@ -114,70 +115,80 @@ def _(family: Beta, eta: Tensor, names: Sequence[str], about: Tensor | float = 0
     def density(values: Parameters) -> Tensor:
         p = values[name]
         terms = torch.xlogy(eta[..., 0] - 1, p) + torch.special.xlog1py(eta[..., 1] - 1, -p)
-        return _over_plates(terms - log_normalizer, eta)
+        return _over_plates(terms - log_normalizer, eta.ndim - 1)
 
     return [Site(name, lambda values: prior, density)]
 
 
-def _gamma_density(name: str, shape: Tensor, rate: Tensor, eta: Tensor) -> Callable[[Parameters], Tensor]:
-    log_normalizer = torch.lgamma(shape) - shape * rate.log()
-    return lambda values: _over_plates(torch.xlogy(shape - 1, values[name]) - rate * values[name] - log_normalizer, eta)
+def _gamma_density(name: str, shape: Tensor, rate: Tensor) -> Callable[[Parameters], Tensor]:
+    log_normalizer, n = torch.lgamma(shape) - shape * rate.log(), shape.ndim
+    return lambda values: _over_plates(torch.xlogy(shape - 1, values[name]) - rate * values[name] - log_normalizer, n)
 
 
 @family_sites.register
 def _(family: Gamma, eta: Tensor, names: Sequence[str], about: Tensor | float = 0.0) -> list[Site]:
     q, (name,) = family.usual(eta), names
     prior = _event(dist.Gamma(q.shape, q.rate))
-    return [Site(name, lambda values: prior, _gamma_density(name, q.shape, q.rate, eta))]
+    return [Site(name, lambda values: prior, _gamma_density(name, q.shape, q.rate))]
 
 
 @family_sites.register
 def _(family: NormalGamma, eta: Tensor, names: Sequence[str], about: Tensor | float = 0.0) -> list[Site]:
-    q, (loc, precision) = family.usual(eta), names
-    spread, center = _event(dist.Gamma(q.shape, q.rate)), q.loc + about
-    log_normalizer = (math.log(2 * math.pi) - q.kappa.log()) / 2
+    q = family.usual(eta)
+    return normal_gamma_sites(names, q.loc + about, q.kappa, q.shape, q.rate)
+
+
+def normal_gamma_sites(names: Sequence[str], loc: Tensor, kappa: Tensor, shape: Tensor, rate: Tensor) -> list[Site]:
+    """The sites of a location and a precision, whose plates `[*plates]` have the length 1 where locations share a
+    precision."""
+    name, precision = names
+    spread = _event(dist.Gamma(shape, rate))
+    log_normalizer = (math.log(2 * math.pi) - kappa.log()) / 2
 
     def location(values: Parameters) -> TorchDistributionMixin:
-        scale = (q.kappa * values[precision]).rsqrt()
-        return dist.Normal(center, scale).to_event(q.loc.ndim)
+        return dist.Normal(loc, (kappa * values[precision]).rsqrt()).to_event(loc.ndim)
 
     def density(values: Parameters) -> Tensor:
-        known, residual = values[precision], values[loc] - center
-        return _over_plates((known.log() - q.kappa * known * residual.square()) / 2 - log_normalizer, eta)
+        known, residual = values[precision], values[name] - loc
+        return _over_plates((known.log() - kappa * known * residual.square()) / 2 - log_normalizer, kappa.ndim)
 
     return [
-        Site(precision, lambda values: spread, _gamma_density(precision, q.shape, q.rate, eta)),
-        Site(loc, location, density),
+        Site(precision, lambda values: spread, _gamma_density(precision, shape, rate)),
+        Site(name, location, density),
     ]
 
 
 @family_sites.register
 def _(family: NormalWishart, eta: Tensor, names: Sequence[str], about: Tensor | float = 0.0) -> list[Site]:
-    q, (loc, precision) = family.usual(eta), names
-    spread, center = _event(Wishart(q.df, q.scale_matrix)), q.loc + about
-    dim = q.loc.shape[-1]
-    inverse = cholesky_inverse(cholesky(q.scale_matrix))
-    of_precision = wishart_normalizer(q.df, cholesky(inverse))
-    of_location = dim / 2 * (math.log(2 * math.pi) - q.kappa.log())
+    q = family.usual(eta)
+    return normal_wishart_sites(names, q.loc + about, q.kappa, q.df, q.scale_matrix)
+
+
+def normal_wishart_sites(
+    names: Sequence[str], loc: Tensor, kappa: Tensor, df: Tensor, scale_matrix: Tensor
+) -> list[Site]:
+    """`normal_gamma_sites` of vectors and matrices."""
+    name, precision = names
+    spread, dim = _event(Wishart(df, scale_matrix)), loc.shape[-1]
+    inverse = cholesky_inverse(cholesky(scale_matrix))
+    of_precision = wishart_normalizer(df, cholesky(inverse))
+    of_location = dim / 2 * (math.log(2 * math.pi) - kappa.log())
 
     def location(values: Parameters) -> TorchDistributionMixin:
-        weighted = q.kappa[..., None, None] * values[precision]
-        return dist.MultivariateNormal(center, precision_matrix=weighted).to_event(q.kappa.ndim)
+        weighted = kappa[..., None, None] * values[precision]
+        return dist.MultivariateNormal(loc, precision_matrix=weighted).to_event(kappa.ndim)
 
     def density_of_precision(values: Parameters) -> Tensor:
         known = values[precision]
-        exponent = (q.df - dim - 1) * log_det(cholesky(known)) - (inverse * known).sum((-2, -1))
-        return _over_plates(exponent / 2 - of_precision, eta)
+        exponent = (df - dim - 1) * log_det(cholesky(known)) - (inverse * known).sum((-2, -1))
+        return _over_plates(exponent / 2 - of_precision, df.ndim)
 
     def density_of_location(values: Parameters) -> Tensor:
-        known, residual = values[precision], values[loc] - center
+        known, residual = values[precision], values[name] - loc
         square = (residual.unsqueeze(-2) @ known @ residual.unsqueeze(-1))[..., 0, 0]
-        return _over_plates((log_det(cholesky(known)) - q.kappa * square) / 2 - of_location, eta)
+        return _over_plates((log_det(cholesky(known)) - kappa * square) / 2 - of_location, kappa.ndim)
 
-    return [
-        Site(precision, lambda values: spread, density_of_precision),
-        Site(loc, location, density_of_location),
-    ]
+    return [Site(precision, lambda values: spread, density_of_precision), Site(name, location, density_of_location)]
 
 
 # ---- conjugate blocks ------------------------------------------------------------------------------------------------
@@ -236,6 +247,17 @@ class Conjugate(ABC):
     def expected(self, eta: Tensor) -> Parameters:
         """Expected parameters."""
         return self.values(self.family.expected(eta))
+
+    def reordered(self, eta: Tensor, order: Int[Tensor, "K"]) -> Tensor:
+        """The same density with state `order[k]` as state k."""
+        name, parameter = next(iter(self.parameters.items()))
+        dims = parameter.dims
+        if dims[:1] == ("state",) and len(eta) == 1:
+            return eta  # a background that is the same in all states
+        # natural parameters of a Dirichlet have the shape of its probabilities, others are [*plates, P]
+        if eta.ndim > len(dims):
+            dims = (*dims[: eta.ndim - 1], "statistic")
+        return reordered({name: replace(parameter, dims=dims)}, {name: eta}, order)[name]
 
     def mode(self, prior: Parameters | None, message: Tensor) -> Parameters:
         """The mode of the prior plus a message; without a prior, the limit: maximum likelihood.

@@ -98,7 +98,8 @@ def _plain(value: Any, name: str) -> Any:
     if isinstance(value, Named):
         return _described(value)
     if isinstance(value, Mapping):
-        return {OWN: {key: _plain(entry, f"{name}.{key}") for key, entry in value.items()}}
+        words = {key: entry for key, entry in value.items() if isinstance(entry, str)}
+        return {OWN: {key: words.get(key) or _plain(entry, f"{name}.{key}") for key, entry in value.items()}}
     if isinstance(value, Distribution):
         numbers = arguments(value)
         if numbers is None:
@@ -226,7 +227,8 @@ def _part(described: dict[str, Any], name: str) -> Any:
 
 def _argument(value: Any, name: str, flag: bool) -> Any:
     if isinstance(value, dict) and set(value) == {OWN}:
-        return {key: _argument(entry, f"{name}.{key}", False) for key, entry in value[OWN].items()}
+        words = {key: entry for key, entry in value[OWN].items() if isinstance(entry, str)}
+        return {key: words.get(key) or _argument(entry, f"{name}.{key}", False) for key, entry in value[OWN].items()}
     if isinstance(value, dict) and DISTRIBUTION in value:
         numbers = {key: torch.as_tensor(entry) for key, entry in value.items() if key != DISTRIBUTION}
         return distribution_of(value[DISTRIBUTION], numbers)

@@ -117,11 +117,12 @@ def as_rnn(
 
     Arguments:
         model: a `SwitchingSSM` of `Copy(K)` dynamics and a `Gated` emission of two emissions of one kind: Categorical,
-            Bernoulli, Poisson, or Normal or MultivariateNormal with one scale for all states and the background. Or a
-            `LayeredSSM` over symbols: the network is then a `SweepNetwork`, whose layers with a softmax between them
-            are one bottom-up sweep (`layered_network`), and which handles the first step itself. Or a `TuringMachine`:
-            the network is then an Elman network with a clipped ReLU and rational weights, whose two steps are one of
-            the machine (`samplehold.models.automata.turing_network`); `space` and `gate` have no effect then.
+            Bernoulli, Poisson, or Normal or MultivariateNormal with one scale for all states and the background, as
+            fits of `Gated(..., tied={"scale": "all states"})` have. Or a `LayeredSSM` over symbols: the network is then
+            a `SweepNetwork`, whose layers with a softmax between them are one bottom-up sweep (`layered_network`), and
+            which handles the first step itself. Or a `TuringMachine`: the network is then an Elman network with a
+            clipped ReLU and rational weights, whose two steps are one of the machine
+            (`samplehold.models.automata.turing_network`); `space` and `gate` have no effect then.
         space: "probability": the state [K] is P(s_t | x_1..t), exactly. "logit": the state is the log of a belief up to
             a constant, under the per-step variational update whose gate depends on x alone, `filter_vmp(model, x,
             gate="input")`. In this space held steps may emit from their state: the emission may also be one of these

@@ -55,6 +55,7 @@ from ...switching.emissions.contract import Emission
 from ...switching.emissions.discrete import Bernoulli, Categorical, Poisson
 from ...switching.emissions.multivariate_normal import MultivariateNormal
 from ...switching.emissions.normal import Normal
+from ...switching.emissions.tied import ALL_STATES
 from ...switching.model import SwitchingSSM
 from ...switching.parameters import Parameters
 from ..networks.evidence import EvidenceGRU, LogitGRU
@@ -208,19 +209,20 @@ def _check(model: nn.Module | Model, space: str) -> _Lowerable:
         )
     if not model.values:
         raise ValueError("model: has no parameter values yet; use model.fit(x).model, or model.with_values(...).")
-    if "precision" in model.values:
-        tables = [part.own(model.values)["precision"] for part in parts]
-        one = tables[-1][:1]
-        rounding = EQUAL * torch.finfo(one.dtype).eps * one.abs().amax()
-        if not all(bool(((table - one).abs() <= rounding).all()) for table in tables):
-            spread = "scales" if isinstance(drawn, Normal) else "covariances"
+    values = model.values_like(model.values["state_probs"])
+    of_held = parts[-1].own(values)
+    if "precision" in values:
+        precision = torch.cat([values["precision"], of_held["precision"]])
+        rounding = EQUAL * torch.finfo(precision.dtype).eps * precision[-1].abs().amax()
+        if not bool(((precision - precision[-1]).abs() <= rounding).all()):
+            spread = "scale" if isinstance(drawn, Normal) else "covariance"
             others = "" if len(parts) == 1 else " or from the background"
             raise ValueError(
-                f"model: its {spread} differ between states{others}, which makes log-likelihoods quadratic in x; give "
-                f"all the same {spread} with model.with_values(...), or measure the gap with `compare`."
+                f"model: its {spread}s differ between states{others}, which makes log-likelihoods quadratic in x; fit "
+                f"{model.emission.name}(..., tied={{{spread!r}: {ALL_STATES!r}}}), give all the same {spread} with "
+                "model.with_values(...), or measure the gap with `compare`."
             )
-    values = model.values_like(model.values["state_probs"])
-    return _Lowerable(drawn, values, parts[-1].own(values), parts[-1].alike)
+    return _Lowerable(drawn, values, of_held, parts[-1].alike)
 
 
 def _check_positive(emission: Emission, values: Parameters, of_held: Parameters) -> None:

@@ -39,6 +39,7 @@ from ...inference.message_passing.engine import VMP, Block, Factor
 from ..data.series import Given, Series
 from ..dynamics.factors import fresh_states, gates
 from ..dynamics.markov import Markov
+from ..emissions.contract import Emission
 from ..emissions.discrete import Poisson
 from ..emissions.multivariate_normal import MultivariateNormal
 from ..fitting.graph import Graph, Points
@@ -89,6 +90,11 @@ class FactorialSSM(CoupledSSM):
     emissions = (MultivariateNormal, Poisson)
     of_emissions = "MultivariateNormal(n_features) or Poisson(n_features)"
     chain_name = "component"
+
+    def __init__(self, chain_sizes: Sequence[int], emission: Emission) -> None:
+        if getattr(emission, "tied", None) is not None:
+            raise ValueError("emission: got a tied one, but all states of a FactorialSSM share the noise; omit `tied`.")
+        super().__init__(chain_sizes, emission)
 
     @property
     def counts(self) -> bool:

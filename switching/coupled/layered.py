@@ -48,13 +48,13 @@ from ..data.series import Given, Series
 from ..dynamics.factors import fresh_states, gates
 from ..dynamics.markov import Markov
 from ..emissions.contract import ByGate
-from ..fitting.chain_graph import conjugates, emitted
+from ..fitting.chain_graph import collected, emission_blocks, emissions
 from ..fitting.graph import Graph, Points
 from ..fitting.options import Options
 from ..fitting.starts import first_labels
 from ..fitting.units import Units
 from ..model import SwitchingSSM
-from ..parameters import Parameter, Parameters, check_parameters, moved, prefixed
+from ..parameters import Parameter, Parameters, check_parameters, moved, with_prefix
 from ..program import Observation
 from .contract import CoupledSSM, draw_chain, prior_tables
 from .factors import asked, check_possible_everywhere, labels_above, paths_block
@@ -259,14 +259,14 @@ class LayeredSSM(CoupledSSM):
         return VMP(blocks, factors, check=check)
 
     def graph(self, series: Series, options: Options) -> Graph:
-        parts, sizes, restarts = conjugates(self.emission), self.chain_sizes, options.restarts
+        emitting, sizes, restarts = emission_blocks(self.emission), self.chain_sizes, options.restarts
         about = Units.of(self.emission, series).about.to(series.like)
         x, n_axes = series.like, len(series.batch_shape) + 1
         prior = {n: t.to(x) for n, t in self.emission.default_prior(sizes[0], series.rows).items()}
         prior = moved(prior, -about)
-        families: dict[str, Any] = {part.block: part.emission.family for part in parts}  # type: ignore[attr-defined]
-        priors = {part.block: part.emission.natural(part.own(prior)) for part in parts}  # type: ignore[attr-defined]
-        factors = [emitted(part, "layer_1", series.shifted(about), alone=len(parts) == 1) for part in parts]
+        families: dict[str, Any] = {name: block.family for name, (_, block) in emitting.items()}
+        priors = {name: block.natural(with_prefix(prior, prefix)) for name, (prefix, block) in emitting.items()}
+        factors = emissions(self.emission, "layer_1", series.shifted(about))
         paths, labels = [], first_labels(self.emission, series, sizes[0], restarts, options.number)
         for layer, k in enumerate(sizes, start=1):
             chain, top = f"layer_{layer}", layer == len(sizes)
@@ -286,10 +286,7 @@ class LayeredSSM(CoupledSSM):
             values = {"redraw_prob": torch.stack([points[f"redraw_{layer}"] for layer in layers], -1)}
             values |= {f"table_{layer}": points[f"table_{layer}"] for layer in layers[:-1]}
             values |= {"state_probs": points["state"]}
-            for part in parts:
-                part_values = part.emission.values(points[part.block])  # type: ignore[attr-defined]
-                values |= moved(prefixed(part_values, part.prefix), about)
-            return values
+            return values | moved(collected(emitting)(points), about)
 
         return Graph(families, priors, factors, paths, collect)
 

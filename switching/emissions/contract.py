@@ -16,7 +16,7 @@ M-step is exact, and it can be fitted by message passing too. See `priors.Conjug
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, NamedTuple, cast
@@ -34,7 +34,18 @@ from ...inference.numerics.remembered import remembered
 from ...inference.numerics.scalars import check_integer
 from ..data.series import place
 from ..definite import free_coordinates
-from ..parameters import Named, Parameter, Parameters, check_parameters, moved, widened, with_prefix
+from ..parameters import (
+    SINGLE,
+    Named,
+    Parameter,
+    Parameters,
+    check_parameters,
+    kept,
+    moved,
+    prefixed,
+    widened,
+    with_prefix,
+)
 from ..priors import Conjugate, Site, log_prior
 from ..user_priors import UserPrior, has_default_form, hyperparameters
 from ..user_priors import read as read_priors
@@ -49,16 +60,17 @@ class ByGate(NamedTuple):
 
 
 class Part(NamedTuple):
-    """An emission of single states in a model: the block of its parameters, and the prefix of their names."""
+    """An emission of single states in a model."""
 
-    block: str
-    prefix: str
+    block: str  # of its parameters
+    prefix: str  # of their names
     emission: "Emission"
     alike: bool = False  # whether it is the same in all states; its parameters then have a state axis of length one
+    shared: tuple[str, ...] = ()  # parameters and hyperparameters that all parts share, whose names have no prefix
 
     def own(self, values: Parameters) -> Parameters:
         """The entries of this part from a model's values or hyperparameters, under their names without the prefix."""
-        return with_prefix(values, self.prefix)
+        return with_prefix(values, self.prefix) | {name: values[name] for name in self.shared if name in values}
 
 
 @dataclass(frozen=True, repr=False)
@@ -77,7 +89,8 @@ class Emission(Named, ABC):
 
     Attributes:
         n_features: F, the length of one observation.
-        parameters: by name; the first of their axes is "state".
+        parameters: by name; the first of their axes is "state", or "shared" (of length one) for one that all states
+            share.
         support: the set of possible observations.
         expects: the same as text, for error messages.
 
@@ -107,6 +120,11 @@ class Emission(Named, ABC):
             object.__setattr__(self, "n_features", n_features)
         if isinstance(self.prior, Mapping):
             read_priors(self.prior, self.parameters, self.name)
+
+    def __repr__(self) -> str:
+        known = getattr(self, "__dataclass_fields__", {}).values()
+        shown = {f.name: getattr(self, f.name) for f in known if f.repr}
+        return f"{self.name}({', '.join(f'{name}={value!r}' for name, value in shown.items() if value is not None)})"
 
     # ---- what a subclass writes ------------------------------------------------------------------------------------
 
@@ -191,6 +209,31 @@ class Emission(Named, ABC):
         values = fixed | (ascend(objective, {name: near[name] for name in free}, free) if free else {})
         return Maximized(values, (self.moments(values)[1] <= floor).any(-1))
 
+    def maximize_parts(
+        self,
+        x: Float[Tensor, "N F"],
+        weights: Sequence[Tensor],
+        near: Parameters,
+        prior: Parameters | None,
+        floor: Float[Tensor, "F"],
+        fixed: Parameters | None = None,
+    ) -> Maximized:
+        """`maximize` of all parts, under the names of a model. States without weight keep their values.
+
+        Arguments:
+            fixed: parameters that keep their values `[*r, ...]`.
+        """
+        values, collapsed, known = {}, [], fixed or {}
+        for part, part_weights in zip(self.parts, weights, strict=True):
+            begin, own_prior = part.own(near), None if prior is None else part.own(prior)
+            step = x, part_weights, begin, own_prior, floor
+            held = {name: value for name, value in part.own(known).items() if name in part.emission.parameters}
+            best = part.emission.maximize_beside(held, *step) if held else part.emission.maximize(*step)
+            values |= prefixed(kept(best.values, begin), part.prefix)
+            if not part.alike:
+                collapsed.append(best.collapsed)
+        return Maximized(values, torch.stack(collapsed).any(0))
+
     @classmethod
     def sized_to(cls, x: Any) -> "Emission":
         """The emission of this class for observations `[N, F]` like x, with NaN where missing."""
@@ -208,6 +251,11 @@ class Emission(Named, ABC):
         """The emissions of redrawn and of held steps if these differ; otherwise only itself."""
         return (Part("emission", "", self),)
 
+    @property
+    def joined(self) -> Conjugate | None:
+        """The block of the parameters of all parts, if they share some; None: each part has a block."""
+        return None
+
     def check(self, x: Float[Tensor, "*b T F"]) -> None:
         """Raise ValueError with the place if x is outside the support."""
         good = self.support.check(x)
@@ -220,7 +268,7 @@ class Emission(Named, ABC):
 
     def check_values(self, values: Parameters, n_states: int) -> Parameters:
         """Return the parameters under their names; raise ValueError if they are not valid."""
-        sizes = {"state": n_states, "background": 1} | self.sizes
+        sizes = {"state": n_states} | dict.fromkeys(SINGLE, 1) | self.sizes
         return check_parameters(self.parameters, values, sizes, self.name)
 
     def start(self, prior: Parameters) -> Parameters:
@@ -348,7 +396,7 @@ class Emission(Named, ABC):
 def _at(part: Part, values: Parameters, state: Tensor) -> Parameters:
     """The parameters of given states: `[K, ...]` indexed by `[*batch]` gives `[*batch, ...]`.
 
-    A background has one row; a mixture over draws of the parameters has a row for each draw.
+    A background or a shared parameter has one row; a mixture over draws of the parameters has a row for each draw.
     """
     parameters = part.own(values)
     return {name: parameters[name][state.clamp(max=len(parameters[name]) - 1)] for name in part.emission.parameters}
@@ -463,7 +511,7 @@ class ConjugateEmission(Conjugate, Emission):
         """The gradient of the weighted `expected_table` with respect to the statistics."""
         near = self.representative(statistics).values
         message = self.message(x, weights, near)
-        return self.family.moved(message, near["loc"]) if "loc" in near else message
+        return self.family.moved(message, self.point(near).loc) if "loc" in near else message
 
     def _none_collapsed(self, values: Parameters) -> Maximized:
         name, parameter = next(iter(self.parameters.items()))

@@ -10,16 +10,18 @@ family. For example,
 $$x_t \mid z_t, s_t \sim N(m z_t + M_{s_t} z_t, \Sigma)$$
 
 has the locations $m + M_s$ at redrawn steps and 0 at held ones, and the log-odds $\log p(x \mid s, 1) - \log p(x \mid
-s, 0) = (m + M_s)^\top \Sigma^{-1} x - \frac12 (m + M_s)^\top \Sigma^{-1} (m + M_s)$.
+s, 0) = (m + M_s)^\top \Sigma^{-1} x - \frac12 (m + M_s)^\top \Sigma^{-1} (m + M_s)$. It has one $\Sigma$ for all states
+and gates, as a `tied` emission has.
 
 The background's parameters have the prefix `background_`. Their state axis has length one if the background ignores the
 state.
 """
 
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from typing import Any
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, cast
 
+import torch
 from pyro.distributions.torch_distribution import TorchDistributionMixin
 from torch import Tensor
 from torch.distributions import constraints
@@ -27,10 +29,11 @@ from torch.distributions import constraints
 from ...inference.numerics.scalars import check_flag
 from ..parameters import PREFIX, Parameter, Parameters, prefixed
 from ..priors import Site, prefixed_sites
-from .contract import Emission, Part
+from .contract import Emission, Maximized, Part
+from .tied import Joined, NormalEmission, tied_parts
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Gated(Emission):
     """`emission` at redrawn steps, `background` at held steps, for copy dynamics.
 
@@ -38,6 +41,9 @@ class Gated(Emission):
         emission, background: of the same observation, and not gated themselves.
         by_state: whether the background has parameters for each state too: `loc [K, F]` for redrawn steps and
             `background_loc [K, F]` for held ones. False: one background, `background_loc [1, F]`.
+        tied: `{"scale": "all states"}` gives two `Normal` one scale for each feature, at redrawn and at held steps;
+            `{"covariance": "all states"}` gives two `MultivariateNormal` one covariance. The background then has only a
+            `background_loc`, and `as_rnn` takes the model of any fit (with `by_state`, in `space="logit"`).
 
     Example:
         >>> import samplehold as sh
@@ -48,11 +54,16 @@ class Gated(Emission):
         ... )
         >>> model.filter([1.0, 0.3, -1.0]).redraw.shape
         torch.Size([3])
+        >>> tied = sh.Gated(sh.Normal(), sh.Normal(), tied={"scale": "all states"})
+        >>> x = [-1.0, -1.1, 0.2, -0.1, 0.1, 1.0, 0.9, -0.2]
+        >>> sh.as_rnn(sh.SwitchingSSM(sh.Copy(n_states=2), tied).fit(x, progress=False).model)
+        EvidenceGRU(1, 2, num_layers=1, batch_first=True, candidate='simplex', block=2)
     """
 
     emission: Emission
     background: Emission
     by_state: bool = False
+    tied: Mapping[str, str] | None = field(default=None, kw_only=True, hash=False)
 
     def __post_init__(self) -> None:
         for name in ("emission", "background"):
@@ -70,6 +81,17 @@ class Gated(Emission):
             raise ValueError(
                 f"background: got other categories than the emission ({sorted(sizes)}); both describe the same symbols."
             )
+        if self.tied is not None:
+            for name, part in tied_parts(self.emission, self.background, self.tied).items():
+                object.__setattr__(self, name, part)
+
+    def __repr__(self) -> str:
+        whole = super().__repr__()
+        return whole if self.tied is None else whole.replace(f", tied={self.tied!r}", "", 2)  # those of both parts
+
+    @property
+    def joined(self) -> Joined | None:
+        return Joined(cast(NormalEmission, self.emission), self.by_state) if self.tied is not None else None
 
     @property
     def n_features(self) -> int:  # type: ignore[override]
@@ -87,7 +109,17 @@ class Gated(Emission):
             known[PREFIX + name] = replace(
                 parameter if self.by_state else parameter.renamed({"state": "background"}), shown=shown
             )
-        return known
+        return self._without_shared(known)
+
+    @property
+    def _shared(self) -> tuple[str, ...]:
+        return () if self.tied is None else cast(NormalEmission, self.emission).of_precision
+
+    def _without_shared(self, table: dict[str, Any]) -> dict[str, Any]:
+        """A table without the background's parameters and hyperparameters that are those of the emission too."""
+        return {
+            name: entry for name, entry in table.items() if name not in prefixed(dict.fromkeys(self._shared), PREFIX)
+        }
 
     @property
     def sizes(self) -> dict[str, int]:
@@ -97,7 +129,7 @@ class Gated(Emission):
     def parts(self) -> tuple[Part, ...]:
         return (
             Part("emission", "", self.emission),
-            Part("background", PREFIX, self.background, alike=not self.by_state),
+            Part("background", PREFIX, self.background, alike=not self.by_state, shared=self._shared),
         )
 
     def check(self, x: Tensor) -> None:
@@ -105,9 +137,8 @@ class Gated(Emission):
         self.background.check(x)
 
     def default_prior(self, n_states: int, x: Tensor | None) -> Parameters:
-        return self.emission.prior_scaled(n_states, x) | prefixed(
-            self.background.prior_scaled(n_states if self.by_state else 1, x), PREFIX
-        )
+        held = prefixed(self.background.prior_scaled(n_states if self.by_state else 1, x), PREFIX)
+        return self._without_shared(self.emission.prior_scaled(n_states, x) | held)
 
     def in_units(self, table: Parameters, unit: Tensor) -> Parameters:
         converted = dict(table)
@@ -131,7 +162,25 @@ class Gated(Emission):
 
     def sites(self, prior: Parameters) -> list[Site]:
         redrawn, held = self.parts
-        return self.emission.sites(redrawn.own(prior)) + prefixed_sites(self.background.sites(held.own(prior)), PREFIX)
+        sites = [site for site in self.background.sites(held.own(prior)) if site.name not in self._shared]
+        return self.emission.sites(redrawn.own(prior)) + prefixed_sites(sites, PREFIX, self._shared)
+
+    def table(self, x: Tensor, values: Parameters) -> Tensor:
+        """log p(x_t | s) of redrawn steps in each state, and then of held steps."""
+        return torch.cat([part.emission.table(x, part.own(values)) for part in self.parts], -1)
+
+    def maximize_parts(
+        self,
+        x: Tensor,
+        weights: Sequence[Tensor],
+        near: Parameters,
+        prior: Parameters | None,
+        floor: Tensor,
+        fixed: Parameters | None = None,
+    ) -> Maximized:
+        if self.joined is None:
+            return super().maximize_parts(x, weights, near, prior, floor, fixed)
+        return self.joined.maximize(self, x, torch.cat(list(weights), -1), near, prior, floor, fixed or {})
 
     def log_prob(self, x: Tensor, values: Parameters) -> Tensor:
         """log p(x | s) of a redrawn step."""

@@ -14,10 +14,11 @@ Missing features are integrated out. The likelihood of a step is that of its obs
 conditional mean and covariance of the missing ones under the current parameters (Ghahramani & Jordan 1994). Under a q
 they are one more latent variable, $q(x_{mis} \mid s)$, and $\log \int e^{E_q[\log p(x \mid \theta)]} dx_{mis}$ is the
 likelihood of the observed features under $\theta'$, plus c. Steps with the same missing features share a factorisation.
-A step without any observed feature is skipped.
+A step without any observed feature is skipped. If the states share one $\Lambda$, see `tied`.
 """
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import reduce
 from typing import Any, cast
@@ -28,7 +29,7 @@ from pyro.distributions.torch_distribution import TorchDistributionMixin
 from torch import Tensor
 from torch.distributions import constraints
 
-from ...inference.families import NormalWishart
+from ...inference.families import LocPrecision, NormalWishart, SharedPrecision
 from ...inference.families.normal import expected_normal
 from ...inference.families.numerics import pack
 from ...inference.families.peak import peak
@@ -36,8 +37,10 @@ from ...inference.gaussian.op import Moments, multivariate_normal_log_density, m
 from ...inference.numerics.cholesky import cholesky, cholesky_inverse
 from ...inference.numerics.remembered import remembered
 from ..parameters import Parameter, Parameters, Shown
-from .contract import ConjugateEmission, Maximized, Representative, is_complete
+from ..priors import Site, normal_wishart_sites
+from .contract import Maximized, Representative, is_complete
 from .spread import spread
+from .tied import NormalEmission
 
 WORD = 32  # the number of features whose pattern is coded in one integer
 
@@ -46,8 +49,8 @@ def _inverse(matrix: Tensor) -> Tensor:
     return cholesky_inverse(cholesky(matrix))
 
 
-@dataclass(frozen=True)
-class MultivariateNormal(ConjugateEmission):
+@dataclass(frozen=True, repr=False)
+class MultivariateNormal(NormalEmission):
     """Normal vectors with a full covariance for each state.
 
     Parameters `loc [K, F]` and `precision [K, F, F]` (inverse covariance). `covariance` is accepted instead of
@@ -56,6 +59,8 @@ class MultivariateNormal(ConjugateEmission):
     Arguments:
         n_features: F.
         prior: as for `Normal`.
+        tied: `{"covariance": "all states"}` for one covariance, which all states share; `precision` and `covariance`
+            then are [1, F, F]. None: every state has its own.
 
     Example:
         >>> import samplehold as sh
@@ -68,9 +73,13 @@ class MultivariateNormal(ConjugateEmission):
 
     n_features: int
     prior: Any = field(default=None, kw_only=True, repr=False, compare=False)
+    tied: Mapping[str, str] | None = field(default=None, kw_only=True, hash=False)
     family = NormalWishart()
     have_unit = True
     fills_in = True
+    by_feature = False
+    tied_name = "covariance"
+    of_precision = ("precision", "df", "inverse_scale")
     parameters = {  # noqa: RUF012 the same for all instances
         "loc": Parameter(("state", "feature")),
         "precision": Parameter(
@@ -83,12 +92,12 @@ class MultivariateNormal(ConjugateEmission):
     def default_prior(self, n_states: int, x: Tensor | None) -> Parameters:
         """The weight of half an observation, with the spread within a state; locations within ten times that of the
         data."""
-        scale = spread(x, n_states, self.n_features)
+        scale, n_precisions = spread(x, n_states, self.n_features), n_states if self.tied is None else 1
         return {
             "loc": scale.center.expand(n_states, -1),
             "count": (0.01 * scale.within / scale.total).min().expand(n_states),
-            "df": torch.full_like(scale.center[:1], self.n_features + 0.5).expand(n_states),
-            "inverse_scale": torch.diag(scale.within / 2).expand(n_states, -1, -1),
+            "df": torch.full_like(scale.center[:1], self.n_features + 0.5).expand(n_precisions),
+            "inverse_scale": torch.diag(scale.within / 2).expand(n_precisions, -1, -1),
         }
 
     def in_units(self, table: Parameters, unit: Tensor) -> Parameters:
@@ -97,7 +106,24 @@ class MultivariateNormal(ConjugateEmission):
         return {name: value * factors[name] if name in factors else value for name, value in table.items()}
 
     def natural(self, prior: Parameters) -> Tensor:
-        return NormalWishart.of_inverse(prior["loc"], prior["count"], prior["df"], prior["inverse_scale"])
+        loc, count, df, inverse = (prior[name] for name in ("loc", "count", "df", "inverse_scale"))
+        if self.tied is None:
+            return NormalWishart.of_inverse(loc, count, df, inverse)
+        return SharedPrecision.of_inverse(loc, count, df.squeeze(-1), inverse.squeeze(-3))
+
+    def tied_sites(self, prior: Parameters) -> list[Site]:
+        scale_matrix = _inverse(prior["inverse_scale"])
+        return normal_wishart_sites(("loc", "precision"), prior["loc"], prior["count"], prior["df"], scale_matrix)
+
+    def point(self, values: Parameters) -> Any:
+        if self.tied is None:
+            return super().point(values)
+        return LocPrecision(values["loc"], values["precision"].squeeze(-3))
+
+    def values(self, point: Any) -> Parameters:
+        if self.tied is None:
+            return super().values(point)
+        return {"loc": point.loc, "precision": point.precision.unsqueeze(-3)}
 
     def log_prob(self, x: Tensor, values: Parameters) -> Tensor:
         observed = ~torch.isnan(x)
@@ -114,7 +140,8 @@ class MultivariateNormal(ConjugateEmission):
 
     def table(self, x: Tensor, values: Parameters) -> Tensor:
         rows = x.reshape(-1, self.n_features)
-        patterns = _patterns(rows)
+        patterns, loc = _patterns(rows), values["loc"]
+        values = {"loc": loc, "precision": values["precision"].expand(*loc.shape, -1)}
         parts = [_pattern_density(rows[members], observed, values) for observed, members in patterns]
         table = parts[0]
         if len(patterns) > 1:
@@ -126,7 +153,7 @@ class MultivariateNormal(ConjugateEmission):
     def expected_table(self, x: Tensor, statistics: Tensor) -> Tensor:
         if not is_complete(x):
             return super().expected_table(x, statistics)
-        rows, expected = x.reshape(-1, self.n_features), expected_normal(statistics)
+        rows, expected = x.reshape(-1, self.n_features), expected_normal(self.to_each(statistics))
         table = multivariate_normal_log_density(rows, expected.loc, expected.chol, expected.log_volume)
         return table.reshape(*table.shape[:-2], *x.shape[:-1], table.shape[-1])
 
@@ -148,15 +175,16 @@ class MultivariateNormal(ConjugateEmission):
         ]
         count, first, second = (reduce(torch.add, part) for part in zip(*parts, strict=True))
         half = 0.5 * count.unsqueeze(-1)
-        return pack(first, -half, half, -0.5 * second.flatten(-2))
+        return self.from_each(pack(first, -half, half, -0.5 * second.flatten(-2)))
 
-    def limit(self, message: Tensor, floor: Tensor) -> Maximized:
+    def peak_of(self, message: Tensor, floor: Tensor) -> Maximized:
         maximum = peak(message, floor)
         return Maximized({"loc": maximum.loc, "precision": maximum.precision}, maximum.collapsed)
 
     def representative(self, statistics: Tensor) -> Representative:
-        dim, expected = self.n_features, expected_normal(statistics)
-        precision = statistics[..., dim + 2 :].unflatten(-1, (dim, dim))
+        dim, each = self.n_features, self.to_each(statistics)
+        expected, precision = expected_normal(each), each[..., dim + 2 :].unflatten(-1, (dim, dim))
+        precision = precision if self.tied is None else precision[..., :1, :, :]
         return Representative({"loc": expected.loc, "precision": precision}, expected.constant[..., None])
 
 

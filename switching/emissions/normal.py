@@ -8,9 +8,12 @@ $b = b_0 + S/2 + \kappa_0 n (\bar x - m_0)^2 / (2\kappa)$; its joint mode is $\m
 (Murphy 2007, *Conjugate Bayesian analysis of the Gaussian distribution*, section 3). Under a normal-gamma q
 
 $$\theta' = (E[\tau\mu]/E[\tau],\; E[\tau]), \qquad c = (E[\log\tau] - \log E[\tau] - 1/\kappa)/2.$$
+
+If the states share one $\tau$ for each feature, see `tied`.
 """
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,21 +23,25 @@ from pyro.distributions.torch_distribution import TorchDistributionMixin
 from torch import Tensor
 from torch.distributions import constraints
 
-from ...inference.families import NormalGamma
+from ...inference.families import LocPrecision, NormalGamma, SharedPrecision
 from ...inference.gaussian.op import normal_log_density, normal_moments
 from ..parameters import Parameter, Parameters, Shown
-from .contract import ConjugateEmission, Maximized, Representative
+from ..priors import Site, normal_gamma_sites
+from .contract import Maximized, Representative
 from .spread import spread
+from .tied import NormalEmission
 
 
-@dataclass(frozen=True)
-class Normal(ConjugateEmission):
+@dataclass(frozen=True, repr=False)
+class Normal(NormalEmission):
     """Independent normal features.
 
     Parameters `loc [K, F]` and `precision [K, F]` (inverse variance). `scale` is accepted instead of `precision`.
 
     Arguments:
         n_features: F.
+        tied: `{"scale": "all states"}` for one scale of each feature, which all states share; `precision` and `scale`
+            then are [1, F]. None: every state has its own.
         prior: distributions of Pyro by name of a parameter, in place of its default prior; each is of one number or of
             a table `[K, F]`. EM, SVI and NUTS take any; message passing takes those of the default's form.
 
@@ -43,12 +50,19 @@ class Normal(ConjugateEmission):
         >>> model = sh.SwitchingSSM(sh.Copy(n_states=2), sh.Normal(n_features=1))
         >>> sorted(model.fit([0.1, -0.2, 0.0, 5.1, 4.8, 5.0], progress=False).model.describe())
         ['loc', 'redraw_prob', 'scale', 'state_probs']
+        >>> tied = sh.SwitchingSSM(sh.Copy(n_states=2), sh.Normal(tied={"scale": "all states"}))
+        >>> tied.fit([0.1, -0.2, 0.0, 5.1, 4.8, 5.0], progress=False).model.describe()["scale"].shape
+        torch.Size([1, 1])
     """
 
     n_features: int = 1
     prior: Any = field(default=None, kw_only=True, repr=False, compare=False)
+    tied: Mapping[str, str] | None = field(default=None, kw_only=True, hash=False)
     family = NormalGamma()
     have_unit = True
+    by_feature = True
+    tied_name = "scale"
+    of_precision = ("precision", "shape", "rate")
     parameters = {  # noqa: RUF012 the same for all instances
         "loc": Parameter(("state", "feature")),
         "precision": Parameter(
@@ -62,11 +76,12 @@ class Normal(ConjugateEmission):
         """The weight of half an observation, with the spread within a state; locations within ten times that of the
         data."""
         scale, shape = spread(x, n_states, self.n_features), (n_states, self.n_features)
+        of_precision = shape if self.tied is None else (1, self.n_features)
         return {
             "loc": scale.center.expand(shape),
             "count": (0.01 * scale.within / scale.total).expand(shape),
-            "shape": torch.full_like(scale.center, 0.75).expand(shape),
-            "rate": (scale.within / 4).expand(shape),
+            "shape": torch.full_like(scale.center, 0.75).expand(of_precision),
+            "rate": (scale.within / 4).expand(of_precision),
         }
 
     def in_units(self, table: Parameters, unit: Tensor) -> Parameters:
@@ -74,7 +89,24 @@ class Normal(ConjugateEmission):
         return {name: value * factors[name] if name in factors else value for name, value in table.items()}
 
     def natural(self, prior: Parameters) -> Tensor:
-        return self.family.natural(prior["loc"], prior["count"], prior["shape"], prior["rate"])
+        loc, count, shape, rate = (prior[name] for name in ("loc", "count", "shape", "rate"))
+        if self.tied is None:
+            return NormalGamma().natural(loc, count, shape, rate)
+        shape, rate = shape.squeeze(-2), rate.squeeze(-2)[..., None, None]
+        return SharedPrecision.of_inverse(loc.mT.unsqueeze(-1), count.mT, 2 * shape, 2 * rate)
+
+    def tied_sites(self, prior: Parameters) -> list[Site]:
+        return normal_gamma_sites(("loc", "precision"), *(prior[name] for name in ("loc", "count", "shape", "rate")))
+
+    def point(self, values: Parameters) -> Any:
+        if self.tied is None:
+            return super().point(values)
+        return LocPrecision(values["loc"].mT.unsqueeze(-1), values["precision"].mT.unsqueeze(-1))
+
+    def values(self, point: Any) -> Parameters:
+        if self.tied is None:
+            return super().values(point)
+        return {"loc": point.loc.squeeze(-1).mT, "precision": point.precision.squeeze(-1).mT}
 
     def log_prob(self, x: Tensor, values: Parameters) -> Tensor:
         precision = values["precision"]
@@ -87,8 +119,8 @@ class Normal(ConjugateEmission):
         return self._table(x, values, values["precision"].log())
 
     def _table(self, x: Tensor, values: Parameters, log_precision: Tensor) -> Tensor:
-        rows = x.reshape(-1, self.n_features)
-        table = normal_log_density(rows, values["loc"], values["precision"], log_precision)
+        rows, loc = x.reshape(-1, self.n_features), values["loc"]
+        table = normal_log_density(rows, loc, values["precision"].expand_as(loc), log_precision.expand_as(loc))
         return table.reshape(*table.shape[:-2], *x.shape[:-1], table.shape[-1])
 
     def expected_table(self, x: Tensor, statistics: Tensor) -> Tensor:
@@ -101,16 +133,17 @@ class Normal(ConjugateEmission):
     def message(self, x: Tensor, weights: Tensor, near: Parameters | None = None) -> Tensor:
         about = x.new_zeros(weights.shape[-1], self.n_features) if near is None else near["loc"]
         count, first, second = normal_moments(x, weights, about)
-        return torch.stack([first, -count / 2, count / 2, -second / 2], -1)
+        return self.from_each(torch.stack([first, -count / 2, count / 2, -second / 2], -1))
 
-    def limit(self, message: Tensor, floor: Tensor) -> Maximized:
-        values = self.mode(None, message)
-        variance = 1 / values["precision"]
+    def peak_of(self, message: Tensor, floor: Tensor) -> Maximized:
+        point = NormalGamma().expected(message)
+        variance = 1 / point.precision
         held = variance.clamp_min(0.0).maximum(floor)  # NaN stays NaN
-        return Maximized(values | {"precision": 1 / held}, (variance <= floor).any(-1))
+        return Maximized({"loc": point.loc, "precision": 1 / held}, (variance <= floor).any(-1))
 
     def representative(self, statistics: Tensor) -> Representative:
-        first, second, log_precision, precision = statistics.unbind(-1)
+        first, second, log_precision, precision = self.to_each(statistics).unbind(-1)
         loc = first / precision
         constant = (log_precision - precision.log() - (second - first * loc)) / 2
+        precision = precision if self.tied is None else precision[..., :1, :]
         return Representative({"loc": loc, "precision": precision}, constant)

@@ -22,7 +22,7 @@ from ..data.series import Series
 from ..dynamics.contract import PATHS, Dynamics
 from ..dynamics.factors import named
 from ..emissions.contract import ConjugateEmission, Emission, Part
-from ..parameters import Parameter, Parameters, prefixed, reordered, with_prefix
+from ..parameters import Parameter, Parameters, prefixed, with_prefix
 from ..priors import Conjugate, log_prior
 from ..problem import Problem
 from .graph import Etas, Graph, Points
@@ -75,7 +75,7 @@ class ChainGraph(Graph):
         if before is not None:
             counted = torch.ones(series.n_steps).to(series.like)
             counted[0] = 0.0
-        parts = conjugates(problem.emission)
+        parts = problem.emission.parts
         gated = len(parts) > 1
         family, zero = dynamics.paths(series, (), gated, alike=parts[-1].alike and not independent)
         cut = {"before": before, "after": after, "independent": independent}
@@ -87,7 +87,7 @@ class ChainGraph(Graph):
             factors=[
                 *dynamics.factors(series, counted, gated),
                 *(priors[name][0].prior_factor(name, priors[name][1], share) for name in factor_priors),
-                *(emitted(part, PATHS, series, counted, len(parts) == 1) for part in parts),
+                *emissions(problem.emission, PATHS, series, counted),
             ],
             paths=[Block(PATHS, replace(family, **cut), eta=zero)],  # pyright: ignore[reportArgumentType]
             collect=collected(blocks),
@@ -153,6 +153,9 @@ class FixedBlock(Conjugate):
     def natural(self, prior: Parameters) -> Tensor:
         return self.block.natural(prior)
 
+    def reordered(self, eta: Tensor, order: Int[Tensor, "K"]) -> Tensor:
+        return self.block.reordered(eta, order)
+
     def point(self, values: Parameters) -> Any:
         return self.block.point(values)
 
@@ -160,14 +163,14 @@ class FixedBlock(Conjugate):
         return self.block.values(point)
 
 
-Blocks = dict[str, tuple[str, Conjugate]]
-"""The blocks of parameters by name, each with the prefix of its parameters' names."""
+Blocks = dict[str, tuple[str | None, Conjugate]]
+"""The blocks of parameters by name, each with the prefix of its parameters' names; None: of those with any prefix."""
 
 
 def blocks_of(dynamics: Dynamics, emission: Emission, fixed: Parameters | None = None) -> Blocks:
     """The blocks of a model's parameters, held where they are fixed."""
     blocks: Blocks = {name: ("", block) for name, block in dynamics.blocks.items()}
-    blocks |= {part.block: (part.prefix, part.emission) for part in conjugates(emission)}  # type: ignore[dict-item]
+    blocks |= emission_blocks(emission)
     for name, (prefix, block) in blocks.items():
         at = {key: value for key, value in with_prefix(fixed or {}, prefix).items() if key in block.parameters}
         if at:
@@ -175,18 +178,19 @@ def blocks_of(dynamics: Dynamics, emission: Emission, fixed: Parameters | None =
     return blocks
 
 
+def emission_blocks(emission: Emission) -> Blocks:
+    """The blocks of an emission's parameters."""
+    parts, joined = conjugates(emission), emission.joined
+    if joined is not None:
+        return {parts[0].block: (None, joined)}
+    return {part.block: (part.prefix, part.emission) for part in parts}  # type: ignore[dict-item]
+
+
 def renumbered(blocks: Blocks, etas: Etas, order: Int[Tensor, "K"]) -> Etas:
     """The same q with state `order[k]` as state k."""
     reordered_etas = dict(etas)
     for name, (_, block) in blocks.items():
-        first, parameter = next(iter(block.parameters.items()))
-        dims = parameter.dims
-        if dims[:1] == ("state",) and len(etas[name]) == 1:
-            continue  # a background that is the same in all states
-        # natural parameters of a Dirichlet have the shape of its probabilities, others are [*plates, P]
-        if etas[name].ndim > len(dims):
-            dims = (*dims[: etas[name].ndim - 1], "statistic")
-        reordered_etas[name] = reordered({first: replace(parameter, dims=dims)}, {first: etas[name]}, order)[first]
+        reordered_etas[name] = block.reordered(etas[name], order)
     return reordered_etas
 
 
@@ -196,7 +200,7 @@ def collected(blocks: Blocks) -> Callable[[Points], Parameters]:
     def collect(points: Points) -> Parameters:
         values: Parameters = {}
         for name, (prefix, block) in blocks.items():
-            values |= prefixed(block.values(points[name]), prefix)
+            values |= prefixed(block.values(points[name]), prefix or "")
         return values
 
     return collect
@@ -221,8 +225,27 @@ def conjugates(emission: Emission) -> list[Part]:
     return parts
 
 
-def emitted(part: Part, chain: str, series: Series, counted: Tensor | None = None, alone: bool = True) -> Factor:
-    """E log p(x_t | s_t) at the steps of a part of an emission: all steps, the redrawn ones, or the held ones."""
+def emissions(emission: Emission, chain: str, series: Series, counted: Tensor | None = None) -> list[Factor]:
+    """The factors between the blocks of an emission and a chain."""
+    parts = conjugates(emission)
+    if emission.joined is not None:
+        return [emitted(parts[0], chain, series, counted, beside=parts[1])]
+    return [emitted(part, chain, series, counted, len(parts) == 1) for part in parts]
+
+
+def emitted(
+    part: Part,
+    chain: str,
+    series: Series,
+    counted: Tensor | None = None,
+    alone: bool = True,
+    beside: Part | None = None,
+) -> Factor:
+    """E log p(x_t | s_t) at the steps of a part of an emission: all steps, the redrawn ones, or the held ones.
+
+    Arguments:
+        beside: the part of held steps, if its parameters are in the block of the part, after those of redrawn steps.
+    """
     emission = part.emission
     assert isinstance(emission, ConjugateEmission)
     at_drawn, at_held = alone or not part.prefix, alone or bool(part.prefix)
@@ -231,6 +254,8 @@ def emitted(part: Part, chain: str, series: Series, counted: Tensor | None = Non
         drawn, held = paths.steps
         if held is None:
             return drawn
+        if beside is not None:
+            return torch.cat([drawn, held.sum(-1, keepdim=True) if beside.alike else held], -1)
         if at_drawn and at_held:
             return drawn + held
         if at_drawn:
@@ -246,6 +271,9 @@ def emitted(part: Part, chain: str, series: Series, counted: Tensor | None = Non
     ) -> CopyTables | FactoredTables | MarkovTables:
         table = emission.expected_table(series.observations, statistics)
         table = table if counted is None else table.mul_(counted.unsqueeze(-1))
+        if beside is not None:
+            k = paths.steps[0].shape[-1]
+            return type(paths).of_steps(table[..., :k], table[..., k:])
         return type(paths).of_steps(table if at_drawn else None, table if at_held else None)
 
     def to_block(paths: CopyTables | FactoredTables | MarkovTables, statistics: Tensor) -> Tensor:

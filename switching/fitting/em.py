@@ -22,7 +22,7 @@ from ...inference.chains.contract import Marginals
 from ...inference.message_passing.engine import Run
 from ...inference.numerics.deferred import deferred
 from ..definite import free_coordinates
-from ..parameters import Parameters, kept, prefixed
+from ..parameters import Parameters
 from ..problem import Problem
 from .bucketing import Bucketing
 from .starts import variance_floor
@@ -118,20 +118,11 @@ def maximized(
     """The M-step: new parameters, and the states that have collapsed onto a point."""
     held = {name: values[name] for name in problem.fixed}
     moved = problem.dynamics.maximize(marginals, problem.prior, values, problem.series.drive, problem.fixed)
-    rows, emission_values, collapsed = problem.series.padded_rows, {}, []
-    for part, weights in zip(
-        problem.emission.parts, problem.emission.weights(marginals.fresh, marginals.held), strict=True
-    ):
-        flat = weights.reshape(len(weights), len(rows), -1)
-        prior = None if problem.prior is None else part.own(problem.prior)
-        step = rows, flat, part.own(values), prior, floor
-        fixed = {name: value for name, value in part.own(held).items() if name in part.emission.parameters}
-        result = part.emission.maximize_beside(fixed, *step) if fixed else part.emission.maximize(*step)
-        # a state without any weight has no estimate: it keeps its parameters
-        emission_values |= prefixed(kept(result.values, part.own(values)), part.prefix)
-        if not part.alike:
-            collapsed.append(result.collapsed)
-    return moved | emission_values, torch.stack(collapsed).any(0)
+    rows = problem.series.padded_rows
+    weights = problem.emission.weights(marginals.fresh, marginals.held)
+    flat = [table.reshape(len(table), len(rows), -1) for table in weights]
+    best = problem.emission.maximize_parts(rows, flat, values, problem.prior, floor, held)
+    return moved | best.values, best.collapsed
 
 
 def _ahead(before: Tensor, now: Tensor, by: Float[Tensor, "R"], support: Constraint) -> Tensor:

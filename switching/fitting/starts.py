@@ -30,7 +30,7 @@ from ...inference.numerics.quantiles import quantiles
 from ..data.series import Series
 from ..emissions.clusters import clusters_among
 from ..emissions.contract import Emission
-from ..parameters import Parameters, kept, prefixed
+from ..parameters import Parameters, prefixed
 from ..problem import Problem
 from .spectral import predictive_states
 
@@ -124,21 +124,17 @@ def typical(problem: Problem) -> Parameters:
         default = part.emission.default_prior(1 if part.alike else problem.n_states, problem.series.rows)
         start = {name: value.unsqueeze(0) for name, value in part.emission.start(default).items()}
         values |= prefixed(start, part.prefix)
-    return values
+    return {name: values[name] for name in problem.emission.parameters}
 
 
 def _from_weights(
     problem: Problem, near: Parameters, weights: Float[Tensor, "R *b T K"], moves: Parameters
 ) -> Parameters:
-    series, values = problem.series, dict(moves)
-    floor, rows, n = variance_floor(series), series.padded_rows, len(weights)
-    for part, part_weights in zip(
-        problem.emission.parts, problem.emission.weights(weights, 0.1 * weights), strict=True
-    ):
-        begin = {name: value.expand(n, *value.shape[1:]) for name, value in part.own(near).items()}
-        best = part.emission.maximize(rows, part_weights.reshape(n, len(rows), -1), begin, None, floor)
-        values |= prefixed(kept(best.values, begin), part.prefix)
-    return opened(problem, values)
+    series, n = problem.series, len(weights)
+    rows, begin = series.padded_rows, {name: value.expand(n, *value.shape[1:]) for name, value in near.items()}
+    flat = [table.reshape(n, len(rows), -1) for table in problem.emission.weights(weights, 0.1 * weights)]
+    best = problem.emission.maximize_parts(rows, flat, begin, None, variance_floor(series))
+    return opened(problem, dict(moves) | best.values)
 
 
 def _opened(value: Tensor, support: Any) -> Tensor:

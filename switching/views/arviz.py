@@ -25,7 +25,7 @@ from ...inference.numerics.randomness import Seed
 from ...inference.numerics.scalars import check_flag, check_integer
 from ..data.series import Given, Series
 from ..fitting.posterior import EXPORTED
-from ..parameters import Parameters, described
+from ..parameters import SINGLE, Parameters, described
 from ..seeding import number_of, seeded
 from .tables import coordinates
 
@@ -53,7 +53,7 @@ def to_arviz(
     Groups (`sequence` only if x is a batch):
         posterior: the parameters (for a variational fit, its `refined` draws), with dims among `state`, `state_new`
         (columns of transitions), `feature`, `category` and `covariate`. The background of a gated emission has no
-        state.
+        state, and neither has a scale that all states share.
         observed_data: `x (sequence, time, feature)`, at the times with observations; without `feature` if there is only
         one. If sequences were observed at different times, `x (observation, feature)`, with the coordinates
         `of_sequence` and `of_time`.
@@ -152,7 +152,8 @@ def inference_data(
     dims = {p.shown.name if p.shown else name: p.dims for name, p in model.known.items()}
     parameters = {}
     for name, value in described(model.known, values).items():
-        numbers, axes = (value.squeeze(1), dims[name][1:]) if dims[name][:1] == ("background",) else (value, dims[name])
+        single = bool(dims[name]) and dims[name][0] in SINGLE
+        numbers, axes = (value.squeeze(1), dims[name][1:]) if single else (value, dims[name])
         parameters[name] = (("chain", "draw", *axes), _drawn(numbers, shape))
     smoothed = {name: ((*step, *axes), p.cpu().numpy()) for name, (p, axes) in summary.smoothed.items()}
     sampled = coords | {"chain": np.arange(shape[0]), "draw": np.arange(shape[1])}

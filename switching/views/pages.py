@@ -6,6 +6,7 @@ import numpy as np
 import pandas as pd
 
 from ..data.timeline import continued, label_text, time_index
+from ..parameters import SINGLE
 from .summary import parameters_of
 from .tables import by_state, coordinates, html
 
@@ -74,4 +75,4 @@ def forecast_page(forecast: Any) -> str:
 
 
 def _sizes(model: Any) -> dict[str, int]:
-    return {"background": 1} | model.sizes
+    return dict.fromkeys(SINGLE, 1) | model.sizes

@@ -10,7 +10,7 @@ import pandas as pd
 
 from ..data.series import Series
 from ..data.timeline import storable, time_index
-from ..parameters import described
+from ..parameters import SINGLE, described
 
 MANY_ROWS, MANY_COLUMNS = 60, 16  # beyond which a table in a notebook leaves some out
 DIGITS = 4
@@ -68,7 +68,7 @@ def rows(model: Any, coords: dict[str, Any]) -> Iterator[Row]:
     """
     numbered, dims = [], {p.shown.name if p.shown else name: p.dims for name, p in model.known.items()}
     for name, table in described(model.known, model.values).items():
-        named_axes = [(axis, dim) for axis, dim in enumerate(dims[name]) if dim != "background"]
+        named_axes = [(axis, dim) for axis, dim in enumerate(dims[name]) if dim not in SINGLE]
         symmetric = dims[name][-2:] in (("feature", "feature_new"), ("latent", "latent_new"))
         for index in np.ndindex(*table.shape):
             if symmetric and index[-1] > index[-2]:

@@ -262,6 +262,9 @@ def _same_unless_too_large(result: Tensor, expected: Tensor) -> str | None:
 # ---- models ----------------------------------------------------------------------------------------------------------
 
 
+GATED = "Gated", "GatedByState", "GatedTied", "GatedTiedByState"
+
+
 def _values(r: Draw, dynamics: str, emission: str) -> dict[str, Any]:
     K, F = r.K, 1 if emission == "Categorical" else r.F
     own: dict[str, Any] = {
@@ -271,11 +274,10 @@ def _values(r: Draw, dynamics: str, emission: str) -> dict[str, Any]:
     }[dynamics]()
     full = torch.eye(F, dtype=r.dtype).expand(K, F, F)
 
-    def gated(n_backgrounds: int) -> dict[str, Any]:
-        scales = {
-            "scale": torch.ones(K, F, dtype=r.dtype),
-            "background_scale": torch.ones(n_backgrounds, F, dtype=r.dtype),
-        }
+    def gated(n_backgrounds: int, tied: bool = False) -> dict[str, Any]:
+        scales = {"scale": torch.ones(1 if tied else K, F, dtype=r.dtype)}
+        if not tied:
+            scales["background_scale"] = torch.ones(n_backgrounds, F, dtype=r.dtype)
         return scales | {"loc": r.table(K, F), "background_loc": r.table(n_backgrounds, F)}
 
     own |= {
@@ -286,15 +288,17 @@ def _values(r: Draw, dynamics: str, emission: str) -> dict[str, Any]:
         "Categorical": lambda: {"probs": r.probs(K, 3)},
         "Gated": lambda: gated(1),
         "GatedByState": lambda: gated(K),
+        "GatedTied": lambda: gated(1, tied=True),
+        "GatedTiedByState": lambda: gated(K, tied=True),
     }[emission]()
     return own
 
 
 def _parts(r: Draw, *, emissions: tuple[str, ...] = ()) -> tuple[str, str, Any, Any]:
-    gated = "Gated", "GatedByState"
-    names = emissions or ("Normal", "Normal", "MultivariateNormal", "Bernoulli", "Poisson", "Categorical", *gated)
+    names = emissions or ("Normal", "Normal", "MultivariateNormal", "Bernoulli", "Poisson", "Categorical", *GATED)
     emission = r.one(*names)
-    dynamics = r.one("Copy", "Copy", "Driven") if emission in gated else r.one("Copy", "Copy", "Driven", "Markov")
+    dynamics = r.one("Copy", "Copy", "Driven") if emission in GATED else r.one("Copy", "Copy", "Driven", "Markov")
+    tied = {"scale": "all states"}
     made = {
         "Normal": lambda: sh.Normal(r.F),
         "MultivariateNormal": lambda: sh.MultivariateNormal(r.F),
@@ -303,6 +307,8 @@ def _parts(r: Draw, *, emissions: tuple[str, ...] = ()) -> tuple[str, str, Any, 
         "Categorical": lambda: sh.Categorical(3),
         "Gated": lambda: sh.Gated(sh.Normal(r.F), sh.Normal(r.F)),
         "GatedByState": lambda: sh.Gated(sh.Normal(r.F), sh.Normal(r.F), by_state=True),
+        "GatedTied": lambda: sh.Gated(sh.Normal(r.F), sh.Normal(r.F), tied=tied),
+        "GatedTiedByState": lambda: sh.Gated(sh.Normal(r.F), sh.Normal(r.F), by_state=True, tied=tied),
     }[emission]()
     moves = {
         "Copy": lambda: sh.Copy(r.K),
@@ -359,7 +365,7 @@ def _(r: Draw) -> Call:
     def check(given: Mapping[str, Any], result: Any) -> str | None:
         x = given["x"]
         plain = isinstance(x, Tensor) and x.dim() > 1 and x.dtype in (torch.float32, torch.float64)
-        if not plain or dynamics == "Driven" or emission in ("MultivariateNormal", "Gated", "GatedByState"):
+        if not plain or dynamics == "Driven" or emission in ("MultivariateNormal", *GATED):
             return None
         if method not in ("log_evidence", "smooth") or (given["lengths"] is not None and x.dim() == 2):
             return None
@@ -498,7 +504,7 @@ def _(r: Draw) -> Call:
 
 @function("filter_vmp", 2)
 def _(r: Draw) -> Call:
-    emission = r.one("Normal", "Gated", "GatedByState", "Poisson")
+    emission = r.one("Normal", *GATED, "Poisson")
     _, emission, _, made = _parts(r, emissions=(emission,))
     model = sh.SwitchingSSM(sh.Copy(r.K), made).with_values(_values(r, "Copy", emission))
     gate = r.one("posterior", "input", torch.rand(*r.batch, r.T, dtype=r.dtype))

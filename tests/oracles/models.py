@@ -7,6 +7,7 @@ import torch
 from samplehold import Bernoulli, Categorical, Copy, Gated, Markov, MultivariateNormal, Normal, Poisson, SwitchingSSM
 from torch import Tensor
 
+SCALE, COVARIANCE = {"scale": "all states"}, {"covariance": "all states"}
 EMISSIONS = {
     "normal": Normal(2),
     "full": MultivariateNormal(2),
@@ -16,6 +17,11 @@ EMISSIONS = {
     "gated": Gated(Normal(2), Normal(2)),
     "gated_symbols": Gated(Categorical(3), Categorical(3)),
     "gated_by_state": Gated(Normal(2), Normal(2), by_state=True),
+    "tied": Normal(2, tied=SCALE),
+    "tied_full": MultivariateNormal(2, tied=COVARIANCE),
+    "gated_tied": Gated(Normal(2), Normal(2), tied=SCALE),
+    "gated_tied_full": Gated(MultivariateNormal(2), MultivariateNormal(2), tied=COVARIANCE),
+    "gated_tied_by_state": Gated(Normal(2), Normal(2), by_state=True, tied=SCALE),
 }
 DYNAMICS = {
     "copy": Copy(2, redraw_prior=(2.0, 3.0), state_prior=1.5),
@@ -26,16 +32,18 @@ KINDS = [
     (dynamics, emission)
     for dynamics in DYNAMICS
     for emission in EMISSIONS
-    if not (dynamics == "markov" and emission.startswith("gated"))
+    if not (dynamics == "markov" and emission.startswith("gated")) and "tied" not in emission
 ]
+KINDS += [("markov", "tied"), ("covariates", "gated_tied")]
+KINDS += [("copy", name) for name in ("tied_full", "gated_tied_full", "gated_tied_by_state")]
 
 
 def random_model(dynamics: str, emission: str, seed: int = 0) -> SwitchingSSM:
     """A model whose parameters are a draw from its own prior, with scales around 1."""
     model = SwitchingSSM(DYNAMICS[dynamics], EMISSIONS[emission])
-    if emission == "normal":
-        like = model.prior["loc"]
-        model = model.with_prior({"shape": like.new_full((2, 2), 1.5), "rate": like.new_full((2, 2), 0.5)})
+    if emission in ("normal", "tied", "gated_tied", "gated_tied_by_state"):
+        like = model.prior["shape"]
+        model = model.with_prior({"shape": torch.full_like(like, 1.5), "rate": torch.full_like(like, 0.5)})
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         trace = pyro.poutine.trace(model).get_trace(n_steps=1, **drive(dynamics, (), 1))

@@ -12,6 +12,8 @@ EMISSIONS = {
     "poisson": sh.Poisson(2),
     "bernoulli": sh.Bernoulli(2),
     "categorical": sh.Categorical(3),
+    "tied": sh.Normal(2, tied={"scale": "all states"}),
+    "tied full": sh.MultivariateNormal(2, tied={"covariance": "all states"}),
 }
 PAIRS = [("normal", "full"), *itertools.combinations(("poisson", "normal", "full"), 2), ("poisson", "bernoulli")]
 GATED = {
@@ -20,6 +22,11 @@ GATED = {
 } | {
     f"{one}/{other} by state": sh.Gated(EMISSIONS[one], EMISSIONS[other], by_state=True)
     for one, other in [*((name, name) for name in EMISSIONS), ("normal", "full")]
+}
+GATED |= {
+    "both tied": sh.Gated(sh.Normal(2), sh.Normal(2), tied={"scale": "all states"}),
+    "both tied full": sh.Gated(sh.MultivariateNormal(2), sh.MultivariateNormal(2), tied={"covariance": "all states"}),
+    "both tied by state": sh.Gated(sh.Normal(2), sh.Normal(2), by_state=True, tied={"scale": "all states"}),
 }
 CASES = [
     *itertools.product(EMISSIONS, ("copy", "covariates", "two covariates", "markov")),

@@ -155,7 +155,8 @@ def test_memory_grows_with_the_input_alone():
 
 
 @pytest.mark.parametrize(
-    ("dynamics", "emission"), [("copy", "normal"), ("covariates", "full"), ("markov", "categorical")]
+    ("dynamics", "emission"),
+    [("copy", "normal"), ("covariates", "full"), ("markov", "categorical"), ("copy", "gated_tied")],
 )
 def test_a_whole_step_on_half_of_data_that_repeats_is_the_step_on_all(dynamics, emission):
     model = random_model(dynamics, emission, seed=2)

@@ -29,6 +29,8 @@ SOME = [  # every family that has a kernel
     ("markov", "categorical", False),
     ("copy", "gated", True),
     ("covariates", "bernoulli", False),
+    ("copy", "gated_tied", True),
+    ("markov", "tied_full", True),
 ]
 
 

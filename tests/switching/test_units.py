@@ -12,6 +12,7 @@ from torch.testing import assert_close
 pytestmark = pytest.mark.kernels
 
 N = 60
+GATED_TIED = sh.Gated(sh.Normal(2), sh.Normal(2), tied={"scale": "all states"})
 NORMALS = {"Normal": sh.Normal(2), "MultivariateNormal": sh.MultivariateNormal(2)}
 
 
@@ -127,7 +128,7 @@ def test_data_without_a_value_are_refused_under_any_prior():
             fitted(x, sh.Normal(2), unscaled=unscaled, method="vmp")
 
 
-@pytest.mark.parametrize("emission", [*NORMALS.values(), sh.Gated(sh.Normal(2), sh.Normal(2))])
+@pytest.mark.parametrize("emission", [*NORMALS.values(), sh.Gated(sh.Normal(2), sh.Normal(2)), GATED_TIED])
 def test_units_change_densities_by_their_volumes(emission):
     x = two_levels() * torch.tensor([1e3, 1e-3]) + 5
     model = sh.SwitchingSSM(sh.Copy(2), emission).scaled_to(x)
