@@ -1322,11 +1322,13 @@ def _(r: Draw) -> Call:
     background = {f"background_{name}": table[:1] for name, table in own.items()}
     values = {"redraw_prob": 0.3, "state_probs": r.probs(2)} | own | background
     model = sh.SwitchingSSM(sh.Copy(2), sh.Gated(emission, emission)).with_values(values)
+    form = {"space": r.one("probability", "logit"), "gate": r.one("exact", "linear")}
     if r.one(True, False):
         model = sh.SwitchingSSM(sh.Copy(2), emission).with_values(
             {name: table for name, table in values.items() if not name.startswith("background_")}
         )
-    given = {"model": model, "space": r.one("probability", "logit"), "gate": r.one("exact", "linear")}
+        form = {"space": "logit", "gate": "exact"}  # held steps emit from their state
+    given = {"model": model} | form
     return Call(lambda **given: sh.as_rnn(**given).double()(torch.ones(4, 3).double()), given, finite=False)
 
 
