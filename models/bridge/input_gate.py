@@ -94,8 +94,10 @@ class InputGateBound(Record):
         >>> model = sh.SwitchingSSM(sh.Copy(2), sh.Normal())
         >>> model = model.with_values(redraw_prob=0.2, state_probs=[0.5, 0.5], loc=[[-1], [1]], scale=[[1], [1]])
         >>> bound = sh.studies.input_gate_bound(model, [0.3, -1.0, 2.0])
-        >>> bool((bound.step <= bound.of_step + 1e-12).all()), float(bound.total_variation[0])  # the first step is exact
-        (True, 0.0)
+        >>> bool((bound.step <= bound.of_step + 1e-12).all())
+        True
+        >>> float(bound.total_variation[0])  # the first step is exact
+        0.0
     """
 
     gate: Float[Tensor, "*b T"]  # q_t = P(z_t = 1 | x_t); 1 at the first step

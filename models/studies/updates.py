@@ -46,8 +46,16 @@ from .study import HARDLY_TRAINED, Findings, Track, seeds_from
 
 SWEEPS = (1, 2, 4, 16)
 OVERLAP, REDRAW_PROB, MISLEADING = 0.3, 0.1, 0.01
-KINDS = "minGRU on", "message passing", "trained MinGRU", "trained GRU"
-EXACT, COLUMNS = "exact filter", ["model", "update", "operations a step", "seed", "nats lost"]
+ROUNDING = 1e-12
+KINDS = {
+    "exact filter": ("black", "*"),
+    f"minGRU on {PROBABILITIES}": ("#8c2981", "s"),
+    f"minGRU on {HELD_EVIDENCE}": ("#8c2981", "o"),
+    "message passing": ("#1f77b4", "o-"),
+    "trained MinGRU": ("#de4968", "o-"),
+    "trained GRU": ("#fd8d3c", "o-"),
+}
+COLUMNS = ["model", "update", "operations a step", "seed", "nats lost"]
 
 
 def visible_gate(redraw_prob: float, overlap: float, misleading: float, n_states: int = 3) -> SwitchingSSM:
@@ -80,7 +88,7 @@ def losses(model: SwitchingSSM, x: Tensor) -> Iterator[tuple[str, int, float]]:
         return float((exact.log_increment - chain.predictive(state))[..., 1:].mean())
 
     updates = input_gate_updates(model, x)
-    yield EXACT, 2 * k * v + 6 * k, lost(exact.state)
+    yield "exact filter", 2 * k * v + 6 * k, lost(exact.state)
     yield f"minGRU on {PROBABILITIES}", 2 * k * v + 7 * k, lost(updates[PROBABILITIES])
     yield f"minGRU on {HELD_EVIDENCE}", 4 * k * v + 11 * k, lost(updates[HELD_EVIDENCE])
     for n in SWEEPS:
@@ -121,28 +129,19 @@ def drawn(mean: pd.DataFrame) -> Figure:
     """Nats lost against operations a step, a panel for each model."""
     figure = NotebookFigure(8.0, 3.8)
     panels = figure.subplots(1, 2, sharey=True)
-    kinds = {
-        "minGRU on": "#8c2981",
-        "message passing": "#1f77b4",
-        "trained MinGRU": "#de4968",
-        "trained GRU": "#fd8d3c",
-    }
     for panel, (name, rows) in zip(panels, mean.groupby("model", sort=False), strict=True):
-        for kind, color in kinds.items():
+        for kind, (color, style) in KINDS.items():
             of = rows[rows["update"].str.startswith(kind)]
-            style = "o" if kind == "minGRU on" else "o-"
-            panel.plot(of["operations a step"], of["mean"], style, color=color, markersize=4, label=kind)
-        for row in rows[rows["update"].str.startswith("minGRU on")].itertuples():
-            label = str(row[2]).removeprefix("minGRU on ").replace(HELD_EVIDENCE, "logits")
-            panel.annotate(label, (row[3], row[4]), (5, 3), textcoords="offset points", fontsize=8, color=INK)
+            lost = of["mean"].where(of["mean"].abs() > ROUNDING, 0.0)
+            panel.plot(of["operations a step"], lost, style, color=color, markersize=5, label=kind, clip_on=False)
         panel.set_xscale("log")
         panel.set_yscale("symlog", linthresh=1e-4)
-        panel.axhline(0, color=INK, linewidth=0.8)
+        panel.set_ylim(bottom=0)
         panel.set_title(str(name), color=INK)
         panel.set_xlabel("operations a step", color=INK)
         for side in ("top", "right"):
             panel.spines[side].set_visible(False)
     panels[0].set_ylabel("nats a token lost", color=INK)
     lines, labels = panels[0].get_legend_handles_labels()
-    figure.legend(lines, labels, loc="outside lower center", ncols=4, frameon=False)
+    figure.legend(lines, labels, loc="outside lower center", ncols=3, frameon=False)
     return figure
