@@ -32,6 +32,7 @@ from .models.networks.minimal import MinGRU as MinGRU
 from .models.networks.minimal import MinLSTM as MinLSTM
 from .models.networks.peephole import PeepholeLSTM as PeepholeLSTM
 from .models.networks.qrnn import QRNN as QRNN
+from .models.networks.rotating import RotatingGRU as RotatingGRU
 from .models.networks.stable import stable as stable
 from .models.networks.state_regularized import StateRegularized as StateRegularized
 from .models.networks.truncated import truncate as truncate

@@ -22,7 +22,7 @@ from .inputs import Observed, check_state, last, promoted, weight_of, widened
 from .recurrent import Reading, Recurrent, name_of
 
 
-class _Minimal(Recurrent):
+class Minimal(Recurrent):
     """One matrix product and one gated scan a layer; `weight_l<k>` stacks the gates' rows above the candidates'.
 
     Units of a simplex share their gate, one row for each block. Each block then has one coin, and its state is a
@@ -135,7 +135,7 @@ class _Minimal(Recurrent):
         return torch.cat([gates.repeat_interleave(self._block, 0), candidates])
 
 
-class MinGRU(_Minimal):
+class MinGRU(Minimal):
     r"""minGRU: $h_t = (1 - g_t) \odot h_{t-1} + g_t \odot v_t$ with $g_t = \sigma(W_g x_t + b_g)$.
 
     Arguments:
@@ -180,7 +180,7 @@ class MinGRU(_Minimal):
     gate = "redraw"
 
 
-class MinLSTM(_Minimal):
+class MinLSTM(Minimal):
     r"""minLSTM: $h_t = f'_t \odot h_{t-1} + i'_t \odot v_t$ with $f' = f / (f + i)$, $i' = i / (f + i)$.
 
     Arguments and errors as `MinGRU`. Parameters: `weight_l<k>` [2 G + D, inputs] and `bias_l<k>` [2 G + D]: forget

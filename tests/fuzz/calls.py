@@ -1103,7 +1103,7 @@ def _layer_options(r: Draw, kind: Any) -> dict[str, Any]:
     return own
 
 
-LAYERS = (sh.MinGRU, sh.MinLSTM, sh.QRNN, sh.GRU, sh.LSTM, sh.Elman, sh.PeepholeLSTM, sh.DoublingLSTM)
+LAYERS = (sh.MinGRU, sh.MinLSTM, sh.RotatingGRU, sh.QRNN, sh.GRU, sh.LSTM, sh.Elman, sh.PeepholeLSTM, sh.DoublingLSTM)
 
 
 @function("layers", 4)

@@ -18,7 +18,19 @@ import torch
 from oracles.operators import unchecked
 from pyro.nn import PyroSample
 from pyro.nn.module import to_pyro_module_
-from samplehold import GRU, LSTM, QRNN, DoublingLSTM, Elman, MinGRU, MinLSTM, PeepholeLSTM, StateRegularized, truncate
+from samplehold import (
+    GRU,
+    LSTM,
+    QRNN,
+    DoublingLSTM,
+    Elman,
+    MinGRU,
+    MinLSTM,
+    PeepholeLSTM,
+    RotatingGRU,
+    StateRegularized,
+    truncate,
+)
 from samplehold.face.stacks import NondeterministicStackRNN, StratificationStackRNN, SuperpositionStackRNN
 from torch import Tensor, nn
 from torch.func import functional_call, grad, stack_module_state, vmap
@@ -39,6 +51,7 @@ class ControlGRU(nn.GRU):
 LAYERS: dict[str, Callable[[], nn.Module]] = {
     "MinGRU": lambda: MinGRU(FEATURES, UNITS, num_layers=2, candidate="tanh"),
     "MinLSTM": lambda: MinLSTM(FEATURES, UNITS, candidate="simplex", block=2),
+    "RotatingGRU": lambda: RotatingGRU(FEATURES, UNITS, num_layers=2),
     "QRNN": lambda: QRNN(FEATURES, UNITS, num_layers=2, window=2),
     "DoublingLSTM": lambda: DoublingLSTM(FEATURES, UNITS, num_layers=2),
     "GRU": lambda: GRU(FEATURES, UNITS, num_layers=2),
@@ -502,7 +515,7 @@ def test_a_layer_under_a_tool_is_the_plain_computation(name, tool):
     TOOLS[tool](name)
 
 
-ANY_LENGTH = ("MinGRU", "MinLSTM", "QRNN", "truncated MinGRU", "truncated GRU")
+ANY_LENGTH = ("MinGRU", "MinLSTM", "RotatingGRU", "QRNN", "truncated MinGRU", "truncated GRU")
 """Layers that run without a loop over steps. Others keep the number of steps of the example of an export."""
 TRUNCATED = {
     "truncated MinGRU": lambda: truncate(MinGRU(FEATURES, UNITS), 2),
