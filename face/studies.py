@@ -21,6 +21,8 @@ from ..models.studies.next_token import NextTokenPredictor as NextTokenPredictor
 from ..models.studies.next_token import PriceOfExactness as PriceOfExactness
 from ..models.studies.next_token import price_of_exactness as price_of_exactness
 from ..models.studies.next_token import train_next_token as train_next_token
+from ..models.studies.past_in_gates import PastInGates as PastInGates
+from ..models.studies.past_in_gates import past_in_gates as past_in_gates
 from ..models.studies.stability import Stability as Stability
 from ..models.studies.stability import stability as stability
 from ..models.studies.stability import stabilize as stabilize

@@ -137,7 +137,7 @@ MAKERS |= {"tensor", "zeros"}
 # kernels of operators, which torch's default does not reach, and what `study` runs, which sets it
 EXEMPT = re.compile(
     r"/(cuda\w*|cpu\w*|naive)\.py$"
-    r"|models/studies/(?!stability|information|next_token|forgetting|gradient_memory|loglinear|windows)"
+    r"|models/studies/(?!stability|information|next_token|forgetting|gradient_memory|past_in_gates|loglinear|windows)"
 )
 
 

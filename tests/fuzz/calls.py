@@ -1499,6 +1499,13 @@ def _(r: Draw) -> Call:
     return Call(sh.studies.gradient_memory, {"layer": layer, "x": x, "ages": ages}, also=("layer_or_model",))
 
 
+@function("past_in_gates", 0.5)
+def _(r: Draw) -> Call:
+    layer = r.one(sh.MinGRU, sh.MinLSTM, sh.QRNN)(r.F, 3, num_layers=2).to(r.dtype).requires_grad_(False)
+    given = {"network": layer, "x": r.table(*r.one((), (2,)), r.T, r.F)}
+    return Call(sh.studies.past_in_gates, given, also=("layer", "x"))
+
+
 @function("information_sweep", 0.2)
 def _(r: Draw) -> Call:
     given = {
