@@ -33,6 +33,7 @@ STUDIES: dict[str, str] = {
     "updates": "updates",
     "information": "information",
     "gradients": "gradients",
+    "input-driven": "input_driven",
 }
 """The module of each study, in this folder: it has `study(scale, track, seed) -> Findings`. Its docstring is the
 question."""
