@@ -8,6 +8,9 @@ True
 """
 
 from ..models.automata.acceptor import Acceptor as Acceptor
+from ..models.automata.brackets import dyck_lstm as dyck_lstm
+from ..models.automata.brackets import shuffle_dyck_elman as shuffle_dyck_elman
+from ..models.automata.brackets import shuffle_dyck_lstm as shuffle_dyck_lstm
 from ..models.automata.counters import counting_lstm as counting_lstm
 from ..models.automata.counters import counting_qrnn as counting_qrnn
 from ..models.automata.counters import palindrome_lstm as palindrome_lstm

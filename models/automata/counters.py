@@ -8,7 +8,8 @@ All weights are small integers and halves, times `SCALE`, so gates are open or c
         a^n b^n w     the LSTM's cell stops counting at the first a after a b: h stores that b has been read
 
 For n > 0. A QRNN detects symbols out of order by a window of two symbols, an LSTM by h. A QRNN of one layer cannot
-accept $a^n b^n w$ (`samplehold.models.networks.saturated`).
+accept $a^n b^n w$ (`samplehold.models.networks.saturated`). Networks for brackets are in
+`samplehold.models.automata.brackets`.
 
 **A word in one cell** (`palindrome_lstm`). Before the mark, a bit z does $c' = c / 2 + z / 2$: both $f + f'$ and the
 input gate are half open. After the mark, $c' = 2 c - z$. If z is the top bit, this is c without it. Otherwise c leaves
@@ -122,14 +123,8 @@ def counting_lstm(language: str, dtype: torch.dtype = torch.float64) -> Acceptor
     >>> sh.automata.counting_lstm("anbnw").accepts(["aabb", "aabbabaab", "aababbb", "b", ""]).tolist()
     [True, True, False, False, False]
     """
-    alphabet, units = LANGUAGES[check_choice("language", language, LANGUAGES)], LSTMS[language]
-    layer: Any = LSTM(len(alphabet), len(units), dtype=dtype).requires_grad_(False)
-    rows = _rows(units, "ifgo", [*alphabet, *units])
-    layer.weight_ih_l0.copy_(rows[:, : len(alphabet)])
-    layer.weight_hh_l0.copy_(rows[:, len(alphabet) : -1])
-    layer.bias_ih_l0.copy_(rows[:, -1])
-    layer.bias_hh_l0.zero_()
-    return Acceptor(layer, _conditions(CONDITIONS[language], units, dtype), alphabet)
+    alphabet = LANGUAGES[check_choice("language", language, LANGUAGES)]
+    return lstm_acceptor(alphabet, LSTMS[language], CONDITIONS[language], dtype)
 
 
 def counting_qrnn(language: str, dtype: torch.dtype = torch.float64) -> Acceptor:
@@ -155,7 +150,7 @@ def counting_qrnn(language: str, dtype: torch.dtype = torch.float64) -> Acceptor
     rows = _rows(units, "figo", [*(f"{symbol} before" for symbol in alphabet), *alphabet])
     layer.weight_l0.copy_(rows[:, :-1].unflatten(1, (2, -1)).mT)
     layer.bias_l0.copy_(rows[:, -1])
-    return Acceptor(layer, _conditions(CONDITIONS[language], units, dtype), alphabet)
+    return Acceptor(layer, readout(CONDITIONS[language], units, dtype), alphabet)
 
 
 def palindrome_lstm(dtype: torch.dtype = torch.float64) -> Acceptor:
@@ -170,24 +165,37 @@ def palindrome_lstm(dtype: torch.dtype = torch.float64) -> Acceptor:
     rows = _rows(PALINDROME, "ifdgo", [*alphabet, *PALINDROME])
     layer.weight_l0.copy_(rows[:, :-1])
     layer.bias_l0.copy_(rows[:, -1])
-    return Acceptor(layer, _conditions(BALANCED, PALINDROME, dtype), alphabet)
+    return Acceptor(layer, readout(BALANCED, PALINDROME, dtype), alphabet)
+
+
+def lstm_acceptor(alphabet: str, units: dict[str, Unit], conditions: list[Row], dtype: torch.dtype) -> Acceptor:
+    """An LSTM with a unit for each entry of `units`, that accepts a word if all conditions on its output hold."""
+    layer: Any = LSTM(len(alphabet), len(units), dtype=dtype).requires_grad_(False)
+    rows = _rows(units, "ifgo", [*alphabet, *units])
+    layer.weight_ih_l0.copy_(rows[:, : len(alphabet)])
+    layer.weight_hh_l0.copy_(rows[:, len(alphabet) : -1])
+    layer.bias_ih_l0.copy_(rows[:, -1])
+    layer.bias_hh_l0.zero_()
+    return Acceptor(layer, readout(conditions, units, dtype), alphabet)
 
 
 def _rows(units: dict[str, Unit], gates: str, sources: Sequence[str]) -> Tensor:
     """Weights and offsets [gates * units, sources + 1] of a layer."""
-    return SCALE * _table((unit.get(gate, ALWAYS) for gate in gates for unit in units.values()), sources)
+    return SCALE * table((unit.get(gate, ALWAYS) for gate in gates for unit in units.values()), sources)
 
 
-def _conditions(rows: list[Row], units: dict[str, Unit], dtype: torch.dtype) -> Conditions:
-    return Conditions(_table(rows, list(units)).to(dtype))
+def readout(conditions: list[Row], units: Iterable[str], dtype: torch.dtype) -> Conditions:
+    """The readout for conditions on the outputs of units: expressions that must be less than 0."""
+    return Conditions(table(conditions, list(units)).to(dtype))
 
 
-def _table(rows: Iterable[Row], sources: Sequence[str]) -> Tensor:
+def table(rows: Iterable[Row], sources: Sequence[str]) -> Tensor:
+    """Numbers [rows, sources + 1], the offset last."""
     places = {source: place for place, source in enumerate([*sources, ""])}
-    table = []
+    lines = []
     for row in rows:
         line = [0.0] * len(places)
         for source, value in row.items():
             line[places[source]] = value
-        table.append(line)
-    return torch.tensor(table, dtype=torch.float64, device="cpu")
+        lines.append(line)
+    return torch.tensor(lines, dtype=torch.float64, device="cpu")

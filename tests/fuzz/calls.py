@@ -1442,6 +1442,11 @@ def _(r: Draw) -> Call:
 
 @function("counters", 1)
 def _(r: Draw) -> Call:
+    if r.random.random() < 0.3:
+        given = {"kinds": r.one(1, 2), "words": ["".join(r.random.choices("()", k=r.T))]}
+        makers = (sh.automata.dyck_lstm, sh.automata.shuffle_dyck_lstm, sh.automata.shuffle_dyck_elman)
+        make_brackets = r.one(*makers)
+        return Call(lambda kinds, words: make_brackets(kinds).accepts(words), given)
     make, language = r.one(
         (sh.automata.counting_lstm, "anbnw"), (sh.automata.counting_lstm, "anbn"), (sh.automata.counting_qrnn, "anbn")
     )
