@@ -19,6 +19,7 @@ from ..models.automata.distances import faithfulness as faithfulness
 from ..models.automata.drawing import plot_automaton as plot_automaton
 from ..models.automata.extraction import extract_automaton as extract_automaton
 from ..models.automata.fraction_stack import FractionStack as FractionStack
+from ..models.automata.reachable import count_states as count_states
 from ..models.automata.turing import TuringMachine as TuringMachine
 from ..models.automata.turing_network import TuringNetwork as TuringNetwork
 from ..models.automata.weighted import WeightedAutomaton as WeightedAutomaton

@@ -11,6 +11,9 @@ each symbol whether the prefix is in the language. It is judged by the whole str
 the strings are in the language, and the others differ by few symbols, so only counting does better than one half. The
 count must be kept while w is read. This needs gates that depend on earlier inputs, and those of a QRNN do not.
 
+**States.** How many states a saturated network of random weights can be in after n symbols
+(`samplehold.models.automata.reachable`).
+
 Weiss, Goldberg & Yahav 2018, *On the practical computational power of finite precision RNNs*; Merrill et al. 2020, *A
 formal hierarchy of RNN architectures*; Gers & Schmidhuber 2001, *LSTM recurrent networks learn simple context free and
 context sensitive languages*.
@@ -32,8 +35,10 @@ from torch.nn.functional import cross_entropy, one_hot
 from ...switching.seeding import seeded
 from ..automata.acceptor import Acceptor
 from ..automata.counters import counting_lstm, counting_qrnn
+from ..automata.reachable import count_states
 from ..networks.minimal import MinGRU, MinLSTM
 from ..networks.qrnn import QRNN
+from ..networks.saturated import saturated
 from ..networks.stack import NondeterministicStackRNN, StratificationStackRNN, SuperpositionStackRNN
 from ..networks.wrapped import GRU, LSTM, Elman
 from .study import HARDLY_TRAINED, Findings, Track, seeds_from
@@ -162,18 +167,30 @@ class Scale:
     n_updates: int
     up_to: int
     lengths: Sequence[int]
+    n_random: int  # networks of random weights, whose states are counted
 
 
 STACKS = ("superposition", "stratification", SLOW)
 SCALES = {
-    "quick": Scale(("LSTM", "QRNN, ifo", "MinGRU"), ("LSTM", "QRNN, ifo"), 350, 100, (64, 128)),
+    "quick": Scale(("LSTM", "QRNN, ifo", "MinGRU"), ("LSTM", "QRNN, ifo"), 350, 100, (64, 128), 2),
     "full": Scale(
         tuple(NETWORKS),
         tuple(name for name in NETWORKS if name not in STACKS),
         4000,
         1000,
         (64, 128, 256, 512, 1024, 2048),
+        40,
     ),
+}
+RANDOM: dict[str, Callable[[], Any]] = {
+    "Elman, tanh": lambda: Elman(2, 3),
+    "GRU": lambda: GRU(2, 3),
+    "MinGRU": lambda: MinGRU(2, 3),
+    "QRNN, fo, window 2": lambda: QRNN(2, 3, pooling="fo", window=2),
+    "MinLSTM": lambda: MinLSTM(2, 3),
+    "QRNN, ifo, window 1": lambda: QRNN(2, 3, pooling="ifo"),
+    "QRNN, ifo, window 2": lambda: QRNN(2, 3, pooling="ifo", window=2),
+    "LSTM": lambda: LSTM(2, 3),
 }
 BY_HAND = {"LSTM by hand": counting_lstm, "QRNN, ifo, by hand": counting_qrnn}
 
@@ -234,8 +251,34 @@ def study(scale: str, track: Track, seed: int = 0) -> Findings:
             prefixes.append(row)
     drawn = {name: reader for (language, name), reader in kept.items() if language == "ab" and name not in STACKS}
     figures = {"counting_cells": draw_cells(drawn, chosen.up_to)}
-    tables = {"counting": pd.DataFrame(rows), "counting_prefixes": pd.DataFrame(prefixes)}
+    tables = {
+        "counting": pd.DataFrame(rows),
+        "counting_prefixes": pd.DataFrame(prefixes),
+        "counting_states": states(chosen),
+    }
     return Findings(tables, figures, seeds, HARDLY_TRAINED if scale == "quick" else "")
+
+
+def states(chosen: Scale) -> pd.DataFrame:
+    """The states that saturated networks of three units reach after n symbols of two kinds; weights are N(0, 1)."""
+    rows = []
+    for name, make in RANDOM.items():
+        lengths = (1, 2, 4, 8) if name == "MinLSTM" else (1, 2, 4, 8, 16, 32)  # it has up to 2^n
+        each = torch.tensor([_sizes(make(), seed, lengths) for seed in range(chosen.n_random)])
+        growing = (each[:, -1] > each[:, -2]).sum().item()
+        row: dict[str, Any] = {"network": name, "growing": f"{growing} of {chosen.n_random}"}
+        most = each[each[:, -1].argmax()].tolist()
+        rows.append(row | {f"most, n = {n}": str(size) for n, size in zip(lengths, most, strict=True)})
+    return pd.DataFrame(rows).fillna("")
+
+
+def _sizes(layer: Any, seed: int, lengths: Sequence[int]) -> list[int]:
+    draw = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for parameter in layer.double().parameters():
+            parameter.normal_(generator=draw)
+    sizes = count_states(Acceptor(saturated(layer), nn.Linear(3, 1).double(), "ab"), max(lengths))
+    return [sizes[n] for n in lengths]
 
 
 def _shown(failure: int | None, up_to: int) -> str:

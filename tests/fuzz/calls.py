@@ -1446,6 +1446,9 @@ def _(r: Draw) -> Call:
         given = {"kinds": r.one(1, 2), "words": ["".join(r.random.choices("()", k=r.T))]}
         makers = (sh.automata.dyck_lstm, sh.automata.shuffle_dyck_lstm, sh.automata.shuffle_dyck_elman)
         make_brackets = r.one(*makers)
+        if r.random.random() < 0.3:
+            network = make_brackets(1)
+            return Call(sh.automata.count_states, {"network": network, "longest": r.one(0, 3)})
         return Call(lambda kinds, words: make_brackets(kinds).accepts(words), given)
     make, language = r.one(
         (sh.automata.counting_lstm, "anbnw"), (sh.automata.counting_lstm, "anbn"), (sh.automata.counting_qrnn, "anbn")

@@ -6,6 +6,7 @@ import re
 import pytest
 import samplehold as sh
 import torch
+from samplehold.models.automata import reachable
 from samplehold.models.automata.counters import LANGUAGES
 from torch.testing import assert_close
 
@@ -239,3 +240,48 @@ def test_a_relu_network_has_half_a_box():
     box = sh.automata.state_box(sh.Elman(2, 3, nonlinearity="relu"))
     assert box.lowest.tolist() == [0, 0, 0]
     assert box.highest.isinf().all()
+
+
+BOUNDS = {  # states of three units after any number of symbols of two kinds, and the state before the first
+    "Elman": 2**3 + 1,
+    "GRU": 3**3,
+    "MinGRU": 3**3,  # each unit has a candidate of each symbol, or its start
+    "MinGRU, tanh": 3**3,
+    "QRNN, fo": 3**3 * 3**3 * 3,  # outputs, cells, the symbol before
+}
+
+
+@pytest.mark.parametrize("name", BOUNDS)
+def test_a_saturated_network_in_a_box_has_as_many_states_after_long_words_as_after_short_ones(name):
+    kind, options = CALLS[name]
+    reached = []
+    for seed in range(12):
+        layer = kind(2, 3, dtype=torch.float64, **options).requires_grad_(False)
+        draw = torch.Generator().manual_seed(seed)
+        for parameter in layer.parameters():
+            parameter.normal_(generator=draw)
+        limit = sh.automata.saturated(layer)
+        reached.append(sh.automata.count_states(sh.automata.Acceptor(limit, torch.nn.Linear(3, 1).double(), "ab"), 24))
+    assert max(map(max, reached)) <= BOUNDS[name]
+    assert max(sizes[-1] for sizes in reached) > 1
+    assert all(max(sizes[8:]) <= max(sizes[:9]) for sizes in reached)
+
+
+def test_counters_and_halves_have_as_many_states_as_words_have_counts_and_symbols(monkeypatch):
+    qrnn = sh.QRNN(3, 2, pooling="ifo", dtype=torch.float64).requires_grad_(False)
+    candidate = torch.tensor([[1.0, 0, 0], [0, 1, 0]])  # counts a and b
+    gate = torch.ones(2, 3)
+    qrnn.weight_l0.copy_(torch.cat([gate, 2 * candidate - 1, candidate, gate])[..., None])
+    qrnn.bias_l0.zero_()
+    acceptor = lambda layer, letters, n: sh.automata.Acceptor(
+        sh.automata.saturated(layer), torch.nn.Linear(n, 1).double(), letters
+    )
+    counted = sh.automata.count_states(acceptor(qrnn, "abc", 2), 12)
+    assert counted == [(n + 1) * (n + 2) // 2 for n in range(13)]  # n^2 for two counters
+    half = sh.MinLSTM(2, 1, dtype=torch.float64).requires_grad_(False)
+    half.weight_l0.copy_(torch.tensor([[1.0, 1], [1, 1], [0, 1]]))
+    half.bias_l0.zero_()
+    assert sh.automata.count_states(acceptor(half, "ab", 1), 10) == [2**n for n in range(11)]
+    monkeypatch.setattr(reachable, "MOST", 100)
+    with pytest.raises(ValueError, match=r"longest: got 30, but there are 128 states after 7 symbols; give less"):
+        sh.automata.count_states(acceptor(half, "ab", 1), 30)

@@ -60,13 +60,14 @@ def test_networks_by_hand_do_not_fail():
 
 
 def test_studies_at_the_least_scale_have_their_tables(monkeypatch):
-    small = counting.Scale(("LSTM",), ("QRNN, ifo",), 2, 3, (64,))
+    small = counting.Scale(("LSTM",), ("QRNN, ifo",), 2, 3, (64,), 2)
     monkeypatch.setitem(counting.SCALES, "quick", small)
     found = counting.study("quick", lambda items, label: items, 3)
     assert found.seeds == (3,)
     assert "most probable, seed 3" in found.tables["counting"]
     assert found.tables["counting"]["network"].tolist()[:2] == ["LSTM", "LSTM"]
     assert set(found.tables["counting_prefixes"]["blocks"]) == {"as in training", "up to half"}
+    assert found.tables["counting_states"]["growing"].tolist()[:4] == ["0 of 2"] * 4
     monkeypatch.setattr(doubling, "DIGITS", {torch.float16: 11})
     monkeypatch.setitem(doubling.SCALES, "quick", ((4, 8), (3,), 2))
     found = doubling.study("quick", lambda items, label: items)
