@@ -20,6 +20,7 @@ from ..models.automata.drawing import plot_automaton as plot_automaton
 from ..models.automata.extraction import extract_automaton as extract_automaton
 from ..models.automata.fraction_stack import FractionStack as FractionStack
 from ..models.automata.reachable import count_states as count_states
+from ..models.automata.second_order import as_second_order as as_second_order
 from ..models.automata.turing import TuringMachine as TuringMachine
 from ..models.automata.turing_network import TuringNetwork as TuringNetwork
 from ..models.automata.weighted import WeightedAutomaton as WeightedAutomaton
@@ -28,3 +29,4 @@ from ..models.automata.weighted import spectral as spectral
 from ..models.networks.saturated import counter_machine as counter_machine
 from ..models.networks.saturated import saturated as saturated
 from ..models.networks.saturated import state_box as state_box
+from ..models.networks.second_order import SecondOrder as SecondOrder

@@ -12,6 +12,8 @@ f = (1, h) \begin{pmatrix} b \\ w \end{pmatrix}$$
 minGRU, minLSTM and QRNN (f-pooling) have K + 1 states. The output gate of fo- and ifo-pooling depends on the last
 symbol, so the automaton carries o * c beside c: 2 K + 1 states.
 
+A linear second-order network is one, too: its matrices are any matrices (`samplehold.models.networks.second_order`).
+
 **A hidden Markov chain over symbols is a weighted automaton**: $\alpha$ is the first state's distribution, $A_x[i, j] =
 p(x \mid i) \,p(j \mid i)$, and $\beta = 1$. Values are the probabilities of prefixes; those of each length sum to 1.
 
@@ -44,6 +46,7 @@ from ...switching.emissions.discrete import Categorical
 from ...switching.model import SwitchingSSM
 from ..networks.minimal import MinGRU, MinLSTM
 from ..networks.qrnn import QRNN
+from ..networks.second_order import SecondOrder
 from .acceptor import Acceptor
 from .words import check_alphabet, check_word, check_words
 
@@ -161,9 +164,10 @@ def as_weighted_automaton(
     """The weighted automaton that a network or a hidden Markov chain *is*.
 
     Arguments:
-        network: an `Acceptor` of one `MinGRU`, `MinLSTM` or `QRNN` layer (window 1) with a linear readout; values are
-            its log-odds. Or a `SwitchingSSM` of `Markov` or `Copy` dynamics and `Categorical` emissions; values are the
-            probabilities of words, `exp(log_evidence)`, and 1 for the empty word.
+        network: an `Acceptor` of one `MinGRU`, `MinLSTM`, `QRNN` (window 1) or linear `SecondOrder` layer, with a
+            linear readout; values are its log-odds. Or a `SwitchingSSM` of `Markov` or `Copy` dynamics and
+            `Categorical` emissions; values are the probabilities of words, `exp(log_evidence)`, and 1 for the empty
+            word.
         alphabet: for a model, a letter for each category; None: digits. An acceptor has its own alphabet.
 
     Raises:
@@ -191,6 +195,8 @@ def as_weighted_automaton(
             f"alphabet: got {alphabet!r}, but the network has {''.join(network.alphabet)!r}; leave it out."
         )
     layer, readout = _qualified(network)
+    if isinstance(layer, SecondOrder):
+        return _of_second_order(network, layer, readout)
     size, linear = layer.hidden_size, readout.weight.double()[0]
     bias = 0.0 if readout.bias is None else float(readout.bias)
     rows = torch.eye(layer.input_size, dtype=layer.weight_l0.dtype, device=layer.weight_l0.device)
@@ -299,10 +305,15 @@ def _qualified(network: Acceptor) -> tuple[Any, nn.Linear]:
     """Layer and readout, or an error that says why they are not a weighted automaton."""
     layer, readout = network.layer, network.readout
     kind = type(layer).__name__
-    if not isinstance(layer, MinGRU | MinLSTM | QRNN):
+    if isinstance(layer, SecondOrder) and layer.nonlinearity != "linear":
+        raise ValueError(
+            f'network: its SecondOrder layer has nonlinearity="{layer.nonlinearity}", expected "linear", so that its '
+            "step is linear in the state."
+        )
+    if not isinstance(layer, MinGRU | MinLSTM | QRNN | SecondOrder):
         raise ValueError(
             f"network: the gates of its {kind} read its own state, so its step is not affine in the state for a given "
-            "symbol; give one of a MinGRU, MinLSTM or QRNN, or use `spectral` or `extract_automaton`."
+            "symbol; give one of a MinGRU, MinLSTM, QRNN or SecondOrder, or use `spectral` or `extract_automaton`."
         )
     if layer.num_layers != 1:
         raise ValueError(
@@ -323,6 +334,21 @@ def _qualified(network: Acceptor) -> tuple[Any, nn.Linear]:
             f"network: its readout has {readout.out_features} outputs, and a word has one value; give a Linear of one."
         )
     return layer, readout
+
+
+def _of_second_order(network: Acceptor, layer: Any, readout: nn.Linear) -> WeightedAutomaton:
+    """With a 1 before the state if there are offsets, as for gated layers."""
+    initial, final = layer.start_l0.double().cpu(), readout.weight.double()[0].cpu()
+    tables = list(layer.weight_l0.double().cpu().permute(1, 2, 0))  # [old, new] of each symbol
+    if layer.bias or readout.bias is not None:
+        one = initial.new_ones(1)
+        row = layer.bias_l0.double().cpu() if layer.bias else torch.zeros_like(initial)
+        tables = [torch.cat([torch.cat([one, row])[None], nn.functional.pad(table, (1, 0))]) for table in tables]
+        offset = torch.zeros_like(one) if readout.bias is None else readout.bias.double().cpu()
+        initial, final = torch.cat([one, initial]), torch.cat([offset, final])
+    if network.has_start:
+        initial = initial @ tables.pop()
+    return WeightedAutomaton(initial, dict(zip(network.alphabet, tables, strict=True)), final)
 
 
 def _of_model(model: SwitchingSSM, alphabet: Any) -> WeightedAutomaton:

@@ -263,12 +263,13 @@ def states(chosen: Scale) -> pd.DataFrame:
     """The states that saturated networks of three units reach after n symbols of two kinds; weights are N(0, 1)."""
     rows = []
     for name, make in RANDOM.items():
-        lengths = (1, 2, 4, 8) if name == "MinLSTM" else (1, 2, 4, 8, 16, 32)  # it has up to 2^n
+        most = min(8 if name == "MinLSTM" else 32, chosen.up_to)  # a MinLSTM has up to 2^n
+        lengths = [n for n in (1, 2, 4, 8, 16, 32) if n <= most]
         each = torch.tensor([_sizes(make(), seed, lengths) for seed in range(chosen.n_random)])
         growing = (each[:, -1] > each[:, -2]).sum().item()
         row: dict[str, Any] = {"network": name, "growing": f"{growing} of {chosen.n_random}"}
-        most = each[each[:, -1].argmax()].tolist()
-        rows.append(row | {f"most, n = {n}": str(size) for n, size in zip(lengths, most, strict=True)})
+        greatest = each[each[:, -1].argmax()].tolist()
+        rows.append(row | {f"most, n = {n}": str(size) for n, size in zip(lengths, greatest, strict=True)})
     return pd.DataFrame(rows).fillna("")
 
 

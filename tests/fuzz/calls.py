@@ -1602,7 +1602,10 @@ def _(r: Draw) -> Call:
         redraw_prob=0.3, state_probs=r.probs(2), probs=r.probs(2, 2)
     )
     given = r.one({"network": _acceptor(r, sh.MinGRU, sh.QRNN, sh.MinLSTM)}, {"network": model, "alphabet": "ab"})
-    return Call(lambda **given: sh.automata.as_weighted_automaton(**given).totals(2), given)
+    convert = sh.automata.as_weighted_automaton
+    if r.random.random() < 0.5:
+        return Call(lambda **given: sh.automata.as_second_order(convert(**given))(["", "0"]), given)
+    return Call(lambda **given: convert(**given).totals(2), given)
 
 
 @function("spectral", 1)

@@ -200,3 +200,66 @@ def test_what_does_not_fit_is_named(spoil, error, message):
 
 def of(layer: nn.Module, readout: nn.Module | None = None) -> sh.automata.WeightedAutomaton:
     return sh.automata.as_weighted_automaton(sh.automata.Acceptor(layer, readout or nn.Linear(2, 1), "ab"))
+
+
+@pytest.mark.parametrize("start", [False, True])
+@pytest.mark.parametrize(("bias", "offset"), [(False, False), (True, False), (False, True), (True, True)])
+@torch.no_grad()
+def test_a_linear_second_order_network_is_a_weighted_automaton(bias, offset, start):
+    torch.manual_seed(3)
+    layer = sh.automata.SecondOrder(3 + start, 4, bias=bias, dtype=torch.float64)
+    layer.weight_l0.mul_(3)
+    network = sh.automata.Acceptor(layer, nn.Linear(4, 1, bias=offset, dtype=torch.float64), "abc")
+    automaton = sh.automata.as_weighted_automaton(network)
+    assert automaton.n_states == 4 + (bias or offset)
+    assert torch.allclose(automaton.values(WORDS), network(WORDS), rtol=1e-12, atol=1e-12)
+
+
+def test_a_weighted_automaton_goes_through_a_second_order_network_unchanged():
+    automaton = fading(4, 5)
+    network = sh.automata.as_second_order(automaton)
+    words = all_words("ab", 8)
+    assert torch.allclose(network(words), automaton.values(words), rtol=1e-12, atol=0)
+    back = sh.automata.as_weighted_automaton(network)
+    assert torch.equal(back.initial, automaton.initial)
+    assert torch.equal(back.final, automaton.final)
+    assert all(torch.equal(back.transitions[z], automaton.transitions[z]) for z in "ab")
+
+
+def test_a_learned_chain_starts_a_second_order_network_and_a_gated_network_becomes_one():
+    model = chain("markov")
+    exact = sh.automata.as_weighted_automaton(model, "xy")
+    learned = sh.automata.spectral(
+        dict(zip(all_words("xy", 7), exact.values(all_words("xy", 7)).tolist(), strict=True)), 3
+    )
+    network = sh.automata.as_second_order(learned)
+    words = all_words("xy", 9)
+    assert torch.allclose(network(words), exact.values(words), rtol=1e-7, atol=1e-12)
+    network(words).sum().backward()
+    assert all(parameter.grad.any() for parameter in network.parameters())
+
+
+def test_second_order_layers_have_the_interface_of_the_others():
+    torch.manual_seed(0)
+    options = {"num_layers": 2, "bidirectional": True, "bias": True, "nonlinearity": "tanh", "dtype": torch.float64}
+    layer, x = sh.automata.SecondOrder(3, 4, **options), torch.randn(2, 6, 3, dtype=torch.float64)
+    out, h = layer(x, lengths=[6, 4])
+    assert out.shape == (2, 6, 8)
+    assert h.shape == (4, 2, 4)
+    alone = layer(x[1, :4])
+    assert torch.allclose(out[1, :4], alone[0], rtol=1e-12)
+    single = sh.automata.SecondOrder(3, 4, dtype=torch.float64)
+    whole, end = single(x)
+    _, middle = single(x[:, :5])
+    step, after = single.step(x[:, 5], middle)
+    assert torch.allclose(step, whole[:, 5], rtol=1e-12)
+    assert torch.allclose(after, end, rtol=1e-12)
+    W, h_naive = single.weight_l0, single.start_l0
+    for t in range(6):
+        h_naive = torch.stack(
+            [sum(W[n, i, j] * x[0, t, i] * h_naive[j] for i in range(3) for j in range(4)) for n in range(4)]
+        )
+    assert torch.allclose(whole[0, 5], h_naive, rtol=1e-10)
+    acceptor = sh.automata.Acceptor(sh.automata.SecondOrder(2, 3, nonlinearity="tanh"), nn.Linear(3, 1), "ab")
+    with pytest.raises(ValueError, match='network: its SecondOrder layer has nonlinearity="tanh"'):
+        sh.automata.as_weighted_automaton(acceptor)
