@@ -5,6 +5,9 @@ They are subclasses of torch's modules, so they have torch's `state_dict` and us
 $$\text{Elman: } h' = \tanh(W x + b + U h + b'), \qquad \text{GRU: } h' = (1 - z) n + z h,\;
 n = \tanh(W_n x + b_n + r \odot (U_n h + b'_n))$$
 
+**One matrix or two?** $W x + U h$ is $[W, U] [x, h]$: as many numbers, and the same map. Two matrices let the product
+with all inputs precede the loop over steps; `tests/benchmarks/bench_elman.py` measures the forms.
+
 GRU's z *holds*; a minGRU's gate *draws*. With $U = 0$, $b' = 0$ a GRU is a minGRU of gate $1 - z$ and tanh candidate.
 """
 

@@ -16,6 +16,7 @@ from pathlib import Path
 FOLDER = Path(__file__).parent
 OUT = FOLDER.parents[1] / "docs" / "benchmarks.md"
 TITLES = {
+    "bench_elman": "Elman networks",
     "bench_gpu_kernels": "GPU kernels",
     "bench_inference": "Chains, densities, EM, scans",
     "bench_kalman": "Kalman filters and smoothers",

@@ -73,3 +73,22 @@ def test_wrong_input_is_refused_with_the_cure():
         layer(x[..., :2])
     with pytest.raises(ValueError, match=r"x: got shape \[3, 2\], expected one step"):
         layer.step(x[:, 0, :2])
+
+
+def test_one_matrix_on_input_and_state_is_the_two_of_an_elman_network():
+    """As many numbers, and the same states and gradients to rounding."""
+    torch.manual_seed(0)
+    layer, x = Elman(3, 5, dtype=torch.float64), torch.randn(2, 20, 3, dtype=torch.float64)
+    joined = torch.cat([layer.weight_ih_l0, layer.weight_hh_l0], 1).detach().requires_grad_()
+    assert joined.numel() == layer.weight_ih_l0.numel() + layer.weight_hh_l0.numel()
+    h, states = torch.zeros(2, 5, dtype=torch.float64), []
+    for x_t in x.unbind(1):
+        h = (torch.cat([x_t, h], -1) @ joined.T + (layer.bias_ih_l0 + layer.bias_hh_l0).detach()).tanh()
+        states.append(h)
+    one, two = torch.stack(states, 1), layer(x)[0]
+    assert torch.allclose(one, two, rtol=1e-12, atol=1e-14)
+    one.square().sum().backward()
+    two.square().sum().backward()
+    assert torch.allclose(
+        joined.grad, torch.cat([layer.weight_ih_l0.grad, layer.weight_hh_l0.grad], 1), rtol=1e-11, atol=1e-13
+    )
