@@ -132,7 +132,7 @@ def drawn(mean: pd.DataFrame) -> Figure:
     for panel, (name, rows) in zip(panels, mean.groupby("model", sort=False), strict=True):
         for kind, (color, style) in KINDS.items():
             of = rows[rows["update"].str.startswith(kind)]
-            lost = of["mean"].where(of["mean"].abs() > ROUNDING, 0.0)
+            lost = [nats if abs(nats) > ROUNDING else 0.0 for nats in of["mean"]]
             panel.plot(of["operations a step"], lost, style, color=color, markersize=5, label=kind, clip_on=False)
         panel.set_xscale("log")
         panel.set_yscale("symlog", linthresh=1e-4)
