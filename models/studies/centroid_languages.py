@@ -123,7 +123,8 @@ def bracket_language(
 class Trained:
     """A network of a language, and its accuracy on tests.
 
-    `kind` is "plain"; "centroids", trained by its soft pass; or "chain", the same trained on by its chain.
+    `kind` is "plain"; "centroids", trained by its soft pass; or the same trained on, "chain" by its chain,
+    "straight-through" in hard mode.
     """
 
     language: Language
@@ -139,7 +140,11 @@ class Trained:
             network = self.kind if self.kind == "plain" else f"{self.kind}, {mode}"
             for name, words in self.language.tests.items():
                 share = self.reader.accuracy(self.language.table(words, all_steps=False), mode)
-                yield where | {"network": network, "words": name, "accuracy": share}
+                row = where | {"network": network, "words": name, "accuracy": share}
+                if mode == "hard":
+                    path = self.reader.layer.run(self.language.table(words, all_steps=False).x, mode="hard").path
+                    row["states"] = path.unique().numel()
+                yield row
 
 
 def languages(full: bool, seed: int = 0) -> list[Language]:
@@ -165,3 +170,5 @@ def trained(some: Sequence[Language], seeds: Sequence[int], track: Track) -> Ite
             yield Trained(language, recipe, kind, seed, reader)
             if kind == "centroids" and not reader.layer.remembers:
                 yield Trained(language, recipe, "chain", seed, recipe.train_chain(deepcopy(reader), data, seed))
+                hard = recipe.train_hard(deepcopy(reader), data, seed)
+                yield Trained(language, recipe, "straight-through", seed, hard)

@@ -90,11 +90,14 @@ class Recipe:
 
     def train(self, reader: Reader, data: Labelled, seed: int) -> Reader:
         """Train a reader, in place, by the cross-entropy of its labels."""
+        return self._descend(reader, data, seed, self.n_steps, cross_entropy_of(reader))
 
-        def loss(x: Tensor, label: Tensor) -> Tensor:
-            return cross_entropy(reader(x).flatten(0, -2), label.flatten(), ignore_index=NO_LABEL)
-
-        return self._descend(reader, data, seed, self.n_steps, loss)
+    def train_hard(self, reader: Reader, data: Labelled, seed: int) -> Reader:
+        """Train a reader with centroids, in place, for a third as long, in hard mode, by straight-through gradients."""
+        reader.layer.mode = "hard"
+        self._descend(reader, data, seed, self.n_steps // 3, cross_entropy_of(reader))
+        reader.layer.mode = "soft"
+        return reader
 
     def train_chain(self, reader: Reader, data: Labelled, seed: int) -> Reader:
         """Train a reader with centroids, in place, for a third as long, by the exact probability of its labels.
@@ -124,3 +127,8 @@ class Recipe:
             adam.step()
             schedule.step()
         return reader
+
+
+def cross_entropy_of(reader: Reader) -> Callable[[Tensor, Tensor], Tensor]:
+    """The mean cross-entropy of labels, from series and labels."""
+    return lambda x, label: cross_entropy(reader(x).flatten(0, -2), label.flatten(), ignore_index=NO_LABEL)

@@ -71,7 +71,7 @@ def study(scale: str, track: Track[Any] = untracked, seed: int = 0) -> Findings:
 
 def _chain_rows(one: Trained) -> Iterator[dict[str, object]]:
     """What a network with centroids and without memory of its own is beside its chain."""
-    if one.kind == "plain" or one.reader.layer.remembers:
+    if one.kind not in TRAINED_BY or one.reader.layer.remembers:
         return
     tests = {name: one.language.table(words[:MEASURED], all_steps=False) for name, words in one.language.tests.items()}
     where: dict[str, object] = {"language": one.language.name, "trained by": TRAINED_BY[one.kind], "seed": one.seed}
