@@ -1,7 +1,7 @@
 """Two runs: a quick one before every change, and a thorough one, `pytest -m "slow or not slow"`.
 
 The thorough run has the tests marked `slow`, more examples of each property, and checks every jaxtyping annotation of
-the package while it is tested. Of a test marked `few(n)` the quick run takes n cases, evenly spread. A test compiles no
+the package in all tests that are not marked `slow`, since the checks take as long as many tests. Of a test marked `few(n)` the quick run takes n cases, evenly spread. A test compiles no
 kernel until its work repays it, unless it is marked `kernels`.
 
 `pytest --device cuda --dtype float32`: see `oracles.placement`. "fake" is a device that needs no hardware.
@@ -11,7 +11,7 @@ import os
 import signal
 from collections import defaultdict
 from collections.abc import Generator
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 
 import examples  # noqa: F401  registers the profiles of hypothesis
 import pytest
@@ -49,11 +49,13 @@ def pytest_configure(config: pytest.Config) -> None:
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
     """Every test is served as if it were alone in its process: by kernels from the first call if it is marked so."""
+    from oracles.operators import unchecked
     from samplehold.inference.numerics.costs import kernels, spent
 
     mode = "auto" if item.get_closest_marker("kernels") is None else "always"
     spent.clear()
-    with kernels(mode), pytest.MonkeyPatch.context() as patch:
+    checked = unchecked() if item.get_closest_marker("slow") else nullcontext()
+    with kernels(mode), pytest.MonkeyPatch.context() as patch, checked:
         patch.setenv("SAMPLEHOLD_KERNELS", mode)  # of the processes that it starts
         return (yield)
 

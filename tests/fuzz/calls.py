@@ -1424,7 +1424,7 @@ def _(r: Draw) -> Call:
 
 @function("truncate", 1)
 def _(r: Draw) -> Call:
-    layer = r.one(*LAYERS)(r.F, 3).to(r.dtype).requires_grad_(False)
+    layer = r.one(*LAYERS)(r.F, 4).to(r.dtype).requires_grad_(False)
     x = r.table(*r.one((), (2,)), r.T, r.F)
     return Call(lambda x, **given: sh.truncate(**given)(x), {"layer": layer, "window": 2, "x": x}, finite=False)
 
@@ -1432,7 +1432,7 @@ def _(r: Draw) -> Call:
 @function("saturated", 1)
 def _(r: Draw) -> Call:
     kinds = [kind for kind in LAYERS if kind is not sh.PeepholeLSTM]
-    network = r.one(*kinds)(r.F, 3).to(r.dtype).requires_grad_(False)
+    network = r.one(*kinds)(r.F, 4).to(r.dtype).requires_grad_(False)
     if r.random.random() < 0.3:
         return Call(sh.automata.state_box, {"network": network, "lowest": -1.0, "highest": 2.0}, finite=False)
     return Call(
