@@ -1,8 +1,9 @@
 """Two runs: a quick one before every change, and a thorough one, `pytest -m "slow or not slow"`.
 
-The thorough run has the tests marked `slow`, more examples of each property, and checks every jaxtyping annotation of
-the package in all tests that are not marked `slow`, since the checks take as long as many tests. Of a test marked `few(n)` the quick run takes n cases, evenly spread. A test compiles no
-kernel until its work repays it, unless it is marked `kernels`.
+The thorough run has the tests marked `slow` and more examples of each property. In all tests that are not slow it also
+checks every jaxtyping annotation of the package; the checks take as long as many tests. Of a test marked `few(n)` the
+quick run takes n cases, evenly spread. A test compiles no kernel until its work repays it, unless it is marked
+`kernels`.
 
 `pytest --device cuda --dtype float32`: see `oracles.placement`. "fake" is a device that needs no hardware.
 """
