@@ -41,6 +41,7 @@ import math
 import torch
 from torch import Tensor, nn
 
+from ...inference.numerics.checks import check_dtype
 from ...inference.scans.gated.op import gated_scan
 from .inputs import Observed, last, promoted, widened
 from .minimal import Minimal
@@ -117,6 +118,7 @@ class RotatingGRU(Minimal):
     def _make_parameters(self, device: torch.device | str | None, dtype: torch.dtype | None) -> None:
         if self.hidden_size % 2:
             raise ValueError(f"hidden_size: got {self.hidden_size}, expected an even number: units come in pairs.")
+        check_dtype("dtype", dtype)
         for layer, reverse in self._each():
             angle = nn.Parameter(torch.empty(self._coins, device=device, dtype=dtype))
             self.register_parameter(name_of("angle", layer, reverse), angle)

@@ -1431,7 +1431,7 @@ def _(r: Draw) -> Call:
 
 @function("saturated", 1)
 def _(r: Draw) -> Call:
-    kinds = [kind for kind in LAYERS if kind is not sh.PeepholeLSTM]
+    kinds = [kind for kind in LAYERS if kind not in (sh.PeepholeLSTM, sh.RotatingGRU)]
     network = r.one(*kinds)(r.F, 4).to(r.dtype).requires_grad_(False)
     if r.random.random() < 0.3:
         return Call(sh.automata.state_box, {"network": network, "lowest": -1.0, "highest": 2.0}, finite=False)
@@ -1604,7 +1604,7 @@ def _(r: Draw) -> Call:
     given = r.one({"network": _acceptor(r, sh.MinGRU, sh.QRNN, sh.MinLSTM)}, {"network": model, "alphabet": "ab"})
     convert = sh.automata.as_weighted_automaton
     if r.random.random() < 0.5:
-        return Call(lambda **given: sh.automata.as_second_order(convert(**given))(["", "0"]), given)
+        return Call(lambda **given: sh.automata.as_second_order(convert(**given))(["", ""]), given)
     return Call(lambda **given: convert(**given).totals(2), given)
 
 
