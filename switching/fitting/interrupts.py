@@ -39,7 +39,7 @@ def interruptible() -> Iterator[None]:
     if _keys is not None or threading.current_thread() is not threading.main_thread() or not callable(before):
         yield
         return
-    keys = Keys()
+    keys, main = Keys(), threading.get_ident()
 
     def pressed(number: int, frame: FrameType | None) -> None:
         if _imports(frame):
@@ -54,7 +54,11 @@ def interruptible() -> Iterator[None]:
         keys.waiting = True
 
     def press_again(number: int) -> None:
-        if _keys is keys and keys.waiting and (keys.preparing or keys.open):
+        if not (_keys is keys and keys.waiting and (keys.preparing or keys.open)):
+            return
+        if hasattr(signal, "pthread_kill"):  # to the main thread, so that it also ends a wait there
+            signal.pthread_kill(main, number)
+        else:
             signal.raise_signal(number)
 
     _keys = keys
