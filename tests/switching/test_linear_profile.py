@@ -80,7 +80,7 @@ def check(fit: Fit[Any], x: Any, level: float = 0.9, **given: Any) -> None:
                 assert there >= least
                 continue
             assert there == pytest.approx(least, abs=2e-5), name
-            for factor in (1.5,):
+            for factor in (1.2, 3.0):
                 outside = best[place] + factor * (c - best[place])
                 if (outside > 0.0) if is_variance else (abs(outside) < 1):
                     assert profile(height, place, outside, best) < least

@@ -10,7 +10,7 @@ import pandas as pd
 import pytest
 import samplehold as sh
 import torch
-from examples import examples
+from examples import examples, slow
 from hypothesis import given
 from hypothesis import strategies as st
 from oracles import switching_linear
@@ -61,7 +61,8 @@ MODELS = {
 }
 VERBS = ("filter", "smooth", "viterbi", "infer", "bottom_up")
 EXACT = [(name, verb) for name, model in MODELS.items() for verb in VERBS if hasattr(type(model), verb)]
-DRAWN = [name for name in MODELS if name not in ("chains", "recurrent")]  # drawn as "one chain" is, and slower
+HEAVY = ("chains", "recurrent")
+DRAWN = [slow(name) if name in HEAVY else name for name in MODELS]
 
 
 def sequences(name: str, lengths: list[int]) -> tuple[list[torch.Tensor], dict[str, list[torch.Tensor]]]:
