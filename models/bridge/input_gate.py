@@ -76,12 +76,12 @@ def input_gate_updates(model: SwitchingSSM, x: Any, **given: Unpack[Given]) -> d
     check_copies(model)
     series = model.read(x, **given)
     tables = StepTables.of(model, series)
-    gate, fresh, _ = _parts(tables)
+    gate, fresh, held = _parts(tables)
     hold = (1 - gate).expand_as(fresh)
     return {
         PROBABILITIES: linear_scan(hold, gate * fresh.softmax(-1)),
         LOGITS: linear_scan(hold, gate * fresh).softmax(-1),
-        HELD_EVIDENCE: linear_scan(hold, gate * fresh + (1 - gate) * tables.log_held).softmax(-1),
+        HELD_EVIDENCE: linear_scan(hold, gate * fresh + hold * held).softmax(-1),
     }
 
 

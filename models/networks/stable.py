@@ -26,9 +26,9 @@ from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import logsigmoid
 from torch.nn.utils import parametrize
 
+from ...inference.numerics.logs import log_sigmoid
 from ...inference.numerics.scalars import check_choice, check_number, check_probability
 from .layouts import GATES
 from .minimal import MinGRU, MinLSTM
@@ -176,7 +176,7 @@ def _ratio_bias(limits: _Limits, network: Any, k: int, bias: Tensor) -> Tensor:
     """The bias of a minLSTM, whose forget gates are low beside its input gates for all inputs."""
     weight, n = getattr(network, f"weight_l{k}"), network._coins
     most = weight[: 2 * n].abs().sum(-1) * _reach(limits, network, k)
-    room = math.log(limits.lipschitz / (1 - limits.lipschitz)) + logsigmoid(bias[n : 2 * n] - most[n:])
+    room = math.log(limits.lipschitz / (1 - limits.lipschitz)) + log_sigmoid(bias[n : 2 * n] - most[n:])
     inside = room.clamp(max=-torch.finfo(room.dtype).tiny)  # of log f; if there is more room, any f is low enough
     lowered = torch.minimum(bias[:n], inside - (-inside.expm1()).log() - most[:n])
     return torch.cat([torch.where(room < 0, lowered, bias[:n]), bias[n:]])

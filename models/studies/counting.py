@@ -41,7 +41,7 @@ from ..networks.qrnn import QRNN
 from ..networks.saturated import saturated
 from ..networks.stack import NondeterministicStackRNN, StratificationStackRNN, SuperpositionStackRNN
 from ..networks.wrapped import GRU, LSTM, Elman
-from .study import HARDLY_TRAINED, Findings, Track, seeds_from
+from .study import Findings, Track, note_of, seeds_from
 
 HIDDEN, BATCH, RATE, THRESHOLD = 10, 16, 0.01, 0.01
 LONGEST = {"ab": 99, "abc": 49}  # block of the strings in training
@@ -256,7 +256,7 @@ def study(scale: str, track: Track, seed: int = 0) -> Findings:
         "counting_prefixes": pd.DataFrame(prefixes),
         "counting_states": states(chosen),
     }
-    return Findings(tables, figures, seeds, HARDLY_TRAINED if scale == "quick" else "")
+    return Findings(tables, figures, seeds, note_of(scale))
 
 
 def states(chosen: Scale) -> pd.DataFrame:

@@ -28,7 +28,7 @@ from ...switching.seeding import seeded
 from ..automata.counters import palindrome_lstm
 from ..networks.doubling import DoublingLSTM
 from ..networks.wrapped import LSTM
-from .study import HARDLY_TRAINED, Findings, Track, seeds_from, ticks_at
+from .study import Findings, Track, note_of, seeds_from, ticks_at
 
 HIDDEN, BATCH, RATE, OPEN = 10, 16, 0.01, 3.0
 DIGITS = {torch.bfloat16: 8, torch.float16: 11, torch.float32: 24, torch.float64: 53}
@@ -134,7 +134,7 @@ def study(scale: str, track: Track, seed: int = 0) -> Findings:
         "doubling_training": pd.DataFrame(training),
     }
     figures = {"doubling_gradients": draw_gradients(tables["doubling_gradients"])}
-    return Findings(tables, figures, seeds, HARDLY_TRAINED if scale == "quick" else "")
+    return Findings(tables, figures, seeds, note_of(scale))
 
 
 def draw_gradients(table: pd.DataFrame) -> Figure:

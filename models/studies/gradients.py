@@ -32,7 +32,7 @@ from ..networks.wrapped import GRU, LSTM, Elman
 from .gradient_memory import gradient_memory
 from .latches import LEARNERS, STARTS, Learning, learned, open_gates
 from .next_token import make_layer
-from .study import Findings, Track, seeds_from
+from .study import Findings, Track, note_of, seeds_from
 
 NETWORKS: dict[str, Any] = {
     "MinGRU": MinGRU,
@@ -74,7 +74,7 @@ def study(scale: str, track: Track[Any], seed: int = 0) -> Findings:
         "gradients_layers": by_layer(plan, track),
         "gradients_learned": learned(plan.learning, plan.seeds, plan.units, track),
     }
-    return Findings(tables, {"gradients": drawn(curves, tables)}, plan.seeds)
+    return Findings(tables, {"gradients": drawn(curves, tables)}, plan.seeds, note_of(scale))
 
 
 # --- networks as drawn ------------------------------------------------------------------------------------------------

@@ -28,6 +28,7 @@ from typing import Any
 import pandas as pd
 import torch
 from matplotlib.figure import Figure
+from scipy.special import stdtrit
 from torch import Tensor, nn
 from torch.func import functional_call, stack_module_state, vmap
 
@@ -42,7 +43,7 @@ from ..networks.rotating import RotatingGRU
 from ..networks.wrapped import GRU, LSTM
 from .next_token import make_layer
 from .past_in_gates import past_in_gates
-from .study import HARDLY_TRAINED, Findings, Track
+from .study import Findings, Track, note_of
 
 K, BATCH, LENGTH, RATE = 3, 16, 48, 1e-2
 NETWORKS: dict[str, Any] = {"MinGRU": MinGRU, "MinLSTM": MinLSTM, "RotatingGRU": RotatingGRU, "GRU": GRU, "LSTM": LSTM}
@@ -216,8 +217,8 @@ def trained(size: Size, members: list[Member], plan: Plan) -> tuple[list[list[fl
 
 def score(network: nn.Module, parameters: dict[str, Tensor], k: int, one: Member) -> float:
     """Mean log p of the judged symbols of member k."""
-    own = {name: value[k : k + 1] for name, value in parameters.items()}
-    return float(predictions(network, own, one.test.unsqueeze(0)))
+    of_member = {name: value[k : k + 1] for name, value in parameters.items()}
+    return float(predictions(network, of_member, one.test.unsqueeze(0)))
 
 
 # --- the study --------------------------------------------------------------------------------------------------------
@@ -244,7 +245,7 @@ def study(scale: str, track: Track[Any], seed: int = 0) -> Findings:
     kept = pd.DataFrame(rows)
     tables = {"input_driven_kept": kept, "input_driven_means": means(kept), "input_driven_gates": pd.DataFrame(gates)}
     figures = {"input_driven": drawn(kept)}
-    return Findings(tables, figures, seeds, HARDLY_TRAINED if scale == "quick" else "")
+    return Findings(tables, figures, seeds, note_of(scale))
 
 
 def past_of(stack: Any, k: int, one: Member) -> list[dict[str, Any]]:
@@ -261,8 +262,8 @@ def past_of(stack: Any, k: int, one: Member) -> list[dict[str, Any]]:
 def means(kept: pd.DataFrame) -> pd.DataFrame:
     """Means over seeds, and half the width of 95 % intervals of the means by Student's t."""
     groups: Any = kept.groupby(["network", "units", "layers", "chain", "updates"], sort=False)[["kept", "past kept"]]
-    student = {5: 2.776}  # the 0.975 quantile with 4 degrees of freedom
-    half = groups.sem().mul(groups.size().map(student), axis=0).add_suffix(" +-")
+    student = groups.size().map(lambda n: stdtrit(n - 1, 0.975) if n > 1 else math.nan)
+    half = groups.sem().mul(student, axis=0).add_suffix(" +-")
     return pd.concat([groups.mean(), half], axis=1).reset_index()
 
 

@@ -23,7 +23,7 @@ from .centroid_distance import (
     trained_distances,
 )
 from .centroid_languages import Language, Trained, languages, trained
-from .study import HARDLY_TRAINED, Findings, Track, seeds_from, ticks_at, untracked
+from .study import Findings, Track, note_of, seeds_from, ticks_at, untracked
 
 INK, GREY, BLUE, RED = "#262626", "#8a8a8a", "#1f77b4", "#de4968"
 NETWORKS = {  # color, marker, its size
@@ -66,7 +66,7 @@ def study(scale: str, track: Track[Any] = untracked, seed: int = 0) -> Findings:
         "accuracy_by_length": draw_accuracies(by_word, some),
         "centroids": draw_centroids(digits),
     }
-    return Findings(tables, figures, seeds, "" if full else HARDLY_TRAINED)
+    return Findings(tables, figures, seeds, note_of(scale))
 
 
 def _chain_rows(one: Trained) -> Iterator[dict[str, object]]:

@@ -70,6 +70,11 @@ def untracked(items: Iterable[T], label: str) -> Iterable[T]:
     return items
 
 
+def note_of(scale: str) -> str:
+    """The warning of a study that trains networks."""
+    return HARDLY_TRAINED if scale == "quick" else ""
+
+
 def ticks_at(axis: "Axis", values: Iterable[float]) -> None:
     """Ticks of a logarithmic axis at these values alone, each written as a plain number."""
     values = list(values)

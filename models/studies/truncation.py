@@ -28,7 +28,7 @@ from ..networks.truncated import truncate
 from ..networks.wrapped import GRU, LSTM, Elman
 from .forgetting import truncation_bound
 from .next_token import held_model, make_layer
-from .study import HARDLY_TRAINED, Findings, Track, seeds_from
+from .study import Findings, Track, note_of, seeds_from
 
 LAYERS = {"Elman": Elman, "LSTM": LSTM, "GRU": GRU, "MinGRU": MinGRU}
 LIPSCHITZ = 0.75
@@ -84,7 +84,7 @@ def study(scale: str, track: Track[Any], seed: int = 0) -> Findings:
     by = ["data", "network", "weights", "window"]
     mean: Any = table.drop(columns="seed").groupby(by, sort=False, as_index=False).mean()
     tables = {"truncation": mean, "truncation_by_seed": table}
-    return Findings(tables, {"truncation": drawn(mean, paths)}, seeds, HARDLY_TRAINED if scale == "quick" else "")
+    return Findings(tables, {"truncation": drawn(mean, paths)}, seeds, note_of(scale))
 
 
 def tokens(plan: Plan, seed: int = 0) -> Sequences:

@@ -42,7 +42,7 @@ from ..bridge.tokens import one_hot
 from ..networks.minimal import MinGRU
 from ..networks.wrapped import GRU
 from .next_token import LENGTH, held_model, make_layer, train_next_token
-from .study import HARDLY_TRAINED, Findings, Track, seeds_from
+from .study import Findings, Track, note_of, seeds_from
 
 SWEEPS = (1, 2, 4, 16)
 OVERLAP, REDRAW_PROB, MISLEADING = 0.3, 0.1, 0.01
@@ -60,8 +60,8 @@ COLUMNS = ["model", "update", "operations a step", "seed", "nats lost"]
 
 def visible_gate(redraw_prob: float, overlap: float, misleading: float, n_states: int = 3) -> SwitchingSSM:
     """The model of a visible gate; see this module."""
-    own = held_model(redraw_prob, overlap, n_states).values["probs"]
-    redrawn, held = ((1 - misleading) * own, misleading * own)
+    symbols = held_model(redraw_prob, overlap, n_states).values["probs"]
+    redrawn, held = (1 - misleading) * symbols, misleading * symbols
     return SwitchingSSM(Copy(n_states), Gated(*[Categorical(2 * n_states)] * 2, by_state=True)).with_values(
         redraw_prob=redraw_prob,
         state_probs=[1 / n_states] * n_states,
@@ -121,8 +121,7 @@ def study(scale: str, track: Track[Any], seed: int = 0) -> Findings:
         rows += [(name, update, operations, number, lost) for update, operations, lost in results]
     table = pd.DataFrame(rows, columns=COLUMNS)
     mean = table.groupby(COLUMNS[:3], sort=False)["nats lost"].agg(["mean", "min", "max"]).reset_index()
-    note = HARDLY_TRAINED if quick else ""
-    return Findings({"updates": table, "updates_mean": mean}, {"updates": drawn(mean)}, seeds, note)
+    return Findings({"updates": table, "updates_mean": mean}, {"updates": drawn(mean)}, seeds, note_of(scale))
 
 
 def drawn(mean: pd.DataFrame) -> Figure:

@@ -225,8 +225,8 @@ class Emission(Named, ABC):
         """
         values, collapsed, known = {}, [], fixed or {}
         for part, part_weights in zip(self.parts, weights, strict=True):
-            begin, own_prior = part.own(near), None if prior is None else part.own(prior)
-            step = x, part_weights, begin, own_prior, floor
+            begin, part_prior = part.own(near), None if prior is None else part.own(prior)
+            step = x, part_weights, begin, part_prior, floor
             held = {name: value for name, value in part.own(known).items() if name in part.emission.parameters}
             best = part.emission.maximize_beside(held, *step) if held else part.emission.maximize(*step)
             values |= prefixed(kept(best.values, begin), part.prefix)
