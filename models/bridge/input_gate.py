@@ -52,6 +52,7 @@ from ...inference.scans.linear.op import linear_scan
 from ...switching.data.series import Given
 from ...switching.filter_vmp import StepTables, check_copies
 from ...switching.model import SwitchingSSM
+from .network_states import place_of
 
 PROBABILITIES, LOGITS, HELD_EVIDENCE = "probabilities", "logits", "logits, held evidence"
 
@@ -113,7 +114,10 @@ def input_gate_bound(model: SwitchingSSM, x: Any, **given: Unpack[Given]) -> Inp
     It has no meaning after the end of a sequence.
 
     Arguments:
-        model, x, lengths, covariates, dt: as in `input_gate_updates`. Every state must be possible at every step.
+        model, x, lengths, covariates, dt: as in `input_gate_updates`.
+
+    Raises:
+        TypeError, ValueError: as `filter_vmp`; a state that is impossible at some step.
 
     Example:
         >>> import samplehold as sh
@@ -129,6 +133,12 @@ def input_gate_bound(model: SwitchingSSM, x: Any, **given: Unpack[Given]) -> Inp
     dtype, series = series.like.dtype, series.double()
     tables = StepTables.of(model, series)
     gate, fresh, held = _parts(tables)
+    impossible = ~(fresh.isfinite() & held.isfinite()).all(-1) & series.inside
+    if bool(impossible.any()):
+        raise ValueError(
+            f"x: some state is impossible at {place_of(impossible)}, so log-odds have no bound; give every "
+            "observation a small probability in every state."
+        )
     with naming("x"):
         log_belief = _log_beliefs(tables, model.chain(series).filter().log_increment)
     before = torch.cat([fresh[..., :1, :], log_belief[..., :-1, :]], -2)

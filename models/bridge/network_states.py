@@ -181,7 +181,7 @@ def _gates(layer: nn.Module, rows: Tensor, lengths: Tensor) -> Tensor | None:
 def _check_finite(hidden: Tensor, inside: Tensor) -> None:
     bad = inside & ~hidden.isfinite().all(-1)
     if bool(bad.any()):
-        raise ValueError(f"layer: its states are not finite, first at {_place(bad)}; give finite weights and inputs.")
+        raise ValueError(f"layer: its states are not finite, first at {place_of(bad)}; give finite weights and inputs.")
 
 
 def _check_distributions(belief: Tensor, inside: Tensor, tolerance: float) -> None:
@@ -190,11 +190,12 @@ def _check_distributions(belief: Tensor, inside: Tensor, tolerance: float) -> No
         where = torch.nonzero(off & inside)[0].tolist()
         state = ", ".join(f"{value:.3g}" for value in belief[tuple(where)].tolist()[:6])
         raise ValueError(
-            f'reads: got "belief", but the network\'s states are no distributions: at {_place(off & inside)} they are '
-            f'[{state}]; use reads="probe", or "logits" where they are log-probabilities.'
+            f'reads: got "belief", but the network\'s states are no distributions: at {place_of(off & inside)} they '
+            f'are [{state}]; use reads="probe", or "logits" where they are log-probabilities.'
         )
 
 
-def _place(bad: Tensor) -> str:
+def place_of(bad: Tensor) -> str:
+    """The first marked step `[*b, T]`, as text."""
     *batch, step = torch.nonzero(bad)[0].tolist()
     return f"sequence {batch[0] if len(batch) == 1 else tuple(batch)}, step {step}" if batch else f"step {step}"

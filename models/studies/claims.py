@@ -1,4 +1,4 @@
-"""Measurements of this library's claims about networks and models: `samplehold compare --out DIR`.
+"""Do this library's claims about networks and models hold, and to which error? `samplehold compare --out DIR`.
 
 Every row of the table is a number, its bound, and whether the bound is met.
 """

@@ -1,4 +1,4 @@
-r"""Is a gated update optimal? What each update of a belief loses in prediction, beside the work that it takes.
+r"""Is a gated update optimal, and what does each update of a belief lose in prediction?
 
 Two copy models of three states emit a token at every step, held or not:
 

@@ -8,7 +8,7 @@ from examples import examples
 from hypothesis import given
 from hypothesis import strategies as st
 from oracles.models import drive, random_model
-from samplehold import as_rnn, filter_vmp
+from samplehold import Categorical, Copy, SwitchingSSM, as_rnn, filter_vmp
 from samplehold.face.studies import information_sweep, input_gate_bound, input_gate_updates
 from samplehold.models.studies.information import gaussian_model, mutual_information
 from torch.testing import assert_close
@@ -135,6 +135,15 @@ def test_the_distance_on_logits_is_within_its_bound_at_every_step(seed, emission
     assert bool((bound.step <= bound.of_step + 1e-9 * (1 + bound.of_step)).all())
     entropy = torch.special.entr(bound.gate) + torch.special.entr(1 - bound.gate)
     assert bool((bound.gate * (1 - bound.gate) <= entropy / (4 * math.log(2)) + 1e-15).all())
+
+
+def test_a_bound_beside_an_impossible_state_is_refused_and_names_the_step():
+    model = SwitchingSSM(Copy(2), Categorical(2)).with_values(
+        redraw_prob=0.2, state_probs=[0.5, 0.5], probs=[[1.0, 0.0], [0.5, 0.5]]
+    )
+    with pytest.raises(ValueError, match="x: some state is impossible at step 2"):
+        input_gate_bound(model, [0, 0, 1])
+    assert bool(input_gate_bound(model, [0, 0]).total_variation.isfinite().all())
 
 
 def test_the_bound_tends_to_nothing_as_x_tells_the_gate():
