@@ -99,6 +99,7 @@ def assert_like(got: object, expected: object, tol: float = 1e-10) -> None:
 
 
 @pytest.mark.kernels  # an iteration ends elsewhere if the same call takes another form
+@pytest.mark.few(9)
 @pytest.mark.parametrize(("name", "verb"), EXACT)
 @examples(2)
 @given(lengths=st.lists(st.integers(3, 12), min_size=1, max_size=4), long=st.booleans(), at=st.integers(0, 4))

@@ -125,6 +125,7 @@ def test_smoothed_weights_are_those_of_arviz(shape, n):
     assert k == pytest.approx(float(shape_of), rel=1e-10)
 
 
+@pytest.mark.slow
 def test_they_are_as_wide_as_those_of_nuts(monkeypatch):
     monkeypatch.setattr(sampling, "CHAINS", 2)
     truth = sh.SwitchingSSM(sh.Copy(2), sh.Normal(1)).with_values(
