@@ -112,7 +112,7 @@ FORCE = Annotated[bool, typer.Option("--force", "-f", help="Overwrite existing r
 SEED = Annotated[int, typer.Option(help="Random seed; equal seeds give equal results.")]
 DRIVERS = Annotated[
     Path | None,
-    typer.Option("--covariates", help="Table with the covariates of future steps, for a model with covariates."),
+    typer.Option("--inputs", help="Table with the inputs of future steps, for a model with inputs."),
 ]
 CSV_OUT = Annotated[
     Path | None, typer.Option("--out", "-o", help="CSV file for the result; by default the result is printed.")
@@ -166,7 +166,7 @@ def fit(
     dynamics: DYNAMICS = COPY,  # pyright: ignore[reportInvalidTypeForm]
     time: TIME = None,
     sequence: SEQUENCE = None,
-    covariates: Annotated[
+    inputs: Annotated[
         str | None,
         typer.Option(
             help="Columns on which the redraw probability of copy dynamics depends; they are standardised first."
@@ -209,11 +209,11 @@ def fit(
         if prior is PriorName.NONE and method is not MethodName.EM:
             raise ValueError("--prior: none is maximum likelihood, with --method em; the other methods need a prior.")
         table = read_table(data)
-        series = pick_series(table, data, _split(columns), _split(covariates) or [], time, sequence)
+        series = pick_series(table, data, _split(columns), _split(inputs) or [], time, sequence)
         from . import console  # heavy, so that an error of the table comes first
 
         console.check_results(out, force)
-        model = console.build(series.observed, states, emission.value, dynamics.value, series.covariates.shape[1])
+        model = console.build(series.observed, states, emission.value, dynamics.value, list(series.inputs.columns))
         console.fit_and_write(
             model,
             series,
@@ -243,7 +243,7 @@ def forecast(
     columns: COLUMNS = None,
     time: TIME = None,
     sequence: SEQUENCE = None,
-    covariates: DRIVERS = None,
+    inputs: DRIVERS = None,
     force: FORCE = False,
 ) -> None:
     """Forecast the steps after the last row of a table: mean, interval, and the probability of each state."""
@@ -253,7 +253,7 @@ def forecast(
         console.check_new([path for path in (out, plot) if path is not None], force)
         saved = console.load(model)
         series = console.read_series_of(saved, data, _split(columns), time, sequence)
-        table, observed = console.forecast_table(saved, series, horizon, level, covariates)
+        table, observed = console.forecast_table(saved, series, horizon, level, inputs)
         console.write_table(table, out)
         if plot is not None:
             console.write_figure(saved.model.plot_forecast(observed, horizon, level=level), plot)
@@ -265,7 +265,7 @@ def sample(
     steps: Annotated[int, typer.Option("--steps", "-n", help="Number of steps to draw.")] = 100,
     seed: SEED = 0,
     out: CSV_OUT = None,
-    covariates: DRIVERS = None,
+    inputs: DRIVERS = None,
     force: FORCE = False,
 ) -> None:
     """Draw a new series from a model, with its states and redraws."""
@@ -273,7 +273,7 @@ def sample(
         from . import console
 
         console.check_new([] if out is None else [out], force)
-        console.write_table(console.sample_table(console.load(model), steps, seed, covariates), out)
+        console.write_table(console.sample_table(console.load(model), steps, seed, inputs), out)
 
 
 @app.command(epilog="Example: [bold]samplehold compare --out comparison/[/bold]")

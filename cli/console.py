@@ -47,7 +47,7 @@ class SavedModel:
     model: Any  # of one chain, or of several
     columns: list[str]
     time: str | None
-    covariates: dict[str, tuple[float, float]]  # mean and standard deviation of each, for standardisation
+    inputs: dict[str, tuple[float, float]]  # mean and standard deviation of each, for standardisation
     sequence: str | None = None
 
 
@@ -81,15 +81,15 @@ def check_new(paths: Sequence[Path], force: bool) -> None:
         raise ValueError(f"{there[0]} is there already; choose another place, or give --force to overwrite it.")
 
 
-def build(observed: pd.DataFrame, n_states: int, emission: str, dynamics: str, n_covariates: int) -> SwitchingSSM:
+def build(observed: pd.DataFrame, n_states: int, emission: str, dynamics: str, inputs: Sequence[str]) -> SwitchingSSM:
     """The model for these options; ValueError if the options do not fit together."""
     if n_states < 1:
         raise ValueError(f"--states: got {n_states}, expected at least 1.")
-    if dynamics == "markov" and n_covariates:
+    if dynamics == "markov" and inputs:
         raise ValueError(
-            "--covariates: Markov dynamics take none; use --dynamics copy, whose redraw probability depends on them."
+            "--inputs: Markov dynamics take none; use --dynamics copy, whose redraw probability depends on them."
         )
-    moves = class_of(dynamics)(n_states, **({"n_covariates": n_covariates} if n_covariates else {}))
+    moves = class_of(dynamics)(n_states, **({"inputs": tuple(inputs)} if inputs else {}))
     try:
         return SwitchingSSM(moves, class_of(emission).sized_to(observed.to_numpy()))
     except ValueError as error:
@@ -115,9 +115,9 @@ def load(path: Path) -> SavedModel:
     if not known:
         return SavedModel(model, [], None, {})
     try:
-        covariates = {name: (float(mean), float(scale)) for name, (mean, scale) in known["covariates"].items()}
+        inputs = {name: (float(mean), float(scale)) for name, (mean, scale) in known["inputs"].items()}
         names = [str(name) for name in known["columns"]]
-        return SavedModel(model, names, known["time"], covariates, known.get("sequence"))
+        return SavedModel(model, names, known["time"], inputs, known.get("sequence"))
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise ValueError(f"model: {folder} does not name its columns ({error!r}); fit the model again.") from None
 
@@ -129,7 +129,7 @@ def read_series_of(
     table = read_table(data)
     time = saved.time if time is None and saved.time in table.columns else time
     sequence = saved.sequence if sequence is None and saved.sequence in table.columns else sequence
-    series = pick_series(table, data, columns or saved.columns or None, list(saved.covariates), time, sequence)
+    series = pick_series(table, data, columns or saved.columns or None, list(saved.inputs), time, sequence)
     if series.observed.shape[1] != saved.model.n_features:
         raise ValueError(
             f"--columns: got {', '.join(series.observed.columns)}, but the model has "
@@ -139,24 +139,24 @@ def read_series_of(
 
 
 def standardised(table: pd.DataFrame, scaling: dict[str, tuple[float, float]]) -> pd.DataFrame | None:
-    """Each covariate minus its mean, divided by its standard deviation; None if there are no covariates."""
+    """Each input minus its mean, divided by its standard deviation; None if there are no inputs."""
     if not scaling:
         return None
     return pd.DataFrame({name: (table[name] - mean) / scale for name, (mean, scale) in scaling.items()})
 
 
 def scaling_of(table: pd.DataFrame) -> dict[str, tuple[float, float]]:
-    """Mean and standard deviation of every covariate; ValueError if one is constant or has empty cells."""
+    """Mean and standard deviation of every input; ValueError if one is constant or has empty cells."""
     scaling = {}
     for name in table.columns:
         column = np.asarray(table[name], dtype=np.float64)
         mean, scale = float(column.mean()), float(column.std())
         if np.isnan(column).any():
             raise ValueError(
-                f"--covariates: {name} has empty cells, but covariates cannot be missing; fill them or drop the column."
+                f"--inputs: {name} has empty cells, but inputs cannot be missing; fill them or drop the column."
             )
         if not scale > 0:
-            raise ValueError(f"--covariates: {name} is constant, so it has no effect; drop it.")
+            raise ValueError(f"--inputs: {name} is constant, so it has no effect; drop it.")
         scaling[str(name)] = (mean, scale)
     return scaling
 
@@ -166,12 +166,12 @@ def scaling_of(table: pd.DataFrame) -> dict[str, tuple[float, float]]:
 
 def fit_and_write(model: SwitchingSSM, series: TableSeries, out: Path, **options: Any) -> None:
     """Fit with the options of `SwitchingSSM.fit`, write the four results, and print a summary."""
-    scaling = scaling_of(series.covariates)
-    drivers = standardised(series.covariates, scaling)
+    scaling = scaling_of(series.inputs)
+    drivers = standardised(series.inputs, scaling)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # of unevenly spaced steps; a note below says so
-        observed = model.read(series.observed, covariates=drivers)
-    notes = {"columns": list(series.observed.columns), "time": series.time, "covariates": scaling}
+        observed = model.read(series.observed, inputs=drivers)
+    notes = {"columns": list(series.observed.columns), "time": series.time, "inputs": scaling}
     notes |= {} if series.sequence is None else {"sequence": series.sequence}
     with Termination() as termination:
         with termination.interrupts():
@@ -238,22 +238,22 @@ def beside(observed: pd.DataFrame, results: pd.DataFrame) -> pd.DataFrame:
 def forecast_table(
     saved: SavedModel, series: TableSeries, horizon: int, level: float, coming: Path | None
 ) -> tuple[pd.DataFrame, Series]:
-    """A row for each step ahead, and the series with its covariates up to the horizon."""
+    """A row for each step ahead, and the series with its inputs up to the horizon."""
     if horizon < 1:
         raise ValueError(f"--horizon: got {horizon}, expected at least 1.")
     if not 0 < level < 1:
         raise ValueError(f"--level: got {level}, expected a probability between 0 and 1, such as 0.9.")
-    if series.sequence is not None and saved.covariates:
-        raise ValueError("--sequence: a model with covariates forecasts one sequence; give a table of one.")
-    ahead = coming_covariates(saved, coming, horizon)
+    if series.sequence is not None and saved.inputs:
+        raise ValueError("--sequence: a model with inputs forecasts one sequence; give a table of one.")
+    ahead = coming_inputs(saved, coming, horizon)
     drivers = None
     if ahead is not None:
-        past = standardised(series.covariates, saved.covariates)
+        past = standardised(series.inputs, saved.inputs)
         assert past is not None
         drivers = np.concatenate([past, ahead])
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # of unevenly spaced steps; `fit` has said so
-        observed = saved.model.read(series.observed, horizon=horizon, covariates=drivers)
+        observed = saved.model.read(series.observed, horizon=horizon, inputs=drivers)
     forecast = saved.model.forecast(observed, horizon)
     mean, lower, upper = (table.flatten(0, -2) for table in (forecast.mean, *forecast.interval(level)))
     columns = {}
@@ -281,8 +281,8 @@ def sample_table(saved: SavedModel, steps: int, seed: int, coming: Path | None) 
     """A new series with its states and redraws."""
     if steps < 1:
         raise ValueError(f"--steps: got {steps}, expected at least 1.")
-    drivers = coming_covariates(saved, coming, steps)
-    drawn = saved.model.simulate(steps, seed=seed, **({} if drivers is None else {"covariates": drivers}))
+    drivers = coming_inputs(saved, coming, steps)
+    drawn = saved.model.simulate(steps, seed=seed, **({} if drivers is None else {"inputs": drivers}))
     n_features = saved.model.n_features
     names = saved.columns or ([f"x_{f}" for f in range(n_features)] if n_features > 1 else ["x"])
     table = pd.DataFrame(drawn.x.numpy(), columns=names, index=pd.RangeIndex(steps, name="step"))
@@ -304,25 +304,21 @@ def _by_chain(name: str, table: Any, model: Any) -> dict[str, Any]:
     return {f"{name}{chain}": column for chain, column in zip(chains, columns, strict=True)}
 
 
-def coming_covariates(saved: SavedModel, path: Path | None, steps: int) -> np.ndarray | None:
-    """The standardised covariates of future steps, `[steps, C]`; None for a model without covariates."""
-    n_covariates = saved.model.n_covariates
-    if not n_covariates:
+def coming_inputs(saved: SavedModel, path: Path | None, steps: int) -> np.ndarray | None:
+    """The standardised inputs of future steps, `[steps, C]`; None for a model without inputs."""
+    n_inputs = saved.model.n_inputs
+    if not n_inputs:
         if path is not None:
-            raise ValueError("--covariates: this model has none; leave the option out.")
+            raise ValueError("--inputs: this model has none; leave the option out.")
         return None
-    if len(saved.covariates) != n_covariates:
-        raise ValueError(f"model: has {n_covariates} covariate(s) but does not name them; use it from Python.")
+    if len(saved.inputs) != n_inputs:
+        raise ValueError(f"model: has {n_inputs} input(s) but does not name them; use it from Python.")
     if path is None:
-        raise ValueError(
-            f"--covariates: missing; give a table with {', '.join(saved.covariates)} for the next {steps} steps."
-        )
-    table = numeric_columns(read_table(path), list(saved.covariates), path, "--covariates")
+        raise ValueError(f"--inputs: missing; give a table with {', '.join(saved.inputs)} for the next {steps} steps.")
+    table = numeric_columns(read_table(path), list(saved.inputs), path, "--inputs")
     if len(table) < steps:
-        raise ValueError(
-            f"--covariates: {path} has {len(table)} row(s), but there are {steps} steps; give a row for each."
-        )
-    drivers = standardised(table.iloc[:steps], saved.covariates)
+        raise ValueError(f"--inputs: {path} has {len(table)} row(s), but there are {steps} steps; give a row for each.")
+    drivers = standardised(table.iloc[:steps], saved.inputs)
     assert drivers is not None
     return drivers.to_numpy()
 

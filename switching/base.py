@@ -18,9 +18,10 @@ from ..inference.numerics.randomness import Seed
 from ..inference.numerics.records import LINES
 from ..inference.numerics.scalars import check_choice, check_integer, check_kind, check_path
 from ..inference.numerics.threads import one_thread_if_small
-from .data.reading import read_series, with_steps_to_come
+from .data.reading import check_design, read_series, with_inputs, with_steps_to_come
 from .data.series import Given, Series
 from .fitting.interrupts import interruptible
+from .inputs import Inputs, count_inputs
 from .parameters import (
     Named,
     Parameter,
@@ -57,13 +58,14 @@ class Model(Named, ABC):
         prior: hyperparameters by name; empty if the model has none.
         latents: the names of the entries of a latent vector; empty if there is none.
         holds: whether a step may hold its state; then there is a gate.
-        n_covariates: the number of covariates of the model.
+        inputs: the inputs that it reads, by name or number.
         differentiable: whether the evidence is differentiable in the parameters.
         chain_name: the name of one of several chains of states; empty if there is only one.
     """
 
     made_of: ClassVar[tuple[str, ...]]  # the attributes that specify the model
     methods: ClassVar[tuple[str, ...]] = ("em", "vmp")
+    reading: ClassVar[str] = ""  # a part of such a model that reads inputs, as a cure in errors
     differentiable: ClassVar[bool] = True
     chain_name: ClassVar[str] = ""
 
@@ -102,9 +104,14 @@ class Model(Named, ABC):
         """F, the length of one observation."""
 
     @property
-    def n_covariates(self) -> int:
-        """C, the number of covariates of the model."""
+    def inputs(self) -> Inputs:
+        """The inputs that the model reads, by name or number: the columns of its design."""
         return 0
+
+    @property
+    def n_inputs(self) -> int:
+        """C, the number of inputs of the model."""
+        return count_inputs(self.inputs)
 
     @property
     def holds(self) -> bool:
@@ -165,10 +172,15 @@ class Model(Named, ABC):
         """ValueError if the model cannot have produced these observations."""
 
     def _check_drive(self, series: Series, n_steps: int) -> None:
-        """ValueError if covariates or gaps of `n_steps` steps do not fit the model."""
-        for name, table in (("covariates", series.covariates), ("dt", series.gaps)):
-            if table is not None:
-                raise ValueError(f"{name}: got some, but a {self.name} takes none; leave it out.")
+        """ValueError if gaps of `n_steps` steps do not fit the model."""
+        if series.gaps is not None:
+            raise ValueError(f"dt: got some, but a {self.name} takes none; leave it out.")
+
+    def _check_drives(self, series: Series, n_steps: int) -> None:
+        """ValueError if inputs or gaps of `n_steps` steps do not fit the model."""
+        if self.n_inputs or series.inputs is not None:
+            check_design(series.design, (*series.batch_shape, n_steps, self.n_inputs), self.inputs, self.reading)
+        self._check_drive(series, n_steps)
 
     # ---- specification, values, prior --------------------------------------------------------------------------------
 
@@ -223,7 +235,7 @@ class Model(Named, ABC):
 
     def scaled_to(self: Own, x: Any, **given: Unpack[Given]) -> Own:
         """The same model with its weak prior scaled to the observations x, as in `fit`. Hyperparameters of `with_prior`
-        stay. Covariates and gaps are optional.
+        stay. Inputs and gaps are optional.
 
         Raises:
             ValueError: a feature of x without any observed value.
@@ -344,42 +356,42 @@ class Model(Named, ABC):
     # ---- series ------------------------------------------------------------------------------------------------------
 
     def read(self, x: Any, *, horizon: int = 0, **given: Unpack[Given]) -> Series:
-        """The observations, their covariates, gaps and labels as one `Series`, checked against this model.
+        """The observations, their inputs, gaps and labels as one `Series`, checked against this model.
 
         Arguments:
-            x, lengths, covariates, dt: as in every method. A Series is checked and returned unchanged.
-            horizon: number of future steps, for which covariates and gaps are passed too: `[*batch, T + horizon, ...]`;
+            x, lengths, inputs, input_names, dt: as in every method. A Series is checked and returned unchanged.
+            horizon: number of future steps, for which inputs and gaps are passed too: `[*batch, T + horizon, ...]`;
                 if x is a Series, which has its own, those of the steps to come: `[*batch, horizon, ...]`.
 
         Raises:
-            ValueError: see `data.reading.read_series`; values that the model cannot have produced; covariates or gaps
+            ValueError: see `data.reading.read_series`; values that the model cannot have produced; inputs or gaps
                 that do not fit the model or the series.
         """
         for name in given:
             if name not in Given.__annotations__:
                 raise TypeError(f"{name}: no such argument; besides x there are {', '.join(Given.__annotations__)}.")
         if isinstance(x, Series) and horizon:
-            x = with_steps_to_come(x, horizon, given.pop("covariates", None), given.pop("dt", None))
+            x = with_steps_to_come(x, horizon, given.pop("inputs", None), given.pop("dt", None))
         series, parts = self._series(x, given), tuple(vars(self)[name] for name in self.made_of)
         if series.checked is not None and all(a is b for a, b in zip(series.checked, parts, strict=False)):
             return series
         series.check(self._check_observations)
         n_steps = max(series.n_steps, series.n_driven) if isinstance(x, Series) else series.n_steps + horizon
         if series.packed and not any(isinstance(table, Tensor) for table in (series.inputs, series.dt)):
-            series.check(lambda part: self._check_drive(part, part.n_steps))
+            series.check(lambda part: self._check_drives(part, part.n_steps))
         else:
-            self._check_drive(series, n_steps)
+            self._check_drives(series, n_steps)
         return replace(series, checked=parts)
 
     def _series(self, x: Any, given: Given) -> Series:
         """The series before most checks; only the number of features is checked."""
         if not isinstance(x, Series):
-            return read_series(x, self.n_features, **given)
+            return with_inputs(read_series(x, self.n_features, **given), self.inputs)
         for name in (name for name, value in given.items() if value is not None):
             raise ValueError(f"{name}: got some besides a Series, but a Series has its own; leave it out.")
         if x.n_features != self.n_features:
             raise ValueError(f"x: got {x.n_features} feature(s), but the model has {self.n_features}.")
-        return x
+        return with_inputs(x, self.inputs)
 
     @interruptible()
     def _fit(self, x: Any, given: Given, options: "Options") -> "Fit[Any]":

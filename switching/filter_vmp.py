@@ -39,7 +39,7 @@ def filter_vmp(
 
     Arguments:
         model: a model with copy dynamics and parameter values.
-        x, lengths, covariates, dt: sequences as in `SwitchingSSM`; NaN is missing.
+        x, lengths, inputs, dt: sequences as in `SwitchingSSM`; NaN is missing.
         gate: "posterior": update the gate and the state in turn.
             "input": the gate is a function of x_t alone, the posterior
             $P(z_t{=}1 \mid x_t) = \rho f_t / (\rho f_t + (1-\rho) h_t)$ with $f_t = \sum_s \pi(s) p(x_t \mid s, 1)$,

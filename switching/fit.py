@@ -145,7 +145,7 @@ class Fit(Result, Generic[Model]):
 
     def forecast(self, x: Any = None, horizon: int | None = None, **given: Any) -> Any:
         """See `model.forecast`. `fit.forecast(12)` forecasts the fitted series, as does `fit.forecast(horizon=12)`; one
-        step if there is no number. Covariates and gaps are then those of the steps to come, `[*batch, horizon, ...]`.
+        step if there is no number. Inputs and gaps are then those of the steps to come, `[*batch, horizon, ...]`.
         """
         if isinstance(x, Integral) and not isinstance(x, bool):
             if horizon is not None:

@@ -30,6 +30,7 @@ from .dynamics.contract import Dynamics
 from .emissions.contract import Emission
 from .fitting.options import METHODS, Options
 from .forecast import Forecast, look_ahead
+from .inputs import Inputs, all_inputs
 from .parameters import Parameter, Parameters
 from .peers import explains_options
 from .priors import log_prior, sample_sites
@@ -70,7 +71,7 @@ class SwitchingSSM(Model):
 
     Every method that takes `x` accepts a tensor `[T]`, `[T, F]` or `[*batch, T, F]`, a numpy array, a pandas object, a
     panel (a frame with an index of sequence and time, or see `read_panel`), or a list of ragged sequences. NaN means
-    missing. Methods also take `lengths`, and with `Copy` dynamics `covariates [*batch, T, C]` and `dt [*batch, T]`, the
+    missing. Methods also take `lengths`, and with `Copy` dynamics `inputs [*batch, T, C]` and `dt [*batch, T]`, the
     gap before each step. `read` makes one `Series` of all these, and every method accepts it. Results have the batch
     axes of `x`; results of `states` have its labels.
 
@@ -88,6 +89,7 @@ class SwitchingSSM(Model):
 
     made_of = ("dynamics", "emission")
     methods = METHODS
+    reading = "Copy(n_states, inputs=[...])"
     dynamics: Dynamics
     emission: Emission
 
@@ -100,6 +102,7 @@ class SwitchingSSM(Model):
                 f"emission: {emission.name} needs Copy dynamics; {dynamics.name} dynamics have no held steps."
             )
         super().__init__(dynamics=dynamics, emission=emission)
+        _ = self.inputs  # raises an error if parts do not fit together
 
     def _made(self) -> str:
         return f"{self.name}({self.dynamics.name}({self.n_states} states), {self.emission!r})"
@@ -120,9 +123,9 @@ class SwitchingSSM(Model):
         return self.emission.n_features
 
     @property
-    def n_covariates(self) -> int:
-        """C, the number of covariates of the model."""
-        return self.dynamics.n_covariates
+    def inputs(self) -> Inputs:
+        """The inputs that the model reads: those of the dynamics, then the others of the emission."""
+        return all_inputs((self.dynamics.inputs, self.emission.inputs))
 
     @property
     def holds(self) -> bool:
@@ -297,7 +300,7 @@ class SwitchingSSM(Model):
     def forecast(self, x: Any, horizon: int, **given: Unpack[Given]) -> Forecast:
         """States and observations at each of the `horizon` steps after the end of x.
 
-        With covariates or gaps, pass those of the future too: `[*batch, T + horizon, C]` and `[*batch, T + horizon]`.
+        With inputs or gaps, pass those of the future too: `[*batch, T + horizon, C]` and `[*batch, T + horizon]`.
         All sequences must then have equal lengths.
         """
         horizon = check_integer("horizon", horizon)
@@ -326,17 +329,17 @@ class SwitchingSSM(Model):
         return StreamState(None, self._like.new_zeros(check_batch_shape("batch_shape", batch_shape)), 0)
 
     def update(
-        self, state: StreamState, x_t: Any, *, covariates: Any = None, dt: Any = None
+        self, state: StreamState, x_t: Any, *, inputs: Any = None, dt: Any = None
     ) -> tuple[StreamState, StreamOutput]:
         """Add one observation of each stream: `x_t [*batch, F]` (or `[*batch]` for one feature), NaN where missing.
 
-        `covariates [*batch, C]` and `dt [*batch]` are those of this step. The result equals `filter` on the whole
+        `inputs [*batch, C]` and `dt [*batch]` are those of this step. The result equals `filter` on the whole
         series, to rounding.
         """
         check_kind("state", state, StreamState, "the state from start() or update()")
         batch = tuple(state.log_evidence.shape)
         x_t = read_row(x_t, batch, self.emission.n_features)
-        inputs = read_inputs(covariates, x_t, self.n_covariates)
+        inputs = read_inputs(inputs, x_t, self.inputs)
         if dt is not None:
             gap = to_tensor(dt, "dt").to(x_t).unsqueeze(-1)
             if tuple(gap.shape) != (*batch, 1):
@@ -348,7 +351,7 @@ class SwitchingSSM(Model):
             series = Series(x_t.unsqueeze(-2), None, inputs, dt)
             check_finite(series)
             self._check_observations(series)
-            self._check_drive(series, 1)
+            self._check_drives(series, 1)
             step = Problem(self.dynamics, self.emission, series).after(self.values_like(x_t), state.belief)
         assert step.redraw is not None
         belief, redraw, increment = step.state.squeeze(-2), step.redraw.squeeze(-1), step.log_increment.squeeze(-1)
@@ -358,11 +361,11 @@ class SwitchingSSM(Model):
     def durations(self, x: Any, **given: Unpack[Given]) -> Float[Tensor, "K"]:
         """The expected number of steps from entering each state to leaving it; with gaps, in units of time.
 
-        With covariates, durations use the mean redraw probability of their steps.
+        With inputs, durations use the mean redraw probability of their steps.
         """
         series = self.read(x, **given)
-        covariates = series.drive.covariates
-        inside = Drive(None if covariates is None else covariates[series.inside])
+        inputs = series.drive.inputs
+        inside = Drive(None if inputs is None else inputs[series.inside])
         return self.dynamics.durations(self.values_like(series.like), inside)
 
     # ---- fits and figures ------------------------------------------------------------------------------------------

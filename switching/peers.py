@@ -36,9 +36,8 @@ OPTIONS = _by_name(
     Word("random_state", "seed", "hmmlearn, scikit-learn"),
     Word("verbose", "progress", "hmmlearn, scikit-learn"),
     Word("disp", "progress", "statsmodels"),
-    Word("exog", "covariates", "statsmodels"),
-    Word("inputs", "covariates", "ssm, dynamax"),
-    Word("exog_tvtp", "covariates", "statsmodels"),
+    Word("exog", "inputs", "statsmodels"),
+    Word("exog_tvtp", "inputs", "statsmodels"),
     Word("start_params", "start", "statsmodels"),
     Word("masks", "NaN in x where a value is missing", "ssm"),
 )
@@ -88,7 +87,7 @@ CLASSES = _by_name(
     ),
     Word(
         "HSMM",
-        "not there: the time in a state is geometric in every model; gaps and covariates change its rate",
+        "not there: the time in a state is geometric in every model; gaps and inputs change its rate",
         "ssm, pyhsmm",
     ),
     Word("MarkovRegression", "SwitchingSSM(Markov(K), Normal()), without regressors of the mean", "statsmodels"),

@@ -93,7 +93,7 @@ class PathMixture(TorchDistribution):
 
     def _evidence(self, value: Tensor) -> Tensor:
         series, batch = self.problem.series, value.shape[:-2]
-        tables = {"lengths": series.lengths, "inputs": series.covariates, "dt": series.gaps}
+        tables = {"lengths": series.lengths, "inputs": series.design, "dt": series.gaps}
         n = len(series.batch_shape)
         expanded = {name: None if t is None else t.expand(*batch, *t.shape[n:]) for name, t in tables.items()}
         series = replace(series, x=value, **expanded)

@@ -108,9 +108,9 @@ def _plain(value: Any, name: str) -> Any:
     if isinstance(value, Tensor | np.ndarray | np.generic):
         return value.tolist()
     if isinstance(value, list | tuple):
-        return [_plain(entry, name) for entry in value]
+        return [entry if isinstance(entry, str) else _plain(entry, name) for entry in value]
     if not isinstance(value, bool | int | float):
-        raise TypeError(f"{name}: got {value!r}, which cannot be stored; numbers, tables of numbers and parts can.")
+        raise TypeError(f"{name}: got {value!r}, which cannot be stored; numbers, names, lists of them and parts can.")
     return value
 
 
@@ -235,7 +235,7 @@ def _argument(value: Any, name: str, flag: bool) -> Any:
     if isinstance(value, dict):
         return _part(value, name)
     if isinstance(value, list):
-        return tuple(_argument(entry, name, flag) for entry in value)
+        return tuple(entry if isinstance(entry, str) else _argument(entry, name, flag) for entry in value)
     if isinstance(value, bool) != flag or not isinstance(value, int | float) or not math.isfinite(value):
         raise ValueError(f"{name}: got {value!r}, expected {'true or false' if flag else 'a finite number'}.")
     return value

@@ -151,7 +151,7 @@ def report():
         (lambda: model(redraw_prob=[0.1, 0.2, 0.3]), ValueError, r"redraw_prob: got shape \(3,\)"),
         (lambda: model(redraw_prob=[]), ValueError, r"redraw_prob: got shape \(0,\)"),
         (lambda: model(scale=LOC + 1e300), ValueError, "scale: got "),
-        (lambda: sh.Copy(2, n_covariates=1.5), TypeError, "n_covariates: got 1.5"),
+        (lambda: sh.Copy(2, inputs=1.5), TypeError, "inputs: got 1.5"),
         (lambda: sh.Markov(2, sticky=INF), ValueError, "sticky: got inf"),
         (lambda: sh.Copy(True), TypeError, "n_states: got True"),
         (lambda: sh.Copy(2, state_prior=True), TypeError, "state_prior: got truth values"),

@@ -58,7 +58,7 @@ def test_the_saved_model_has_its_states_in_order_and_near_the_truth(results):
     assert read_model(results[0] / "model").notes == {
         "columns": ["volume"],
         "time": "year",
-        "covariates": {},
+        "inputs": {},
     }
 
 
@@ -137,24 +137,22 @@ def test_sunspots_as_counts_under_maximum_likelihood(tmp_path):
     assert pd.read_csv(tmp_path / "out" / "states.csv", index_col="year").index[0] == 1700
 
 
-def test_covariates_are_standardised_and_asked_for_again(tmp_path):
-    options = ("-c", "infl", "--covariates", "unemp", "--restarts", 1, "--max-steps", 3, "--out", tmp_path)
+def test_inputs_are_standardised_and_asked_for_again(tmp_path):
+    options = ("-c", "infl", "--inputs", "unemp", "--restarts", 1, "--max-steps", 3, "--out", tmp_path)
     assert run("fit", MACRO, *options).exit_code == 0
     model = SwitchingSSM.load(tmp_path / "model")
     assert isinstance(model.dynamics, Copy)
-    assert model.dynamics.n_covariates == 1
+    assert model.dynamics.n_inputs == 1
     unemp = pd.read_csv(MACRO)["unemp"]
     saved = read_model(tmp_path / "model").notes
-    assert saved["covariates"]["unemp"] == pytest.approx([unemp.mean(), unemp.std(ddof=0)])
+    assert saved["inputs"]["unemp"] == pytest.approx([unemp.mean(), unemp.std(ddof=0)])
     assert "missing; give a table with unemp for the next 3 steps" in run("forecast", tmp_path, MACRO, "-n", 3).stderr
-    ahead = run("forecast", tmp_path, MACRO, "-n", 3, "--covariates", MACRO)
+    ahead = run("forecast", tmp_path, MACRO, "-n", 3, "--inputs", MACRO)
     drivers = ((unemp - unemp.mean()) / unemp.std(ddof=0)).to_numpy()
-    expected = model.forecast(
-        pd.read_csv(MACRO)[["infl"]], 3, covariates=np.concatenate([drivers, drivers[:3]])[:, None]
-    )
+    expected = model.forecast(pd.read_csv(MACRO)[["infl"]], 3, inputs=np.concatenate([drivers, drivers[:3]])[:, None])
     shown = np.array([line.split(",")[1] for line in ahead.stdout.split()[1:]], dtype=float)
     np.testing.assert_allclose(shown, expected.mean[:, 0].numpy(), rtol=1e-8)
-    assert run("sample", tmp_path, "--steps", 4, "--covariates", MACRO).stdout.count("\n") == 5
+    assert run("sample", tmp_path, "--steps", 4, "--inputs", MACRO).stdout.count("\n") == 5
 
 
 @pytest.mark.slow
@@ -222,20 +220,20 @@ def test_sequences_below_each_other_are_not_taken_for_one(panel, tmp_path):
     assert "name the column of the sequences with --sequence" in done.stderr
 
 
-def test_sequences_without_times_count_their_steps_and_may_have_covariates(tmp_path):
+def test_sequences_without_times_count_their_steps_and_may_have_inputs(tmp_path):
     path, rng = tmp_path / "runs.csv", np.random.default_rng(0)
     frame = pd.DataFrame({"run": np.repeat([3, 1], [8, 5]), "x": rng.normal(size=13), "c": rng.normal(size=13)})
     frame.to_csv(path, index=False)
-    options = ("--sequence", "run", "-c", "x", "--covariates", "c", "--restarts", 1, "--max-steps", 3)
+    options = ("--sequence", "run", "-c", "x", "--inputs", "c", "--restarts", 1, "--max-steps", 3)
     done = run("fit", path, *options, "--out", tmp_path / "out")
     assert done.exit_code == 0, done.output
     written = pd.read_csv(tmp_path / "out" / "states.csv")
     assert written["step"].tolist() == [*range(8), *range(5)]
     indexed = frame.set_index(["run", written["step"]])
     drivers = (indexed[["c"]] - frame["c"].mean()) / frame["c"].std(ddof=0)
-    expected = SwitchingSSM.load(tmp_path / "out" / "model").states(indexed[["x"]], covariates=drivers)
+    expected = SwitchingSSM.load(tmp_path / "out" / "model").states(indexed[["x"]], inputs=drivers)
     np.testing.assert_allclose(written[list(expected.columns)], expected, atol=5.1e-7)
-    assert "--sequence: a model with covariates" in run("forecast", tmp_path / "out", path).stderr
+    assert "--sequence: a model with inputs" in run("forecast", tmp_path / "out", path).stderr
 
 
 # ---- what is there stays -------------------------------------------------------------------------------------------
@@ -539,14 +537,14 @@ FILES = {
             "--time: holes.csv has no column 'month'; it has year, x",
         ),
         (["fit", "counts.csv", "--emission", "poisson", "-o", "out"], "got 2.5 at step 1, feature 0; expected counts"),
-        (["fit", "constant.csv", "-c", "x", "--covariates", "c", "-o", "out"], "--covariates: c is constant"),
+        (["fit", "constant.csv", "-c", "x", "--inputs", "c", "-o", "out"], "--inputs: c is constant"),
         (["fit", str(NILE), "-k", "0", "-o", "out"], "--states: got 0, expected at least 1."),
         (["fit", str(NILE), "--restarts", "0", "-o", "out"], "restarts: got 0"),
         (["fit", str(NILE), "--max-steps", "0", "-o", "out"], "max_steps: got 0"),
         (["fit", str(MACRO), "--emission", "categorical", "-o", "out"], "--columns: got 3 columns, but a categorical"),
         (
-            ["fit", str(MACRO), "-c", "infl", "--covariates", "unemp", "--dynamics", "markov", "-o", "out"],
-            "--covariates: Markov dynamics take none",
+            ["fit", str(MACRO), "-c", "infl", "--inputs", "unemp", "--dynamics", "markov", "-o", "out"],
+            "--inputs: Markov dynamics take none",
         ),
         (["fit", str(NILE), "-o", "counts.csv"], "--out: cannot make the folder counts.csv ("),
         (["forecast", "absent", str(NILE)], "model: there is no folder absent"),
@@ -572,7 +570,7 @@ def test_bad_input_ends_with_one_line_and_status_2(arguments, message, tmp_path,
         (["--level", "90"], "--level: got 90.0, expected a probability between 0 and 1"),
         (["--out", "no/such/folder.csv"], "--out: there is no folder no/such"),
         (["--plot", "forecast.docx"], "Format 'docx' is not supported"),
-        (["--covariates", str(NILE)], "--covariates: this model has none"),
+        (["--inputs", str(NILE)], "--inputs: this model has none"),
         (["--columns", "year,volume"], "--columns: got year, volume, but the model has 1 feature(s)"),
     ],
 )

@@ -364,7 +364,7 @@ def _of_model(model: SwitchingSSM, alphabet: Any) -> WeightedAutomaton:
         first, moves = values["initial_probs"], values["transition_probs"]
     else:
         if values["redraw_prob"].dim():
-            raise ValueError("network: its redraws depend on covariates, so a symbol has no single matrix.")
+            raise ValueError("network: its redraws depend on inputs, so a symbol has no single matrix.")
         first, redraw = values["state_probs"], values["redraw_prob"]
         moves = (1 - redraw) * torch.eye(len(first), dtype=torch.float64, device="cpu") + redraw * first
     n_symbols = emitted.shape[-1]

@@ -24,7 +24,7 @@ step. "Hard" is the run of the nearest centroids.
 """
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Unpack
+from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 import torch
@@ -37,7 +37,7 @@ from ...inference.numerics.records import Record
 from ...inference.numerics.scalars import check_choice, check_kind
 from ...switching.base import Model
 from ...switching.data.reading import to_tensor
-from ...switching.data.series import Given, Series
+from ...switching.data.series import Series
 from ...switching.filter_vmp import filter_vmp
 from ...switching.model import SwitchingSSM
 from ..networks.state_regularized import StateRegularized
@@ -172,12 +172,13 @@ def compare(
     *,
     inputs: Any = None,
     reads: str | None = None,
-    **given: Unpack[Given],
+    lengths: Any = None,
+    dt: Any = None,
 ) -> Comparison:
     """Measure, at every step, the distance of a network's state from the belief of a model.
 
     Arguments:
-        model: a `SwitchingSSM` with parameter values and without covariates; or the chain of a `StateRegularized`, made
+        model: a `SwitchingSSM` with parameter values and without inputs; or the chain of a `StateRegularized`, made
             by `as_ssm`.
         layer: any recurrent layer whose call `layer(inputs)` returns its states [N, T, D], alone or first; a stack
             network, whose state is its controller's state with the reading of its stack; or a `Sequential` that ends in
@@ -194,8 +195,7 @@ def compare(
 
     Raises:
         TypeError: `model` is not a model.
-        ValueError: a model without values or with covariates; inputs that do not fit the network; an observation that
-            is
+        ValueError: a model without values or with inputs; inputs that do not fit the network; an observation that is
             impossible; a reading that does not fit the network, such as "belief" for states that are not distributions;
             states that are not finite.
 
@@ -212,17 +212,17 @@ def compare(
         Name: TV, max, dtype: bool
     """
     if isinstance(model, LiftedStates):
-        for name, value in {"inputs": inputs, "reads": reads, **given}.items():
-            if value is not None and name != "lengths":
+        for name, value in {"inputs": inputs, "reads": reads, "dt": dt}.items():
+            if value is not None:
                 raise ValueError(f"{name}: given with a chain over centroids, whose network reads x; leave it out.")
-        return _compare_states(model, layer, x, given.get("lengths"))
+        return _compare_states(model, layer, x, lengths)
     model = check_kind("model", model, SwitchingSSM, "a SwitchingSSM; for layers of chains use `compare_layers`")
     check_kind("layer", layer, nn.Module, "a recurrent layer")
     if reads is not None:
         check_choice("reads", reads, READINGS)
-    if model.dynamics.n_covariates:
-        raise ValueError("model: has covariates, but only the exact filter supports them; give a model without.")
-    series = model.read(x, **given)
+    if model.dynamics.n_inputs:
+        raise ValueError("model: reads inputs, but only the exact filter supports them; give a model without.")
+    series = model.read(x, lengths=lengths, dt=dt)
     inputs = None if inputs is None else to_tensor(inputs, "inputs")
     with torch.no_grad(), naming("x"):
         chain = model.chain(series)

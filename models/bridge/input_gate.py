@@ -62,7 +62,7 @@ def input_gate_updates(model: SwitchingSSM, x: Any, **given: Unpack[Given]) -> d
 
     Arguments:
         model: a model with copy dynamics and parameter values.
-        x, lengths, covariates, dt: sequences as in `SwitchingSSM`. After the end of a sequence beliefs have no meaning.
+        x, lengths, inputs, dt: sequences as in `SwitchingSSM`. After the end of a sequence beliefs have no meaning.
 
     Raises:
         TypeError, ValueError: as `filter_vmp`.
@@ -114,7 +114,7 @@ def input_gate_bound(model: SwitchingSSM, x: Any, **given: Unpack[Given]) -> Inp
     It has no meaning after the end of a sequence.
 
     Arguments:
-        model, x, lengths, covariates, dt: as in `input_gate_updates`.
+        model, x, lengths, inputs, dt: as in `input_gate_updates`.
 
     Raises:
         TypeError, ValueError: as `filter_vmp`; a state that is impossible at some step.

@@ -67,7 +67,7 @@ def forgetting(layer_or_model: nn.Module | Model, x: Any, tol: float, h0: Any = 
         TypeError: neither such a network nor a model.
         ValueError: tol is not positive, or less than rounding in the dtype allows (the message has the least that can
             be
-            certified); a model with other dynamics or with covariates, a series that it cannot produce, or an h0 for
+            certified); a model with other dynamics or with inputs, a series that it cannot produce, or an h0 for
             it; for a
             GRU, LSTM or Elman network an h0 outside the range of its inputs.
 

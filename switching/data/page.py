@@ -25,7 +25,7 @@ def series_page(series: Any) -> str:
     table = pd.DataFrame(rows, columns=["steps", "from", "to", "missing values"], index=list(names))
     features = ", ".join(map(str, series.features_of())) if n else str(series.n_features)
     title = f"Series of {n} sequence{'' if n == 1 else 's'}, features {features}"
-    title += f", covariates {', '.join(series.drivers)}" if series.drivers else ""
+    title += f", inputs {', '.join(series.drivers)}" if series.drivers else ""
     title += ", with gaps" if series.dt is not None else ""
     title += f"; the first {MOST} below" if n > MOST else ""
     return f"<p><b>{escape(title)}</b></p>{table.to_html(border=0)}"

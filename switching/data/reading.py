@@ -1,7 +1,7 @@
 """Observations in any form, as one `Series`."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, TypeGuard
 
@@ -13,13 +13,16 @@ from torch import Tensor
 
 from ...inference.numerics.arrays import floating
 from ...inference.numerics.checks import check_integers
+from ..inputs import Inputs, count_inputs, named_or_counted
 from .packed import Packed, padded, stored
 from .series import Series, number, place
 from .stacked import Stacked, check_levels, common_index, panel_of
 from .timeline import check_times
 
 
-def read_series(x: Any, n_features: int, *, lengths: Any = None, covariates: Any = None, dt: Any = None) -> Series:
+def read_series(
+    x: Any, n_features: int, *, lengths: Any = None, inputs: Any = None, input_names: Any = None, dt: Any = None
+) -> Series:
     """Read observations in any form.
 
     Arguments:
@@ -29,8 +32,8 @@ def read_series(x: Any, n_features: int, *, lengths: Any = None, covariates: Any
             sequences, one after another, with `lengths [B]` that sum to N. NaN is missing. Integers become float64;
             floating types are kept.
         n_features: F, the required number of features of `x`.
-        lengths, covariates, dt: see `Given`; covariates and gaps may extend beyond T. For a panel, rows `[N, F]` or a
-            list, they have the form of x, or are `[B, T, C]` and `[B, T]`.
+        lengths, inputs, input_names, dt: see `Given`; inputs and gaps may extend beyond T. For a panel, rows `[N, F]`
+            or a list, they have the form of x, or are `[B, T, C]` and `[B, T]`.
 
     Raises:
         ValueError: wrong rank or number of features, infinite values, no steps, lengths that do not fit, an index that
@@ -40,11 +43,12 @@ def read_series(x: Any, n_features: int, *, lengths: Any = None, covariates: Any
     Warns:
         UserWarning: an index whose labels are not evenly spaced, if no gaps are given.
     """
+    inputs, drivers = _named_columns(inputs, input_names, list(x) if isinstance(x, dict) else None)
     if _labelled(x) and _names_sequences(x.index):
         if lengths is not None:
             raise ValueError("lengths: got some besides a panel, but its index names the sequences; leave it out.")
         check_levels(x.index, "x")
-        return _read_stacked(x, panel_of(x.index, "x"), n_features, covariates, dt)
+        return _read_stacked(x, panel_of(x.index, "x"), n_features, inputs, drivers, dt)
     names, labels = None, {}
     if isinstance(x, dict):
         names, x = tuple(map(str, x)), list(x.values())
@@ -57,43 +61,44 @@ def read_series(x: Any, n_features: int, *, lengths: Any = None, covariates: Any
         if all(_labelled(part) for part in x):
             labels = _list_labels(x, names, dt is not None)
         values, counts = _joined(x, n_features)
-        covariates = _beside(covariates, "covariates", counts)
+        inputs = _beside(inputs, "inputs", counts)
         dt = _beside(dt, "dt", counts)
     else:
         values = _with_feature_axis(to_tensor(x, "x"), n_features, "x")
         if lengths is not None and values.ndim == 2 and _counts(lengths, values).ndim == 1:
             rows = Stacked.by_lengths(_summing(lengths, values), x.index if _labelled(x) else None)
-            return _read_stacked(x, rows, n_features, covariates, dt)
+            return _read_stacked(x, rows, n_features, inputs, drivers, dt)
         if _labelled(x):
             check_times([x.index], ["x"], dt is not None)
             labels = {"index": x.index, "features": _features(x)}
         counts = _read_lengths(lengths, values)
-    for table, name in ((covariates, "covariates"), (dt, "dt")):
+    for table, name in ((inputs, "inputs"), (dt, "dt")):
         if _labelled(table) and _names_sequences(table.index):
             raise ValueError(f"{name}: got an index of sequence and time, but x has none; give both the same.")
-    driven = [_beside_x(d, n, values) for n, d in (("covariates", covariates), ("dt", dt))]
+    driven = [_beside_x(d, n, values) for n, d in (("inputs", inputs), ("dt", dt))]
     return _finished(
-        Series(values, counts, *driven, sequences=names, drivers=_names_of(covariates), **labels)  # type: ignore[arg-type]
+        Series(values, counts, *driven, sequences=names, drivers=drivers, **labels)  # type: ignore[arg-type]
     )
 
 
-def with_steps_to_come(series: Series, horizon: int, covariates: Any, dt: Any) -> Series:
-    """The series with covariates `[*batch, horizon, C]` and gaps `[*batch, horizon]` of the steps after its end.
+def with_steps_to_come(series: Series, horizon: int, inputs: Any, dt: Any) -> Series:
+    """The series with inputs `[*batch, horizon, C]` and gaps `[*batch, horizon]` of the steps after its end.
 
     Without axes for the batch, all sequences get the same.
 
     Raises:
-        ValueError: covariates or gaps that the series itself does not have, of another shape, or under other names.
+        ValueError: inputs or gaps that the series itself does not have, of another shape, or under other names.
     """
     fields: dict[str, Any] = {}
-    for name, field, table in (("covariates", "inputs", covariates), ("dt", "dt", dt)):
+    for name, field, table in (("inputs", "inputs", inputs), ("dt", "dt", dt)):
         if table is None:
             continue
         if getattr(series, field) is None:
             raise ValueError(f"{name}: got some for the steps to come, but the series has none; leave them out.")
-        names = _names_of(table) if name == "covariates" else None
-        if names is not None and series.drivers is not None and names != series.drivers:
-            raise ValueError(f"{name}: got columns {list(names)}, expected {list(series.drivers)}, as in the past.")
+        if name == "inputs":
+            table, names = _named_columns(table, None, None)
+            if names is not None and series.drivers is not None:
+                table = to_tensor(table, name)[..., places_of(series.drivers, names)]
         past, axis = padded(getattr(series, field)), len(series.batch_shape)
         ahead = to_tensor(table, name).to(past)
         expected = (*past.shape[:axis], horizon, *past.shape[axis + 1 :])
@@ -114,7 +119,7 @@ def read_panel(
     """Read a long table with the rows of several sequences.
 
     Results have the table's index: `frame.join(model.states(series))`. Every method accepts a frame with an index of
-    sequence and time, with covariates and gaps in frames of the same index.
+    sequence and time, with inputs and gaps in frames of the same index.
 
     Arguments:
         frame: a row for each step. The rows of one sequence are in the order of time; they may be separated.
@@ -158,7 +163,7 @@ def read_panel(
     if time is None:
         named.append(pd.RangeIndex(len(frame), name="row"))
     rows = panel_of(pd.MultiIndex.from_arrays(named), "frame", counted=time is None)
-    return _read_stacked(frame[chosen], replace(rows, index=frame.index), len(chosen), None, None)
+    return _read_stacked(frame[chosen], replace(rows, index=frame.index), len(chosen), None, None, None)
 
 
 def _columns(option: str, names: Any) -> list[Any]:
@@ -174,8 +179,10 @@ def _columns(option: str, names: Any) -> list[Any]:
     return labels
 
 
-def _read_stacked(x: Any, rows: Stacked, n_features: int, covariates: Any, dt: Any) -> Series:
-    """Rows of several sequences as a batch, with covariates and gaps that may come in rows too."""
+def _read_stacked(
+    x: Any, rows: Stacked, n_features: int, inputs: Any, drivers: tuple[str, ...] | None, dt: Any
+) -> Series:
+    """Rows of several sequences as a batch, with inputs and gaps that may come in rows too."""
     table = _with_feature_axis(to_tensor(x, "x"), n_features, "x")
     labels: dict[str, Any] = {"features": _features(x), "stacked": rows} if _labelled(x) else {}
     if labels:
@@ -186,15 +193,15 @@ def _read_stacked(x: Any, rows: Stacked, n_features: int, covariates: Any, dt: A
     values = rows.split(table, counts, torch.nan)
     driven = [
         _beside_x(driver if driver is None else _driver(driver, name, n_axes, rows, counts), name, values)
-        for driver, name, n_axes in ((covariates, "covariates", 2), (dt, "dt", 1))
+        for driver, name, n_axes in ((inputs, "inputs", 2), (dt, "dt", 1))
     ]
     return _finished(
-        Series(values, counts, *driven, sequences=rows.names, drivers=_names_of(covariates), **labels)  # type: ignore[arg-type]
+        Series(values, counts, *driven, sequences=rows.names, drivers=drivers, **labels)  # type: ignore[arg-type]
     )
 
 
 def _beside_x(driver: Any, name: str, x: Tensor | Packed) -> Tensor | Packed | None:
-    """Covariates or gaps in the dtype and on the device of x."""
+    """Inputs or gaps in the dtype and on the device of x."""
     like = x.rows if isinstance(x, Packed) else x
     if driver is None or isinstance(driver, Packed):
         return None if driver is None else driver.map(lambda rows: rows.to(like))
@@ -202,7 +209,7 @@ def _beside_x(driver: Any, name: str, x: Tensor | Packed) -> Tensor | Packed | N
 
 
 def _driver(driver: Any, name: str, n_axes: int, rows: Stacked, counts: Tensor) -> Tensor | Packed:
-    """Covariates or gaps of several sequences, from rows like those of x or from a batch; 0 after the end of each."""
+    """Inputs or gaps of several sequences, from rows like those of x or from a batch; 0 after the end of each."""
     table = to_tensor(driver, name)
     if _labelled(driver) and _names_sequences(driver.index):
         layout = panel_of(driver.index, name)
@@ -227,9 +234,9 @@ def _finished(series: Series) -> Series:
 
 
 def _check_beside_packed(series: Series) -> None:
-    """ValueError if padded covariates or gaps lack sequences or steps of packed observations."""
+    """ValueError if padded inputs or gaps lack sequences or steps of packed observations."""
     steps = (series.n_sequences, series.n_steps)
-    for name, table, axes in (("covariates", series.inputs, 3), ("dt", series.dt, 2)):
+    for name, table, axes in (("inputs", series.inputs, 3), ("dt", series.dt, 2)):
         if not isinstance(table, Tensor):
             continue
         if table.ndim != axes or len(table) != steps[0] or table.shape[1] < steps[1]:
@@ -245,8 +252,109 @@ def _names_sequences(index: Any) -> TypeGuard[pd.MultiIndex]:
     return isinstance(index, pd.MultiIndex) and index.nlevels > 1
 
 
-def _names_of(covariates: Any) -> tuple[str, ...] | None:
-    return tuple(map(str, covariates.columns)) if isinstance(covariates, pd.DataFrame) else None
+def _named_columns(inputs: Any, names: Any, sequences: list[Any] | None) -> tuple[Any, tuple[str, ...] | None]:
+    """Inputs as one table, or as a list of one for each sequence, and the names of their columns if there are any.
+
+    Arguments:
+        names: the user's names of the columns.
+        sequences: the names of the sequences of x, if it is a mapping.
+    """
+    if isinstance(inputs, Mapping) and sequences is not None and set(inputs) == set(sequences):
+        inputs = [inputs[name] for name in sequences]
+    if isinstance(inputs, Mapping):
+        of_mapping = tuple(map(str, inputs))
+        parts = list(inputs.values())
+        if not parts:
+            raise ValueError("inputs: got an empty mapping, expected a column for each input.")
+        if any(isinstance(part, list | tuple) and part and _is_ragged_list(part) for part in parts):
+            inputs = [_columns_beside(of_mapping, columns) for columns in zip(*parts, strict=True)]
+        else:
+            inputs = _columns_beside(of_mapping, parts)
+    else:
+        table = inputs[0] if isinstance(inputs, list | tuple) and inputs else inputs
+        of_mapping = tuple(map(str, table.columns)) if isinstance(table, pd.DataFrame) else None
+    if names is None:
+        return inputs, of_mapping
+    chosen = named_or_counted(names, "input_names", least=1)
+    if isinstance(chosen, int):
+        raise TypeError(f"input_names: got {names!r}, expected a name for each column of inputs.")
+    return inputs, chosen
+
+
+def _columns_beside(names: Sequence[str], columns: Sequence[Any]) -> Any:
+    """Columns `[*b, T]` as one table `[*b, T, C]`; a frame if all have one index."""
+    first = columns[0]
+    if all(isinstance(column, pd.Series) and column.index.equals(first.index) for column in columns):
+        return pd.DataFrame(dict(zip(names, columns, strict=True)), index=first.index)
+    tables = [to_tensor(column, f"inputs[{name!r}]") for name, column in zip(names, columns, strict=True)]
+    for name, table in zip(names, tables, strict=True):
+        if table.shape != tables[0].shape:
+            raise ValueError(
+                f"inputs[{name!r}]: got shape {tuple(table.shape)}, but {names[0]!r} has {tuple(tables[0].shape)}; "
+                "give all inputs for the same steps."
+            )
+    return torch.stack(tables, -1)
+
+
+def places_of(inputs: Sequence[str], names: Sequence[str]) -> list[int]:
+    """The columns of these inputs in a table with these names."""
+    for name in inputs:
+        if names.count(name) != 1:
+            there = ", ".join(map(repr, names)) or "none"
+            raise ValueError(f"inputs: {name!r} is {'there twice' if name in names else 'missing'}; got {there}.")
+    return [names.index(name) for name in inputs]
+
+
+def with_inputs(series: Series, inputs: Inputs) -> Series:
+    """The series with the inputs of a model alone, by name and in the model's order.
+
+    Raises:
+        ValueError: an input that the series does not have.
+    """
+    names, table = series.drivers, series.inputs
+    if isinstance(inputs, int) or table is None or names == inputs:
+        return series
+    n_columns = table.shape[-1]
+    if names is None:
+        if n_columns != len(inputs):
+            return series  # an error of `check_design`
+        return replace(series, drivers=inputs)
+    if len(names) != n_columns:
+        raise ValueError(
+            f"input_names: got {len(names)} name(s) for {n_columns} column(s) of inputs; give each a name."
+        )
+    places = places_of(inputs, names)
+    some = table.map(lambda rows: rows[..., places]) if isinstance(table, Packed) else table[..., places]
+    return replace(series, inputs=some, drivers=inputs, checked=None)
+
+
+def check_design(design: Tensor | None, expected: tuple[int, ...], inputs: Inputs, reading: str) -> None:
+    """Raise ValueError unless inputs have this shape and are finite.
+
+    Arguments:
+        inputs: those that the model reads.
+        reading: the part of such a model that reads inputs.
+    """
+    names = "" if isinstance(inputs, int) else f" ({', '.join(inputs)})"
+    if not expected[-1]:
+        cure = f"name them in a part, as in {reading}, or leave them out" if reading else "leave them out"
+        raise ValueError(f"inputs: got some, but no part of the model reads any; {cure}.")
+    if design is None:
+        raise ValueError(f"inputs: missing; the model reads {expected[-1]}{names}; give them, of shape {expected}.")
+    if tuple(design.shape) != expected:
+        raise ValueError(
+            f"inputs: got shape {tuple(design.shape)}, expected {expected}: a row for each step, a column for each "
+            f"input{names}."
+        )
+    bad = ~torch.isfinite(design)
+    if bool(bad.any()):
+        *batch, step, column = torch.nonzero(bad)[0].tolist()
+        name = column if isinstance(inputs, int) else repr(inputs[column])
+        where = f"sequence {number(batch)}, " if batch else ""
+        raise ValueError(
+            f"inputs: got NaN or infinite values, first at {where}step {step}, input {name}; fill or drop them, they "
+            "cannot be missing."
+        )
 
 
 def _alone(part: Any, name: str) -> Any:
@@ -334,7 +442,7 @@ def _joined(x: Sequence[Any], n_features: int) -> tuple[Tensor | Packed, Tensor]
 
 
 def _beside(driver: Any, name: str, counts: Tensor) -> Any:
-    """Covariates or gaps of a list of sequences: if they are a list of tables too, one table, with 0 after their
+    """Inputs or gaps of a list of sequences: if they are a list of tables too, one table, with 0 after their
     ends."""
     if not isinstance(driver, list | tuple) or not driver or not _is_ragged_list(driver):
         return driver
@@ -421,11 +529,14 @@ def read_row(x_t: Any, batch: tuple[int, ...], n_features: int) -> Float[Tensor,
     return row
 
 
-def read_inputs(covariates: Any, row: Float[Tensor, "*b F"], n_covariates: int) -> Float[Tensor, "*b 1 C"] | None:
-    """The covariates `[*batch, C]` beside one observation of each stream, if there are any."""
-    if covariates is None:
+def read_inputs(inputs: Any, row: Float[Tensor, "*b F"], names: Inputs) -> Float[Tensor, "*b 1 C"] | None:
+    """The inputs `[*batch, C]` beside one observation of each stream, if there are any; a mapping is read by name."""
+    if inputs is None:
         return None
-    table, expected = to_tensor(covariates, "covariates").to(row), (*row.shape[:-1], n_covariates)
+    if isinstance(inputs, Mapping | pd.Series) and not isinstance(names, int):
+        places_of(names, list(inputs.keys()))
+        inputs = _columns_beside(names, [inputs[name] for name in names])
+    table, expected = to_tensor(inputs, "inputs").to(row), (*row.shape[:-1], count_inputs(names))
     if tuple(table.shape) != expected:
-        raise ValueError(f"covariates: got shape {tuple(table.shape)}, expected {expected}: this step's.")
+        raise ValueError(f"inputs: got shape {tuple(table.shape)}, expected {expected}: this step's.")
     return table.unsqueeze(-2)

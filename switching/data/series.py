@@ -1,4 +1,4 @@
-"""`Series`: the user's data, read once: observations with missing values, covariates, gaps, and labels.
+"""`Series`: the user's data, read once: observations with missing values, inputs, gaps, and labels.
 
 A tensor, a numpy array, a pandas object or a list of sequences becomes one record with observations `[*batch, T, F]`,
 where NaN means missing. No value is imputed here, and no value after a sequence's end is used in a computation.
@@ -29,12 +29,16 @@ class Given(TypedDict, total=False):
     Entries:
         lengths: [*batch], the number of steps of each sequence; lists and panels have their own. For rows `[N, F]` of B
         sequences: [B], with sum N.
-        covariates: [*batch, T, C], inputs of the redraw probability at each step.
+        inputs: [*batch, T, C], or a frame or a mapping with a column for each input. Columns that no part of the model
+            names are ignored.
+        input_names: the names of the columns of `inputs`, if it has none. Without names, the columns are those that the
+            model reads, in the order of `model.inputs`.
         dt: [*batch, T], the gap before each step, in steps; the gap before the first step is ignored.
     """
 
     lengths: Any
-    covariates: Any
+    inputs: Any
+    input_names: Any
     dt: Any
 
 
@@ -42,30 +46,30 @@ class Given(TypedDict, total=False):
 class Drive(Record):
     """The external inputs of the dynamics at some steps; None if there are none."""
 
-    covariates: Float[Tensor, "*b T C"] | None = None
+    inputs: Float[Tensor, "*b T C"] | None = None
     gaps: Float[Tensor, "*b T"] | None = None
 
     def at(self, steps: slice) -> "Drive":
         """The inputs at a range of steps."""
-        covariates = None if self.covariates is None else self.covariates[..., steps, :]
-        return Drive(covariates, None if self.gaps is None else self.gaps[..., steps])
+        inputs = None if self.inputs is None else self.inputs[..., steps, :]
+        return Drive(inputs, None if self.gaps is None else self.gaps[..., steps])
 
 
 @dataclass(frozen=True, repr=False)
 class Series(Record):
-    """Observed sequences, their covariates and gaps, and their labels.
+    """Observed sequences, their inputs and gaps, and their labels.
 
     Made by `model.read(x, ...)` and `read_panel`, and accepted by every method in place of x.
 
     Attributes:
         x: the observations, NaN where missing, and after a sequence's end; packed if padding would waste memory.
         lengths: the number of steps of each sequence; None: all have T.
-        inputs: the covariates of all T steps, and for a forecast those of the future steps: N >= T.
+        inputs: the inputs of all T steps, and for a forecast those of the future steps: N >= T.
         dt: the gap before each step, in steps.
         index: the labels of the steps: one index for all sequences, or one for each.
         features: the names of the features: for all sequences, or one tuple for each.
         sequences: the names of the sequences.
-        drivers: the names of the covariates.
+        drivers: the names of the inputs.
         stacked: the rows of the table from which the steps come, if they come from one table.
     """
 
@@ -94,14 +98,14 @@ class Series(Record):
         return padded(self.x)
 
     @property
-    def covariates(self) -> Float[Tensor, "*b N C"] | None:
-        """The covariates of all steps, 0 after a sequence's end in a packed series, which makes this table each
+    def design(self) -> Float[Tensor, "*b N C"] | None:
+        """The inputs of all steps, 0 after a sequence's end in a packed series, which makes this table each
         time."""
         return None if self.inputs is None else padded(self.inputs)
 
     @property
     def gaps(self) -> Float[Tensor, "*b N"] | None:
-        """The gap before each step, as `covariates`."""
+        """The gap before each step, as `inputs`."""
         return None if self.dt is None else padded(self.dt)
 
     @property
@@ -176,22 +180,22 @@ class Series(Record):
 
     @property
     def whole_drive(self) -> Drive:
-        """The covariates and gaps of the observed steps and of future steps."""
-        return Drive(self.covariates, self.gaps)
+        """The inputs and gaps of the observed steps and of future steps."""
+        return Drive(self.design, self.gaps)
 
     @property
     def drive(self) -> Drive:
-        """The covariates and gaps of the observed steps."""
+        """The inputs and gaps of the observed steps."""
         return self.whole_drive if self.n_driven == self.n_steps else self.whole_drive.at(slice(0, self.n_steps))
 
     @property
     def ahead(self) -> Drive:
-        """The covariates and gaps of future steps, if they are given."""
+        """The inputs and gaps of future steps, if they are given."""
         return self.whole_drive.at(slice(self.n_steps, None))
 
     @property
     def n_driven(self) -> int:
-        """N, the number of steps with covariates or gaps; T if there are none."""
+        """N, the number of steps with inputs or gaps; T if there are none."""
         if self.inputs is not None:
             return self.inputs.shape[-2]
         return self.n_steps if self.dt is None else self.dt.shape[-1]
@@ -205,13 +209,13 @@ class Series(Record):
         return any(bool((table[..., 1:] == 0).any()) for table in gaps if table is not None)
 
     def check_ahead(self, horizon: int) -> None:
-        """Raise ValueError unless future steps have the covariates and gaps of the others, and sequences have equal
+        """Raise ValueError unless future steps have the inputs and gaps of the others, and sequences have equal
         length."""
         if self.inputs is None and self.dt is None:
             return
         if self.n_driven != self.n_steps + horizon:
             raise ValueError(
-                f"horizon: got {horizon}, but covariates or dt are given for {self.n_driven} steps and x has "
+                f"horizon: got {horizon}, but inputs or dt are given for {self.n_driven} steps and x has "
                 f"{self.n_steps}; give them for the steps to come too."
             )
         if self.lengths is not None and bool((self.lengths != self.n_steps).any()):
@@ -319,7 +323,7 @@ class Series(Record):
         ends = self.last + 1 - first
         lengths = ends.clamp(1, observations.shape[-2])
         drive = self.drive.at(slice(first, first + size))
-        return Series(observations, lengths, drive.covariates, drive.gaps, checked=self.checked)
+        return Series(observations, lengths, drive.inputs, drive.gaps, checked=self.checked)
 
     def cpu(self) -> "Series":
         """The series in the memory of the host, detached from the graph of gradients."""
@@ -348,7 +352,7 @@ class Series(Record):
         return replace(self, **{name: changed(getattr(self, name)) for name in names})
 
     def one(self, sequence: int) -> "Series":
-        """One sequence without batch axes, cut to its length, with its labels and the covariates and gaps of future
+        """One sequence without batch axes, cut to its length, with its labels and the inputs and gaps of future
         steps.
 
         Raises:
@@ -367,7 +371,7 @@ class Series(Record):
             self,
             x=alone.observations[0, :n],
             lengths=None,
-            inputs=None if alone.covariates is None else alone.covariates[0, keep],
+            inputs=None if alone.design is None else alone.design[0, keep],
             dt=None if alone.gaps is None else alone.gaps[0, keep],
             index=None if index is None else index[:n],
             stacked=None,
@@ -378,17 +382,9 @@ class Series(Record):
 
 def _unequal(least: int, most: int) -> ValueError:
     return ValueError(
-        f"x: got sequences of {least} to {most} steps; forecasts with covariates or dt need sequences of equal length: "
+        f"x: got sequences of {least} to {most} steps; forecasts with inputs or dt need sequences of equal length: "
         "forecast one at a time."
     )
-
-
-def check_covariates(covariates: Tensor, expected: tuple[int, ...]) -> None:
-    """Raise ValueError unless covariates have this shape and are finite."""
-    if tuple(covariates.shape) != expected:
-        raise ValueError(f"covariates: got shape {tuple(covariates.shape)}, expected {expected}: a row for each step.")
-    if not bool(torch.isfinite(covariates).all()):
-        raise ValueError("covariates: got NaN or infinite values; fill or drop them, they cannot be missing.")
 
 
 def place(bad: Bool[Tensor, "*b T F"]) -> str:

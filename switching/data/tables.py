@@ -25,11 +25,11 @@ WHOLE_TIMES = frozenset({"time", "date", "datetime", "timestamp", "t", "step", U
 
 @dataclass(frozen=True)
 class TableSeries:
-    """One or several series from a file: observed columns and covariates, indexed by the columns that label the
+    """One or several series from a file: observed columns and inputs, indexed by the columns that label the
     rows."""
 
     observed: pd.DataFrame
-    covariates: pd.DataFrame
+    inputs: pd.DataFrame
     time: str | None
     sequence: str | None = None
     left_out: tuple[str, ...] = ()  # columns without numbers, if no columns were chosen
@@ -198,7 +198,7 @@ def pick_series(
     table: pd.DataFrame,
     path: Path,
     columns: Sequence[str] | None,
-    covariates: Sequence[str],
+    inputs: Sequence[str],
     time: str | None,
     sequence: str | None = None,
 ) -> TableSeries:
@@ -206,8 +206,8 @@ def pick_series(
 
     Arguments:
         table, path: the table, and its file.
-        columns: observed features; None takes every numeric column that is neither a covariate nor a label.
-        covariates: columns with inputs of the dynamics.
+        columns: observed features; None takes every numeric column that is neither a input nor a label.
+        inputs: columns with inputs of the dynamics.
         time: column that labels the rows; None: see `time_column`.
         sequence: column that names the sequence of a row; None: all rows are one sequence.
 
@@ -216,13 +216,13 @@ def pick_series(
     """
     if sequence is not None:
         _check_labels(table, sequence, path, "--sequence")
-    label = time_column(table, path, time, [*(columns or ()), *covariates], sequence)
+    label = time_column(table, path, time, [*(columns or ()), *inputs], sequence)
     left_out: tuple[str, ...] = ()
     if columns is None:
-        taken = {sequence, label, UNNAMED, *covariates}
+        taken = {sequence, label, UNNAMED, *inputs}
         columns = _observed(table, path, taken)
         left_out = tuple(str(name) for name in table.columns if name not in {*columns, *taken})
-    observed, drivers = numeric_columns(table, columns, path), numeric_columns(table, covariates, path, "--covariates")
+    observed, drivers = numeric_columns(table, columns, path), numeric_columns(table, inputs, path, "--inputs")
     index = _index(table, label, sequence)
     return TableSeries(observed.set_axis(index), drivers.set_axis(index), label, sequence, left_out)
 

@@ -19,6 +19,7 @@ from ...inference.families import CopyTables, FactoredTables, Family, MarkovTabl
 from ...inference.message_passing.factor_graph import Factor
 from ..data.series import Drive, Series
 from ..emissions.contract import ByGate
+from ..inputs import Inputs, count_inputs
 from ..parameters import Named, Parameter, Parameters, check_parameters, concentration, kept
 from ..priors import Conjugate, Probabilities, Site
 
@@ -31,13 +32,18 @@ class Dynamics(Named, ABC):
 
     Attributes:
         n_states: K.
-        n_covariates: C, the number of covariates.
+        inputs: the inputs that it reads, by name or number. They are the first columns of the model's design.
         holds: whether a step may hold its state; then there is a gate.
     """
 
     n_states: int
-    n_covariates: int = 0
+    inputs: Inputs = 0
     holds: ClassVar[bool] = False
+
+    @property
+    def n_inputs(self) -> int:
+        """C, the number of inputs."""
+        return count_inputs(self.inputs)
 
     # ---- parameters ------------------------------------------------------------------------------------------------
 
@@ -58,19 +64,18 @@ class Dynamics(Named, ABC):
     @property
     def sizes(self) -> dict[str, int]:
         """The lengths of the parameters' axes."""
-        return {"state": self.n_states, "state_new": self.n_states, "covariate": self.n_covariates}
+        return {"state": self.n_states, "state_new": self.n_states, "input": self.n_inputs}
 
     def check_values(self, values: Parameters) -> Parameters:
         """Return the parameters under their names; raise ValueError if they are not valid."""
         return check_parameters(self.parameters, values, self.sizes, f"{self.name} dynamics")
 
     def check_drive(self, drive: Drive, batch_shape: torch.Size, n_steps: int) -> None:
-        """Raise ValueError if covariates or gaps do not fit these dynamics or the series."""
-        for name, table in (("covariates", drive.covariates), ("dt", drive.gaps)):
-            if table is not None:
-                raise ValueError(
-                    f"{name}: {self.name} dynamics take none; use Copy dynamics, where it moves the redraw probability."
-                )
+        """Raise ValueError if gaps do not fit these dynamics or the series."""
+        if drive.gaps is not None:
+            raise ValueError(
+                f"dt: {self.name} dynamics take none; use Copy dynamics, where gaps move the redraw probability."
+            )
 
     def sites(self, prior: Parameters) -> list[Site]:
         """The parameters' prior as Pyro sites."""
@@ -124,7 +129,7 @@ class Dynamics(Named, ABC):
     def durations(self, values: Parameters, drive: Drive) -> Float[Tensor, "K"]:
         """The expected number of steps from entering each state to leaving it; infinite if it is never left.
 
-        Covariates enter by the mean of their effect over the steps, gaps by their length.
+        Inputs enter by the mean of their effect over the steps, gaps by their length.
         """
 
     @abstractmethod

@@ -3,9 +3,9 @@ r"""Copy dynamics: at each step the state is held, or drawn afresh from one dist
 $$z_t \sim \text{Bernoulli}(\rho_t), \qquad s_t = s_{t-1} \text{ if } z_t = 0, \qquad
   s_t \sim \text{Categorical}(\pi) \text{ if } z_t = 1, \qquad z_1 = 1$$
 
-The redraw probability is constant with a Beta prior, or depends on covariates, $\text{logit}\,\rho_t = w_0 + w^\top
+The redraw probability is constant with a Beta prior, or depends on inputs, $\text{logit}\,\rho_t = w_0 + w^\top
 c_t$. A gap of $d$ steps holds with probability $(1 - \rho)^d$, so irregular times cost nothing: $\rho_t(d) = 1 - (1 -
-\rho_t)^d$. For unit gaps without covariates the prior of $\rho$ is conjugate; `gates` handles the other cases.
+\rho_t)^d$. For unit gaps without inputs the prior of $\rho$ is conjugate; `gates` handles the other cases.
 """
 
 import math
@@ -27,32 +27,33 @@ from ...inference.message_passing.factor_graph import Factor
 from ...inference.numerics.checks import broadcast_shapes
 from ...inference.numerics.logs import log_sigmoid
 from ...inference.numerics.scalars import check_integer
-from ..data.series import Drive, Series, check_covariates
+from ..data.series import Drive, Series
 from ..emissions.contract import ByGate
+from ..inputs import Inputs, named_or_counted
 from ..parameters import Parameter, Parameters, concentration, kept, widened
 from ..priors import Conjugate, Probabilities, Site
 from .contract import PATHS, Dynamics, draw_state
 from .factors import by_state, driven_gates, factored_gates, factored_states, fresh_states, gate_counts, gates
 from .gates import GateLikelihood, fisher_scoring, log1mexp, log_redraw_in_gap, logistic_bounds, with_intercept
 
-WEIGHT_SCALE = 2.5  # prior standard deviation of a covariate's weight (Gelman et al. 2008), covariates of unit variance
+WEIGHT_SCALE = 2.5  # prior standard deviation of an input's weight (Gelman et al. 2008), inputs of unit variance
 
 
 @dataclass(frozen=True)
 class RedrawWeights(Conjugate):
     """Intercept and weights of the redraw's logit. Under message passing they are normal; their prior is a factor."""
 
-    n_covariates: int
+    n_inputs: int
     family = Gaussian()
     prior_is_factor = True
 
     @property
     def parameters(self) -> Mapping[str, Parameter]:  # type: ignore[override]
-        return {"redraw_intercept": Parameter(()), "redraw_weights": Parameter(("covariate",))}
+        return {"redraw_intercept": Parameter(()), "redraw_weights": Parameter(("input",))}
 
     def natural(self, prior: Parameters) -> Tensor:
         """The start of q; the prior is not in the family."""
-        like, size = prior["redraw_concentration"], 1 + self.n_covariates
+        like, size = prior["redraw_concentration"], 1 + self.n_inputs
         return self.family.natural(like.new_zeros(size), torch.eye(size).to(like))
 
     def point(self, values: Parameters) -> Tensor:
@@ -63,7 +64,7 @@ class RedrawWeights(Conjugate):
 
     def sites(self, prior: Parameters) -> list[Site]:
         redraw, hold = prior["redraw_concentration"].unbind(-1)
-        zero = redraw.new_zeros(self.n_covariates)
+        zero = redraw.new_zeros(self.n_inputs)
         intercept = dist.TransformedDistribution(dist.Beta(redraw, hold), [SigmoidTransform().inv])
         weights = dist.Normal(zero, torch.full_like(zero, WEIGHT_SCALE)).to_event(1)
         return [Site("redraw_intercept", lambda values: intercept), Site("redraw_weights", lambda values: weights)]
@@ -72,14 +73,14 @@ class RedrawWeights(Conjugate):
         like = next(iter(known.values()))
         nowhere = {
             "redraw_intercept": like.new_full((), math.nan),
-            "redraw_weights": like.new_full((self.n_covariates,), math.nan),
+            "redraw_weights": like.new_full((self.n_inputs,), math.nan),
         }
         return super().given(nowhere | known)
 
     def prior_factor(self, block: str, prior: Parameters, share: float) -> Factor:
         """The expected log prior. The prior of the intercept is a beta distribution of its sigmoid, bounded as for
         gates."""
-        n = self.n_covariates
+        n = self.n_inputs
         redraws, holds = prior["redraw_concentration"].unbind(-1)
         normalizer = torch.lgamma(redraws) + torch.lgamma(holds) - torch.lgamma(redraws + holds)
         normalizer = normalizer + n * (math.log(WEIGHT_SCALE) + math.log(2 * math.pi) / 2)
@@ -97,19 +98,19 @@ class RedrawWeights(Conjugate):
 class Copy(Dynamics):
     """Hold the state or draw it afresh.
 
-    Parameters `state_probs [K]` and `redraw_prob []`; with covariates `redraw_intercept []` and `redraw_weights [C]`
+    Parameters `state_probs [K]` and `redraw_prob []`; with inputs `redraw_intercept []` and `redraw_weights [C]`
     instead of the latter.
 
     Arguments:
         n_states: K.
-        redraw_prior: the two concentrations of the Beta prior of the redraw probability. With covariates, this is the
-            probability at covariates 0; the weights have normal priors of scale 2.5, so use covariates of about unit
+        redraw_prior: the two concentrations of the Beta prior of the redraw probability. With inputs, this is the
+            probability at inputs 0; the weights have normal priors of scale 2.5, so use inputs of about unit
             variance.
         state_prior: Dirichlet concentration of the fresh state, scalar or [K].
-        n_covariates: C, the number of covariates in the logit of the redraw probability.
+        inputs: the inputs in the logit of the redraw probability: C names, or their number.
 
     Raises:
-        TypeError: a number of states or covariates that is not an integer.
+        TypeError: a number of states or inputs that is not an integer.
         ValueError: no states, concentrations that are not positive.
 
     Example:
@@ -123,19 +124,19 @@ class Copy(Dynamics):
     n_states: int
     redraw_prior: Sequence[float] = (1, 1)
     state_prior: float | Sequence = 1.0
-    n_covariates: int = 0
+    inputs: Inputs | Sequence[str] = 0  # type: ignore[assignment]
     holds: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "n_states", check_integer("n_states", self.n_states))
-        object.__setattr__(self, "n_covariates", check_integer("n_covariates", self.n_covariates, least=0))
+        object.__setattr__(self, "inputs", named_or_counted(self.inputs))
         self.default_prior()
 
     @property
     def blocks(self) -> Mapping[str, Conjugate]:
         redraw = Probabilities("redraw_prob", "redraw_concentration", ())
         return {
-            "redraw": RedrawWeights(self.n_covariates) if self.n_covariates else redraw,
+            "redraw": RedrawWeights(self.n_inputs) if self.n_inputs else redraw,
             "state": Probabilities("state_probs", "state_concentration", ("state",)),
         }
 
@@ -146,34 +147,27 @@ class Copy(Dynamics):
         }
 
     def check_drive(self, drive: Drive, batch_shape: torch.Size, n_steps: int) -> None:
-        expected = (*batch_shape, n_steps, self.n_covariates)
-        covariates, gaps = drive.covariates, drive.gaps
-        if self.n_covariates and covariates is None:
-            raise ValueError(
-                f"covariates: missing; Copy was given n_covariates={self.n_covariates}, so pass {list(expected)}."
-            )
-        if covariates is not None:
-            if not self.n_covariates:
-                raise ValueError("covariates: got some, but Copy was built without; build it with n_covariates=C.")
-            check_covariates(covariates, expected)
+        gaps, expected = drive.gaps, (*batch_shape, n_steps)
         if gaps is not None:
-            if tuple(gaps.shape) != expected[:-1]:
-                raise ValueError(
-                    f"dt: got shape {tuple(gaps.shape)}, expected {expected[:-1]}: the gap before each step."
-                )
+            if tuple(gaps.shape) != expected:
+                raise ValueError(f"dt: got shape {tuple(gaps.shape)}, expected {expected}: the gap before each step.")
             if not bool(((gaps[..., 1:] >= 0) & torch.isfinite(gaps[..., 1:])).all()):
                 raise ValueError(
                     "dt: got gaps that are negative or not finite; give the time since the step before, in steps."
                 )
 
+    def _read(self, drive: Drive) -> Tensor:
+        """The inputs of the gate, [*b, T, C]."""
+        assert drive.inputs is not None
+        return drive.inputs[..., : self.n_inputs]
+
     # ---- paths -----------------------------------------------------------------------------------------------------
 
     def log_gate(self, values: Parameters, drive: Drive, n_batch: int) -> tuple[Tensor, Tensor]:
         """log rho_t and log (1 - rho_t), which broadcast to [*r, *b, T]; the first step is treated like the others."""
-        if self.n_covariates:
-            assert drive.covariates is not None
+        if self.n_inputs:
             weights = widened(values["redraw_weights"], 1, n_batch + 1)
-            logit = widened(values["redraw_intercept"], 0, n_batch + 1) + (drive.covariates * weights).sum(-1)
+            logit = widened(values["redraw_intercept"], 0, n_batch + 1) + (self._read(drive) * weights).sum(-1)
             log_redraw, log_hold = log_sigmoid(logit), log_sigmoid(-logit)
         else:
             prob = widened(values["redraw_prob"], 0, n_batch + 1)
@@ -219,9 +213,9 @@ class Copy(Dynamics):
         return ByGate(redrawn.expand(before.shape), log_hold.exp().unsqueeze(-1) * before)
 
     def durations(self, values: Parameters, drive: Drive) -> Tensor:
-        if drive.covariates is not None and not drive.covariates.numel():
-            raise ValueError("covariates: got no step, but durations are averaged over steps; give a sequence.")
-        log_redraw, _ = self.log_gate(values, Drive(drive.covariates, None), 0)
+        if drive.inputs is not None and not drive.inputs.numel():
+            raise ValueError("inputs: got no step, but durations are averaged over steps; give a sequence.")
+        log_redraw, _ = self.log_gate(values, Drive(drive.inputs, None), 0)
         return 1 / (log_redraw.exp().mean() * (1 - values["state_probs"]))
 
     def first(self, values: Parameters) -> Tensor:
@@ -256,7 +250,7 @@ class Copy(Dynamics):
         drive: Drive,
         fixed: Collection[str] = (),
     ) -> Parameters:
-        if not self.n_covariates and drive.gaps is None:
+        if not self.n_inputs and drive.gaps is None:
             return super().maximize(marginals, prior, values, drive, fixed)
         state = self.counts(marginals, self._lead(values))["state"]
         modes = kept(self.blocks["state"].mode(prior, state), values)
@@ -275,12 +269,11 @@ class Copy(Dynamics):
             gates = marginals.gates.unbind(-1)
         redrawn, held = (gate[..., 1:].reshape(*lead, -1) for gate in gates)
         alpha, beta = redrawn.new_zeros(2) if prior is None else prior["redraw_concentration"].to(redrawn)
-        if self.n_covariates:
-            assert drive.covariates is not None
+        if self.n_inputs:
             block = self.blocks["redraw"]
             weights = block.point(values)
             free = block.point({name: torch.full_like(values[name], name not in fixed) for name in block.parameters})
-            design = with_intercept(drive.covariates.reshape(-1, self.n_covariates))
+            design = with_intercept(self._read(drive).reshape(-1, self.n_inputs))
         else:
             weights = torch.logit(values["redraw_prob"], eps=1e-12).unsqueeze(-1)
             free = torch.ones_like(weights)
@@ -288,10 +281,10 @@ class Copy(Dynamics):
             if prior is not None:  # the density of rho itself, as its site has it; the intercept's is that of its logit
                 alpha, beta = alpha - 1, beta - 1
         gaps = redrawn.new_ones(()) if drive.gaps is None else drive.gaps.flatten()
-        shrink = redrawn.new_full((self.n_covariates,), 0.0 if prior is None else WEIGHT_SCALE**-2)
+        shrink = redrawn.new_full((self.n_inputs,), 0.0 if prior is None else WEIGHT_SCALE**-2)
         likelihood = GateLikelihood(design, gaps, redrawn, held, alpha, beta, shrink, free)
         weights = fisher_scoring(likelihood, weights)
-        if self.n_covariates:
+        if self.n_inputs:
             return self.blocks["redraw"].values(weights)
         return {"redraw_prob": weights[..., 0].sigmoid()}
 
@@ -305,16 +298,16 @@ class Copy(Dynamics):
         changed = changed.flatten(-1 - n_batch).sum(-1) / pairs.sum().clamp(min=1)
         # a redraw changes the state with probability 1 - sum pi^2
         redraw = (changed / (1 - (probs**2).sum(-1)).clamp(min=0.1)).clamp(0.02, 0.9)
-        if not self.n_covariates:
+        if not self.n_inputs:
             return {"redraw_prob": redraw, "state_probs": probs}
-        weights = redraw.new_zeros(*redraw.shape, self.n_covariates)
+        weights = redraw.new_zeros(*redraw.shape, self.n_inputs)
         return {"redraw_intercept": torch.logit(redraw), "redraw_weights": weights, "state_probs": probs}
 
     def paths(
         self, series: Series, lead: tuple[int, ...], gated: bool, alike: bool
     ) -> tuple[CopyPaths | FactoredCopyPaths, CopyTables | FactoredTables]:
         shape, zero = (*lead, *series.batch_shape), series.like.new_zeros(())
-        gates = 1 if not self.n_covariates and series.dt is None else series.n_steps
+        gates = 1 if not self.n_inputs and series.dt is None else series.n_steps
         if self._factored(series, gated):
             tables = (gates, 2), (self.n_states,), (series.n_steps, self.n_states)
             return FactoredCopyPaths(series.lengths), FactoredTables(*(zero.expand(*shape, *sizes) for sizes in tables))
@@ -333,16 +326,16 @@ class Copy(Dynamics):
     def factors(self, series: Series, counted: Tensor | None, gated: bool) -> list[Factor]:
         n_axes, factored = len(series.batch_shape) + 1, self._factored(series, gated)
         states = factored_states("state", PATHS, n_axes) if factored else fresh_states("state", PATHS, n_axes, counted)
-        if not self.n_covariates and series.dt is None:
+        if not self.n_inputs and series.dt is None:
             return [(factored_gates if factored else gates)("redraw", PATHS, n_axes), states]
 
         def log_gate(statistics: Tensor) -> tuple[Tensor, Tensor]:
             drive = series.drive.at(slice(1, None))
             wide = widened(statistics, 1, n_axes)
-            if drive.covariates is None:
+            if not self.n_inputs:
                 log_redraw, log_hold = wide.unbind(-1)
             else:
-                log_redraw, log_hold = logistic_bounds(wide, with_intercept(drive.covariates))
+                log_redraw, log_hold = logistic_bounds(wide, with_intercept(self._read(drive)))
             if drive.gaps is None:
                 return log_redraw, log_hold
             return log_redraw_in_gap(log_redraw, log_hold, drive.gaps), drive.gaps * log_hold

@@ -1,7 +1,7 @@
-r"""The gate's probability with gaps between steps or with covariates.
+r"""The gate's probability with gaps between steps or with inputs.
 
 A gap of d steps holds with probability $(1 - \rho)^d$. Given the posterior weights $r_t = P(z_t = 1 \mid x)$ and
-$h_t = P(z_t = 0 \mid x)$, the M-step of $\rho = \sigma(\psi)$, $\psi$ linear in covariates, maximises
+$h_t = P(z_t = 0 \mid x)$, the M-step of $\rho = \sigma(\psi)$, $\psi$ linear in inputs, maximises
 $\sum_t r_t \log \rho_t + h_t \log(1 - \rho_t)$ plus the log prior by Fisher scoring on $\psi$, whose score and
 information at a step are
 
@@ -16,7 +16,7 @@ $$\log\big(e^{ds} - e^{dv}\big) \;\; (d \ge 1), \qquad \log\big(1 - (1 - e^u)^d\
 
 The first sums out the number of redraws in the gap, exactly if d is whole and by Jensen's inequality otherwise, since
 its slope in $u - v$ grows; the second expands in powers of $\rho$, all of whose coefficients are positive. With
-covariates, summing out a Polya-Gamma variable gives (Jaakkola & Jordan 2000, eq. 12; Polson, Scott & Windle 2013)
+inputs, summing out a Polya-Gamma variable gives (Jaakkola & Jordan 2000, eq. 12; Polson, Scott & Windle 2013)
 
 $$u, v = \pm E[\psi]/2 - \log\big(2 \cosh(\sqrt{E[\psi^2]}/2)\big).$$
 """
@@ -41,9 +41,9 @@ def log1mexp(x: Tensor) -> Tensor:
     return torch.where(near, torch.log(-torch.expm1(small)), torch.log1p(-torch.exp(large)))
 
 
-def with_intercept(covariates: Float[Tensor, "*b C"]) -> Float[Tensor, "*b P"]:
-    """The covariates after a column of ones."""
-    return torch.cat([torch.ones_like(covariates[..., :1]), covariates], -1)
+def with_intercept(inputs: Float[Tensor, "*b C"]) -> Float[Tensor, "*b P"]:
+    """The inputs after a column of ones."""
+    return torch.cat([torch.ones_like(inputs[..., :1]), inputs], -1)
 
 
 # ---- at a point ------------------------------------------------------------------------------------------------------

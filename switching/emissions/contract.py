@@ -34,6 +34,7 @@ from ...inference.numerics.remembered import remembered
 from ...inference.numerics.scalars import check_integer
 from ..data.series import place
 from ..definite import free_coordinates
+from ..inputs import Inputs
 from ..parameters import (
     SINGLE,
     Named,
@@ -91,6 +92,7 @@ class Emission(Named, ABC):
         n_features: F, the length of one observation.
         parameters: by name; the first of their axes is "state", or "shared" (of length one) for one that all states
             share.
+        inputs: the inputs that it reads, by name or number.
         support: the set of possible observations.
         expects: the same as text, for error messages.
 
@@ -105,6 +107,7 @@ class Emission(Named, ABC):
     """
 
     n_features: int = 1
+    inputs: Inputs = 0
     parameters: Mapping[str, Parameter] = {}
     support: constraints.Constraint = constraints.real
     expects: str = "finite numbers"

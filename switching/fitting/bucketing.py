@@ -41,9 +41,9 @@ class Bucketing:
         where = _packed([part.series for part in parts]).to(series.like.device)
         observations = _taken([part.series.observations for part in parts], where, 0, torch.nan)
         assert observations is not None
-        covariates = _taken([part.series.drive.covariates for part in parts], where, 0, 0.0)
+        inputs = _taken([part.series.drive.inputs for part in parts], where, 0, 0.0)
         gaps = _taken([part.series.drive.gaps for part in parts], where, 0, 0.0)
-        packed = Series(observations, None, covariates, gaps, checked=series.checked)
+        packed = Series(observations, None, inputs, gaps, checked=series.checked)
         return Bucketing(problem, problem.of(packed), where)
 
     def marginals(self, values: Parameters) -> Marginals:

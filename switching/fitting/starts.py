@@ -320,6 +320,6 @@ def sample_of(series: Series, seed: int) -> Series:
     observations = torch.cat([part.observations for part in parts])
     return Series(
         observations,
-        inputs=joined([part.covariates for part in parts]),
+        inputs=joined([part.design for part in parts]),
         dt=joined([part.gaps for part in parts]),
     )

@@ -49,7 +49,7 @@ class Units:
         Raises:
             ValueError: the square of a spread is out of range of the dtype of the series; names the feature.
         """
-        _check_covariates(series)
+        _check_inputs(series)
         rows, dtype, names = series.rows.detach().double(), series.like.dtype, series.features_of()
         if not all(part.emission.have_unit for part in emission.parts):
             check_squares("x", rows.nan_to_num(0.0).abs().amax(0).clamp_min(1), dtype, names, "reaches")
@@ -121,10 +121,10 @@ class Units:
         return float(there - log_prior(problem.emission.sites(prior), typical))
 
 
-def _check_covariates(series: Series) -> None:
+def _check_inputs(series: Series) -> None:
     if series.inputs is not None:
         sizes = rows_of(series.inputs).detach().flatten(0, -2).abs().amax(0).clamp_min(1)
-        check_squares("covariates", sizes, series.like.dtype, series.drivers, "reaches")
+        check_squares("inputs", sizes, series.like.dtype, series.drivers, "reaches")
 
 
 def _is_kept(emission: ConjugateEmission, prior: Parameters) -> bool:

@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.distributions import constraints
 
 from ...inference.numerics.scalars import check_integer
+from ..inputs import Inputs, count_inputs
 from ..parameters import Named, Parameter, Parameters, check_parameters
 
 
@@ -32,11 +33,16 @@ class LinearDynamics(Named, ABC):
 
     Attributes:
         n_latent: L, the length of the vector.
-        n_covariates: C, the number of covariates of an observation.
+        inputs: those of an observation, by name or number.
     """
 
     n_latent: int
-    n_covariates: int = 0
+    inputs: Inputs = 0
+
+    @property
+    def n_inputs(self) -> int:
+        """C, the number of inputs."""
+        return count_inputs(self.inputs)
 
     @property
     @abstractmethod

@@ -32,17 +32,17 @@ class StructureCoordinates:
 
     Arguments:
         fixed: parameters that have no coordinates, `[...]`.
-        covariates: `[*b, T, C]`; the standard deviation of a coefficient counts in units of 1 / root mean square of
-            its covariate.
+        inputs: `[*b, T, C]`; the standard deviation of a coefficient counts in units of 1 / root mean square of
+            its input.
     """
 
-    def __init__(self, structure: Structure, fixed: Parameters, covariates: Tensor | None = None) -> None:
+    def __init__(self, structure: Structure, fixed: Parameters, inputs: Tensor | None = None) -> None:
         names = (*("sigma2.irregular",) * structure.irregular, *structure.variances)
         self.variances = [name for name in names if name not in fixed]
         self.weights = [names_of for names_of in structure.orders.values() if not set(names_of) & set(fixed)]
         self.ranges = {name: ends for name, ends in structure.ranges.items() if name not in fixed}
         self.fixed = fixed
-        sizes = [] if covariates is None else covariates.flatten(0, -2).double().square().mean(0).sqrt().tolist()
+        sizes = [] if inputs is None else inputs.flatten(0, -2).double().square().mean(0).sqrt().tolist()
         names = [f"sigma2.{structure.latents[place]}" for place in structure.driven]
         units = dict(zip(names, sizes, strict=False))
         self.units = [units.get(name) or 1.0 for name in self.variances]
@@ -146,7 +146,7 @@ class LinearDensity(FreeDensity):
         self.problem, self.units, self.volume = problem, units, volume
         emission = problem.emission
         if isinstance(emission, Irregular):
-            self.coordinates = StructureCoordinates(emission.structure, problem.fixed, problem.series.drive.covariates)
+            self.coordinates = StructureCoordinates(emission.structure, problem.fixed, problem.series.drive.inputs)
         else:
             self.coordinates = TableCoordinates(emission, near, problem.fixed)
         self.start = {"y": self.coordinates.of(near)}

@@ -48,7 +48,7 @@ class LinearEmission(Named):
             "observation_noise": noise,
         }
 
-    def sights(self, values: Parameters, covariates: Tensor | None = None) -> ObservationParameters:
+    def sights(self, values: Parameters, inputs: Tensor | None = None) -> ObservationParameters:
         """The tables under parameters `[*r, ...]`."""
         noise = values["observation_noise"]
         return ObservationParameters(
@@ -78,14 +78,14 @@ class Irregular(Named):
     def parameters(self) -> Mapping[str, Parameter]:
         return {"sigma2.irregular": VARIANCE} if self.structure.irregular else {}
 
-    def sights(self, values: Parameters, covariates: Tensor | None = None) -> ObservationParameters:
-        """The tables under parameters `[*r, ...]`; with covariates `[*b, T, C]` the emission is `[*b, T, 1, L]`."""
+    def sights(self, values: Parameters, inputs: Tensor | None = None) -> ObservationParameters:
+        """The tables under parameters `[*r, ...]`; with inputs `[*b, T, C]` the emission is `[*b, T, 1, L]`."""
         like = next(iter(values.values()))
         noise = values["sigma2.irregular"] if self.structure.irregular else torch.zeros_like(like)
         emission = constant((tuple(self.structure.seen),), noise.dtype, noise.device)
-        if covariates is not None:
+        if inputs is not None:
             places = constant(self.structure.driven, torch.long, noise.device)
-            steps = covariates.to(noise).unsqueeze(-2)
+            steps = inputs.to(noise).unsqueeze(-2)
             emission = emission.expand(*steps.shape[:-1], -1).index_copy(-1, places, steps)
         return ObservationParameters(emission, noise[..., None, None])
 

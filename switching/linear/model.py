@@ -25,8 +25,9 @@ from ...inference.numerics.scalars import check_batch_shape, check_choice, check
 from ..base import Model, Probabilities
 from ..data.ragged import by_sequence
 from ..data.reading import read_inputs, read_row
-from ..data.series import Given, Series, check_covariates, number
+from ..data.series import Given, Series, number
 from ..fitting.options import METHODS, Options
+from ..inputs import Inputs
 from ..parameters import Parameter, Parameters, check_parameters
 from ..peers import explains_options
 from ..seeding import seeded
@@ -89,6 +90,7 @@ class LinearSSM(Model):
 
     made_of = ("dynamics", "emission")
     methods = METHODS
+    reading = "LocalLevel() + Regression(inputs=[...])"
     dynamics: LinearDynamics
     emission: LinearEmission | Irregular
 
@@ -162,9 +164,9 @@ class LinearSSM(Model):
         return known(self.dynamics, self.emission)
 
     @property
-    def n_covariates(self) -> int:
-        """C, the number of covariates of a structure with a `Regression`."""
-        return self.dynamics.n_covariates
+    def inputs(self) -> Inputs:
+        """The inputs of a structure with a `Regression`."""
+        return self.dynamics.inputs
 
     @property
     def sizes(self) -> dict[str, int]:
@@ -203,19 +205,6 @@ class LinearSSM(Model):
     def _problem(self, series: Series) -> LinearProblem:
         prior = {name: table.to(series.like) for name, table in self.prior.items()}
         return LinearProblem(self.dynamics, self.emission, series, prior)
-
-    def _check_drive(self, series: Series, n_steps: int) -> None:
-        if series.covariates is not None and not self.n_covariates and isinstance(self.emission, Irregular):
-            raise ValueError(
-                "covariates: got some, but the structure takes none; add a Regression(n_covariates), or leave them out."
-            )
-        if self.n_covariates:
-            expected = (*series.batch_shape, n_steps, self.n_covariates)
-            if series.covariates is None:
-                raise ValueError(f"covariates: missing; {self.dynamics!r} needs them, of shape {expected}.")
-            check_covariates(series.covariates, expected)
-            series = replace(series, inputs=None)
-        super()._check_drive(series, n_steps)
 
     def _check_long_enough(self, series: Series) -> None:
         needed = sum(self.dynamics.diffuse)
@@ -258,20 +247,20 @@ class LinearSSM(Model):
     def forecast(self, x: Any, horizon: int, **given: Unpack[Given]) -> LinearForecast:
         """Latents and observations at each of the `horizon` steps after the end of x.
 
-        With covariates, pass those of the future too: `[*batch, T + horizon, C]`. All sequences must then have equal
+        With inputs, pass those of the future too: `[*batch, T + horizon, C]`. All sequences must then have equal
         lengths.
         """
         horizon = check_integer("horizon", horizon)
         series = self.read(x, horizon=horizon, **given)
         series.check_ahead(horizon)
-        if series.covariates is None:
+        if series.design is None:
             return LinearForecast(**vars(self.chain(series).forecast(horizon)), series=series, source=self)
         self._check_long_enough(series)
         return LinearForecast(*self._ahead(series, horizon), series=series, source=self)
 
     @torch.no_grad()
     def _ahead(self, series: Series, horizon: int) -> tuple[Tensor, ...]:
-        """The tables of a forecast with covariates: of latents, then of observations, means and covariances."""
+        """The tables of a forecast with inputs: of latents, then of observations, means and covariances."""
         x = series.observations
         coming = x.new_full((*x.shape[:-2], horizon, x.shape[-1]), torch.nan)
         problem = self._problem(replace(series, x=torch.cat([x, coming], -2), lengths=None, index=None))
@@ -284,17 +273,17 @@ class LinearSSM(Model):
         return mean, covariance, seen, emission @ covariance @ emission.mT + noise
 
     def simulate(
-        self, n_steps: int, batch_shape: tuple[int, ...] = (), *, seed: Seed = None, covariates: Any = None
+        self, n_steps: int, batch_shape: tuple[int, ...] = (), *, seed: Seed = None, inputs: Any = None
     ) -> LinearSimulated:
         """A draw of latents and observations; a diffuse start is drawn as 0.
 
         A seed makes the draw repeatable and does not touch global state. A structure with a `Regression` takes
-        `covariates [*batch, n_steps, C]`.
+        `inputs [*batch, n_steps, C]`.
         """
         n_steps, batch_shape = check_integer("n_steps", n_steps), check_batch_shape("batch_shape", batch_shape)
         some = tuple(max(1, n) for n in batch_shape)  # Pyro's plates are never empty
         blank = self._like.new_full((*batch_shape, n_steps, self.n_features), torch.nan)
-        inputs = self.read(blank, covariates=covariates).covariates
+        inputs = self.read(blank, inputs=inputs).design
         if inputs is not None and some != batch_shape:
             inputs = inputs.new_zeros(*some, *inputs.shape[-2:])
         with seeded(seed, self._like), pyro.poutine.block():
@@ -309,21 +298,21 @@ class LinearSSM(Model):
         *,
         n_steps: int | None = None,
         batch_shape: tuple[int, ...] = (),
-        covariates: Any = None,
+        inputs: Any = None,
     ) -> Tensor:
         """The Pyro program: sites `s_t` and `x_t`, t from 1; conditioned on x if it is given. Returns the
         observations."""
         n_steps = 1 if n_steps is None else n_steps
         blank = self._like.new_full((*batch_shape, n_steps, self.n_features), torch.nan)
-        inputs = self.read(blank if x is None else x, covariates=covariates).covariates if self.n_covariates else None
+        inputs = self.read(blank if x is None else x, inputs=inputs).design if self.n_inputs else None
         return self._drawn(x, n_steps, batch_shape, inputs)[0]
 
     def _drawn(
-        self, x: Tensor | None, n_steps: int, batch_shape: tuple[int, ...], covariates: Tensor | None
+        self, x: Tensor | None, n_steps: int, batch_shape: tuple[int, ...], inputs: Tensor | None
     ) -> tuple[Tensor, Tensor]:
         like = torch.zeros((), dtype=torch.float64, device="cpu") if x is None else x
         values = self.values if x is None and self.values else self.values_like(like)
-        moves, sights = self.dynamics.moves(values), self.emission.sights(values, covariates)
+        moves, sights = self.dynamics.moves(values), self.emission.sights(values, inputs)
         diffuse = constant(tuple(self.dynamics.diffuse), torch.bool, moves.transition.device)
         return linear_program(moves, sights, diffuse, x, n_steps, batch_shape)
 
@@ -342,11 +331,11 @@ class LinearSSM(Model):
         return LinearStreamState(None, None, empty, 0)
 
     def update(
-        self, state: LinearStreamState, x_t: Any, *, covariates: Any = None
+        self, state: LinearStreamState, x_t: Any, *, inputs: Any = None
     ) -> tuple[LinearStreamState, LinearStreamOutput]:
         """Add one observation of each stream: `x_t [*batch, F]` (or `[*batch]` for one feature), NaN where missing.
 
-        `covariates [*batch, C]` are those of this step. The result equals `filter` on the whole series, to rounding.
+        `inputs [*batch, C]` are those of this step. The result equals `filter` on the whole series, to rounding.
         While the observations of some stream do not determine its diffuse start, the output is NaN. The step that
         determines it adds the evidence of all steps so far.
         """
@@ -354,14 +343,14 @@ class LinearSSM(Model):
         batch = tuple(state.log_evidence.shape)
         x_t = read_row(x_t, batch, self.n_features)
         x, so_far = x_t.unsqueeze(-2), state.log_evidence.to(x_t.device)
-        inputs = self.read(x, covariates=read_inputs(covariates, x_t, self.n_covariates)).covariates
+        inputs = self.read(x, inputs=read_inputs(inputs, x_t, self.inputs)).design
         if state.mean is None or state.covariance is None:
             x = x if state.pending is None else torch.cat([state.pending, x], -2)
-            if inputs is not None and state.pending_covariates is not None:
-                inputs = torch.cat([state.pending_covariates, inputs], -2)
+            if inputs is not None and state.pending_inputs is not None:
+                inputs = torch.cat([state.pending_inputs, inputs], -2)
         try:
             with naming("x_t"):
-                problem, values = self._problem(self.read(x, covariates=inputs)), self.values_like(x)
+                problem, values = self._problem(self.read(x, inputs=inputs)), self.values_like(x)
                 if state.mean is None or state.covariance is None:
                     filtered = problem.chain(values).filter()
                 else:
@@ -371,7 +360,7 @@ class LinearSSM(Model):
                 raise
             open_now = x_t.new_full((*batch, self.n_latent), torch.nan)
             output = LinearStreamOutput(open_now, torch.diag_embed(open_now), torch.full_like(so_far, torch.nan))
-            return replace(state, pending=x, pending_covariates=inputs, steps=state.steps + 1), output
+            return replace(state, pending=x, pending_inputs=inputs, steps=state.steps + 1), output
         mean, covariance = filtered.mean[..., -1, :], filtered.covariance[..., -1, :, :]
         after = LinearStreamState(mean, covariance, so_far + filtered.log_normalizer, state.steps + 1)
         return after, LinearStreamOutput(mean, covariance, filtered.log_normalizer)
@@ -395,7 +384,8 @@ class LinearSSM(Model):
         num_samples: int | None = None,
         warmup_steps: int | None = None,
         lengths: Any = None,
-        covariates: Any = None,
+        inputs: Any = None,
+        input_names: Any = None,
     ) -> "Fit[Any]":
         """Fit the parameters to sequences.
 
@@ -419,7 +409,7 @@ class LinearSSM(Model):
                 the transition together, and those of the emission and of the first state. The weights of an
                 autoregression are held together.
             num_samples, warmup_steps: as in `SwitchingSSM.fit`.
-            lengths, covariates: as in every method; covariates for a structure with a `Regression`.
+            lengths, inputs, input_names: as in every method; inputs for a structure with a `Regression`.
 
         Returns:
             `Fit`; latents are rotated so that the columns of the emission are orthogonal, the longest first.
@@ -443,7 +433,7 @@ class LinearSSM(Model):
             num_samples=num_samples,
             warmup_steps=warmup_steps,
         )
-        return self._fit(x, {"lengths": lengths, "covariates": covariates}, options)
+        return self._fit(x, {"lengths": lengths, "inputs": inputs, "input_names": input_names}, options)
 
     def _fitted(self, series: Series, options: Options) -> "Fit[Any]":
         from ..fit import Fit

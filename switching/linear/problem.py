@@ -86,7 +86,7 @@ class LinearProblem(SeriesProblem):
 
     def tables(self, values: Parameters) -> tuple[dict[str, Tensor], int]:
         """The arguments of a chain under parameters `[*r, ...]`, with axes for sequences, and the number of axes *r."""
-        sights = self.emission.sights(values, self.series.drive.covariates)
+        sights = self.emission.sights(values, self.series.drive.inputs)
         tables = self.dynamics.moves(values)._asdict() | sights._asdict()
         arguments, lead = {}, 0
         for name, table in tables.items():

@@ -59,7 +59,7 @@ class QuickDensity(LinearDensity):
         problem, n = self.problem, len(flat)
         assert isinstance(problem.emission, Irregular)
         values, x = self.coordinates.values(flat), problem.series.observations
-        moves, sights = problem.dynamics.moves(values), problem.emission.sights(values, problem.series.drive.covariates)
+        moves, sights = problem.dynamics.moves(values), problem.emission.sights(values, problem.series.drive.inputs)
         emission, unit = _in_like_units(sights.emission, list(problem.emission.structure.driven))
         size = moves.transition.shape[-1]
         start = torch.zeros_like(moves.transition) if moves.initial_covariance is None else moves.initial_covariance
@@ -91,9 +91,9 @@ def _finite(slope: Tensor) -> Tensor:
 
 
 def _in_like_units(emission: Tensor, driven: list[int]) -> tuple[Tensor, Float[Tensor, "L"]]:
-    """The emission of coefficients in units in which all covariates are at most 1, and these units.
+    """The emission of coefficients in units in which all inputs are at most 1, and these units.
 
-    Beside much larger covariates the kernel would not see that an observation determines a diffuse coefficient.
+    Beside much larger inputs the kernel would not see that an observation determines a diffuse coefficient.
     """
     unit = torch.ones_like(emission.reshape(-1, emission.shape[-1])[0])
     if not driven:

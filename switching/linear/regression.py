@@ -1,4 +1,4 @@
-r"""Regression on covariates, whose coefficients are states.
+r"""Regression on inputs, whose coefficients are states.
 
 $$x_t = \sum_j u_{tj} \beta_{tj} + \dots, \qquad \beta_{t+1,j} = \beta_{tj} + N(0, \sigma_j^2)$$
 
@@ -11,44 +11,46 @@ from dataclasses import dataclass
 
 import torch
 
-from ...inference.numerics.scalars import check_flag, check_integer
+from ...inference.numerics.scalars import check_flag
+from ..inputs import Inputs, named_or_counted
 from .structure import Diffuse
 
 
 @dataclass(frozen=True, repr=False)
 class Regression(Diffuse):
-    """Coefficients of covariates, `beta.x1`, `beta.x2`, ..., which are latents.
+    """Coefficients of inputs, `beta.x1`, `beta.x2`, ..., or `beta.` and the names of inputs, which are latents.
 
-    Methods then take `covariates [*batch, T, C]`; a forecast takes those of the steps to come too.
+    Methods then take `inputs [*batch, T, C]`; a forecast takes those of the steps to come too.
 
     Arguments:
-        n_covariates: C, the number of covariates.
+        inputs: the names of C inputs, or their number.
         varying: whether coefficients are random walks, with the parameters `sigma2.beta.x1`, `sigma2.beta.x2`, ...;
             otherwise they are constant and have no parameters.
 
     Raises:
-        TypeError, ValueError: n_covariates is not a positive whole number; `varying` is not True or False.
+        TypeError, ValueError: inputs are neither names nor a positive number; `varying` is not True or False.
 
     >>> import samplehold as sh
     >>> model = sh.LinearSSM(sh.LocalLevel(stochastic=False) + sh.Regression(1)).with_values({"sigma2.irregular": 1.0})
-    >>> model.smooth([1.0, 3.0, 5.0], covariates=[[0.0], [1.0], [2.0]]).mean[0].round(decimals=6)
+    >>> model.smooth([1.0, 3.0, 5.0], inputs=[[0.0], [1.0], [2.0]]).mean[0].round(decimals=6)
     tensor([1., 2.], dtype=torch.float64)
     """
 
-    n_covariates: int = 1
+    inputs: Inputs | Sequence[str] = 1
     varying: bool = False
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "n_covariates", check_integer("n_covariates", self.n_covariates))
+        object.__setattr__(self, "inputs", named_or_counted(self.inputs, least=1))
         object.__setattr__(self, "varying", check_flag("varying", self.varying))
 
     @property
     def latents(self) -> tuple[str, ...]:
-        return tuple(f"beta.x{number}" for number in range(1, self.n_covariates + 1))
+        names = (f"x{n}" for n in range(1, self.inputs + 1)) if isinstance(self.inputs, int) else self.inputs
+        return tuple(f"beta.{name}" for name in names)
 
     @property
     def transition(self) -> Sequence[Sequence[float]]:
-        return torch.eye(self.n_covariates, device="cpu").tolist()
+        return torch.eye(self.n_latent, device="cpu").tolist()
 
     @property
     def noisy(self) -> tuple[str | None, ...]:

@@ -11,14 +11,14 @@ from ...inference.numerics.records import Record
 @dataclass(frozen=True, repr=False)
 class LinearStreamState(Record):
     """The memory of a stream: the belief about the last state. While a diffuse start is undetermined, `pending` has the
-    observations so far instead, and `pending_covariates` their covariates."""
+    observations so far instead, and `pending_inputs` their inputs."""
 
     mean: Float[Tensor, "*b L"] | None
     covariance: Float[Tensor, "*b L L"] | None
     log_evidence: Float[Tensor, "*b"]
     steps: int
     pending: Float[Tensor, "*b n F"] | None = None
-    pending_covariates: Float[Tensor, "*b n C"] | None = None
+    pending_inputs: Float[Tensor, "*b n C"] | None = None
 
 
 @dataclass(frozen=True, repr=False)

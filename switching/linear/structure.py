@@ -11,6 +11,7 @@ from torch.distributions import constraints
 from ...inference.numerics.checks import broadcast_shapes
 from ...inference.numerics.placement import constant
 from ...inference.numerics.scalars import check_kind
+from ..inputs import Inputs, all_inputs
 from ..parameters import Parameter, Parameters
 from .contract import LinearDynamics, TransitionParameters
 
@@ -45,7 +46,7 @@ class Structure(LinearDynamics):
 
     @property
     def driven(self) -> tuple[int, ...]:
-        """[C], the entry whose coefficient at each step is each covariate."""
+        """[C], the entry whose coefficient at each step is each input."""
         return ()
 
     @property
@@ -123,7 +124,7 @@ class Sum(Structure):
         for name in [name for name in names if names.count(name) > 1][:1]:
             raise ValueError(
                 f"structure: got two terms with {name}, which a series cannot separate; leave one out, give all "
-                "covariates to one Regression, or a season as harmonics, Seasonal(period, trigonometric=True)."
+                "inputs to one Regression, or a season as harmonics, Seasonal(period, trigonometric=True)."
             )
 
     def __repr__(self) -> str:
@@ -154,8 +155,8 @@ class Sum(Structure):
         return tuple(share for term in self.terms for share in term.seen)
 
     @property
-    def n_covariates(self) -> int:  # type: ignore[override]
-        return len(self.driven)
+    def inputs(self) -> Inputs:  # type: ignore[override]
+        return all_inputs(term.inputs for term in self.terms)
 
     @property
     def driven(self) -> tuple[int, ...]:

@@ -52,7 +52,7 @@ def to_arviz(
 
     Groups (`sequence` only if x is a batch):
         posterior: the parameters (for a variational fit, its `refined` draws), with dims among `state`, `state_new`
-        (columns of transitions), `feature`, `category` and `covariate`. The background of a gated emission has no
+        (columns of transitions), `feature`, `category` and `input`. The background of a gated emission has no
         state, and neither has a scale that all states share.
         observed_data: `x (sequence, time, feature)`, at the times with observations; without `feature` if there is only
         one. If sequences were observed at different times, `x (observation, feature)`, with the coordinates
@@ -77,8 +77,8 @@ def to_arviz(
 
     Arguments:
         source: the fit or the model.
-        x, lengths, covariates, dt: as in every method of the model; index and columns of pandas objects become the
-            coordinates `time`, `feature` and `covariate`.
+        x, lengths, inputs, dt: as in every method of the model; index and columns of pandas objects become the
+            coordinates `time`, `feature` and `input`.
         draws: the number of posterior draws, or of copies of a point; each has its own series in
             `posterior_predictive`. None: all draws of NUTS, otherwise 100.
         seed: of the predictive draws.

@@ -60,7 +60,7 @@ def plot_fit(model: Any, x: Any, *, sequence: int = 0, level: float = 0.9, **giv
     then shows the greatest probability of each n steps.
 
     Arguments:
-        x, lengths, covariates, dt: as in every method of the model; a pandas index becomes the time axis.
+        x, lengths, inputs, dt: as in every method of the model; a pandas index becomes the time axis.
         sequence: the number of the sequence to draw, if x has several.
         level: probability of the band if the mixture were normal.
 

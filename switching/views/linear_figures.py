@@ -36,7 +36,7 @@ def plot_fit(model: Any, x: Any, *, sequence: int = 0, level: float = 0.9, **giv
     whole = model.read(x, **given)
     series = whole.one(sequence).cpu()
     smoothed, axis = model.smooth(series), time_axis(series)
-    emission, noise, offset = model.emission.sights(model.values_like(series.observations), series.drive.covariates)
+    emission, noise, offset = model.emission.sights(model.values_like(series.observations), series.drive.inputs)
     mean = (emission @ smoothed.mean.unsqueeze(-1)).squeeze(-1) + (0.0 if offset is None else offset)
     covariance = emission @ smoothed.covariance @ emission.mT + noise
     figure, panels = new_figure(_heights(model))

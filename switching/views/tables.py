@@ -57,7 +57,7 @@ def coordinates(series: Series, model: Any) -> dict[str, Any]:
     coords |= {"feature": features, "feature_new": features}
     coords["time"] = storable(time_index(common, series.n_steps)).to_numpy()
     if series.drivers is not None:
-        coords["covariate"] = list(series.drivers)
+        coords["input"] = list(series.drivers)
     return coords
 
 

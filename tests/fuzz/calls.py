@@ -312,7 +312,7 @@ def _parts(r: Draw, *, emissions: tuple[str, ...] = ()) -> tuple[str, str, Any, 
     }[emission]()
     moves = {
         "Copy": lambda: sh.Copy(r.K),
-        "Driven": lambda: sh.Copy(r.K, n_covariates=1),
+        "Driven": lambda: sh.Copy(r.K, inputs=1),
         "Markov": lambda: sh.Markov(r.K),
     }[dynamics]()
     return dynamics, emission, moves, made
@@ -334,7 +334,7 @@ def _x(r: Draw, emission: str, T: int | None = None, batch: tuple[int, ...] | No
 def _drive(r: Draw, dynamics: str, batch: tuple[int, ...], n: int) -> dict[str, Any]:
     found: dict[str, Any] = {}
     if dynamics == "Driven":
-        found["covariates"] = r.table(*batch, n, 1)
+        found["inputs"] = r.table(*batch, n, 1)
     if dynamics in ("Copy", "Driven") and r.random.random() < 0.4:
         found["dt"] = torch.rand(*batch, n, dtype=r.dtype) * 2
     return found
@@ -420,7 +420,7 @@ def _(r: Draw) -> Call:
 def _(r: Draw) -> Call:
     dynamics, emission, moves, made = _parts(r)
     model = sh.SwitchingSSM(moves, made).with_values(_values(r, dynamics, emission))
-    drive = {"covariates": r.table(*r.batch, 1)} if dynamics == "Driven" else {}
+    drive = {"inputs": r.table(*r.batch, 1)} if dynamics == "Driven" else {}
 
     def run(batch_shape: Any, x_t: Any, **drive: Any) -> Any:
         return model.update(model.start(batch_shape), x_t, **drive)
@@ -461,7 +461,7 @@ def _(r: Draw) -> Call:
             "n_states": r.K,
             "redraw_prior": (1.0, 2.0),
             "state_prior": r.one(1.0, [1.0] * r.K),
-            "n_covariates": 1,
+            "inputs": r.one(1, ["dose"]),
         },
         sh.Markov: {"n_states": r.K, "initial_prior": 1.0, "transition_prior": 0.5, "sticky": 2.0},
         sh.Normal: {"n_features": 2},
@@ -493,7 +493,7 @@ def _(r: Draw) -> Call:
     }
     model = sh.SwitchingSSM(moves, made)
     if dynamics == "Driven":
-        given["covariates"] = r.table(*r.batch, 12, 1)
+        given["inputs"] = r.table(*r.batch, 12, 1)
 
     def run(**given: Any) -> Any:
         fit = model.fit(**given)
@@ -566,7 +566,7 @@ def _(r: Draw) -> Call:
         "progress": False,
     }
     if dynamics == "Driven":
-        given["covariates"] = r.table(*r.batch, 8, 1)
+        given["inputs"] = r.table(*r.batch, 8, 1)
 
     def run(**given: Any) -> Any:
         fit = sh.SwitchingSSM(moves, made).fit(**given)
@@ -775,7 +775,7 @@ def _(r: Draw) -> Call:
     short = r.lengths() if isinstance(model.dynamics, sh.LinearGaussian) else None  # a structure needs some steps
     own: dict[str, Any] = {"x": r.table(*r.batch, 8, r.F), "lengths": short}
     rows = {"forecast": (10,), "simulate": (r.T,), "update": ()}.get(method, (8,))
-    inputs = {"covariates": r.table(*r.batch, *rows, model.n_covariates)} if model.n_covariates else {}
+    inputs = {"inputs": r.table(*r.batch, *rows, model.n_inputs)} if model.n_inputs else {}
     if method == "simulate":
         own = {"n_steps": r.T, "batch_shape": r.batch, "seed": r.seed()}
     elif method == "forecast":
@@ -830,7 +830,7 @@ def _(r: Draw) -> Call:
 
 @function("Regression", 0.5)
 def _(r: Draw) -> Call:
-    given = {"n_covariates": r.K, "varying": r.one(False, True)}
+    given = {"inputs": r.one(r.K, ["a", "b"]), "varying": r.one(False, True)}
     return Call(lambda **given: repr(sh.Regression(**given)), given)
 
 

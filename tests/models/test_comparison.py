@@ -256,8 +256,8 @@ def test_inputs_of_a_network_may_be_an_array() -> None:
         (lambda m, x: compare(m, torch.nn.Sequential(torch.nn.Flatten()), x), "layer: Flatten returned no states"),
         (lambda m, x: compare(GRU(5, 4), GRU(5, 4), x), "model: got GRU, expected a SwitchingSSM"),
         (
-            lambda m, x: compare(SwitchingSSM(Copy(2, n_covariates=1), Categorical(5)), GRU(5, 4), x),
-            "model: has covariates",
+            lambda m, x: compare(SwitchingSSM(Copy(2, inputs=1), Categorical(5)), GRU(5, 4), x),
+            "model: reads inputs",
         ),
         (lambda m, x: compare(m, as_rnn(m), x).plot(9), "sequence: got 9, but there are 2"),
         (lambda m, x: compare(m, as_rnn(m), x).plot(0, slice(50, 60)), "steps: got"),

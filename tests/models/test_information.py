@@ -84,7 +84,7 @@ def test_beside_emitting_steps_a_network_becomes_exact_on_logits_and_not_on_prob
 
 
 @pytest.mark.parametrize("emission", ["normal", "gated", "gated_by_state", "gated_symbols"])
-@pytest.mark.parametrize("dynamics", ["copy", "covariates"])
+@pytest.mark.parametrize("dynamics", ["copy", "inputs"])
 @examples(4)
 @given(st.integers(0, 2**20))
 def test_updates_and_their_bound_are_those_of_plain_loops(dynamics, emission, seed):

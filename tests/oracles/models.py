@@ -25,7 +25,7 @@ EMISSIONS = {
 }
 DYNAMICS = {
     "copy": Copy(2, redraw_prior=(2.0, 3.0), state_prior=1.5),
-    "covariates": Copy(2, redraw_prior=(2.0, 3.0), state_prior=1.5, n_covariates=2),
+    "inputs": Copy(2, redraw_prior=(2.0, 3.0), state_prior=1.5, inputs=2),
     "markov": Markov(2, initial_prior=1.5, transition_prior=2.0, sticky=1.0),
 }
 KINDS = [
@@ -34,7 +34,7 @@ KINDS = [
     for emission in EMISSIONS
     if not (dynamics == "markov" and emission.startswith("gated")) and "tied" not in emission
 ]
-KINDS += [("markov", "tied"), ("covariates", "gated_tied")]
+KINDS += [("markov", "tied"), ("inputs", "gated_tied")]
 KINDS += [("copy", name) for name in ("tied_full", "gated_tied_full", "gated_tied_by_state")]
 
 
@@ -52,13 +52,13 @@ def random_model(dynamics: str, emission: str, seed: int = 0) -> SwitchingSSM:
 
 
 def drive(dynamics: str, batch: tuple[int, ...], n_steps: int, seed: int = 0) -> dict[str, Tensor]:
-    """Covariates and gaps for the kind of dynamics that takes them."""
+    """Inputs and gaps for the kind of dynamics that takes them."""
     generator = torch.Generator().manual_seed(seed)
-    if dynamics != "covariates":
+    if dynamics != "inputs":
         return {}
-    covariates = torch.randn(*batch, n_steps, 2, generator=generator, dtype=torch.float64)
+    inputs = torch.randn(*batch, n_steps, 2, generator=generator, dtype=torch.float64)
     dt = 0.5 + 2 * torch.rand(*batch, n_steps, generator=generator, dtype=torch.float64)
-    return {"covariates": covariates, "dt": dt}
+    return {"inputs": inputs, "dt": dt}
 
 
 def trace_log_prob(program, *args, data=None, **keywords) -> Tensor:

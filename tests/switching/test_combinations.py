@@ -29,13 +29,13 @@ GATED |= {
     "both tied by state": sh.Gated(sh.Normal(2), sh.Normal(2), by_state=True, tied={"scale": "all states"}),
 }
 CASES = [
-    *itertools.product(EMISSIONS, ("copy", "covariates", "two covariates", "markov")),
-    *itertools.product(GATED, ("copy", "covariates", "two covariates")),
+    *itertools.product(EMISSIONS, ("copy", "inputs", "two inputs", "markov")),
+    *itertools.product(GATED, ("copy", "inputs", "two inputs")),
 ]
 DYNAMICS = {
     "copy": sh.Copy(2),
-    "covariates": sh.Copy(2, n_covariates=1),
-    "two covariates": sh.Copy(2, n_covariates=2),
+    "inputs": sh.Copy(2, inputs=1),
+    "two inputs": sh.Copy(2, inputs=2),
     "markov": sh.Markov(2),
 }
 
@@ -63,9 +63,9 @@ def test_every_combination_is_fitted(emission, dynamics, method):
         ((2,), torch.float32, None),
     ):
         x, given = observations(emission, shape, dtype), {}
-        if model.n_covariates:
-            drive = torch.randn(*shape, model.n_covariates, generator=torch.Generator().manual_seed(1))
-            given = {"covariates": drive.to(dtype)}
+        if model.n_inputs:
+            drive = torch.randn(*shape, model.n_inputs, generator=torch.Generator().manual_seed(1))
+            given = {"inputs": drive.to(dtype)}
         if lengths is not None:
             given["lengths"] = lengths
         fit = model.fit(x, method, restarts=2, max_steps=8, progress=False, **given)

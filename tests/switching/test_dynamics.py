@@ -19,16 +19,16 @@ def posterior(model, x, **keywords):
 
 
 @pytest.mark.parametrize("dt", [None, GAPS])
-@pytest.mark.parametrize("kind", ["copy", "covariates", "markov"])
+@pytest.mark.parametrize("kind", ["copy", "inputs", "markov"])
 def test_the_m_step_is_a_stationary_point_of_the_expected_log_joint(kind, dt):
     model = random_model(kind, "normal")
     n = len(GAPS)
-    keywords = {} if kind != "covariates" else {"covariates": drive(kind, (), n)["covariates"]}
+    keywords = {} if kind != "inputs" else {"inputs": drive(kind, (), n)["inputs"]}
     if kind != "markov" and dt is not None:
         keywords["dt"] = dt
     x = model.simulate(n, seed=2, **keywords).x
     marginals = posterior(model, x, **keywords)
-    prior, given = model.dynamics.default_prior(), Drive(keywords.get("covariates"), keywords.get("dt"))
+    prior, given = model.dynamics.default_prior(), Drive(keywords.get("inputs"), keywords.get("dt"))
     names = [site.name for site in model.dynamics.sites(prior)]
     stacked = type(marginals)(*(None if f is None else f.unsqueeze(0) for f in vars(marginals).values()))
     old = {name: value.unsqueeze(0) for name, value in model.values.items()}
@@ -54,18 +54,18 @@ def test_the_m_step_is_a_stationary_point_of_the_expected_log_joint(kind, dt):
         assert float(gradient.abs().max()) < 1e-6
 
 
-def test_constant_covariates_of_zero_leave_a_constant_redraw_probability():
+def test_constant_inputs_of_zero_leave_a_constant_redraw_probability():
     shared = {"state_probs": [0.3, 0.7], "loc": [[0.0], [1.0]], "scale": [[1.0], [1.0]]}
     logit = torch.logit(torch.tensor(0.2, dtype=torch.float64))
     plain = SwitchingSSM(Copy(2), Normal(1)).with_values(shared, redraw_prob=0.2)
-    moved = SwitchingSSM(Copy(2, n_covariates=1), Normal(1))
+    moved = SwitchingSSM(Copy(2, inputs=1), Normal(1))
     moved = moved.with_values(shared, redraw_intercept=logit, redraw_weights=[3.0])
     x = plain.simulate(20, seed=0).x
     zeros = torch.zeros(20, 1)
-    assert_close(moved.log_evidence(x, covariates=zeros), plain.log_evidence(x), rtol=1e-12, atol=0)
+    assert_close(moved.log_evidence(x, inputs=zeros), plain.log_evidence(x), rtol=1e-12, atol=0)
 
 
-@pytest.mark.parametrize("kind", ["copy", "covariates", "markov"])
+@pytest.mark.parametrize("kind", ["copy", "inputs", "markov"])
 def test_forecasts_are_the_filter_carried_over_missing_steps(kind):
     model = random_model(kind, "normal", seed=4)
     n, horizon = 5, 6
@@ -120,7 +120,7 @@ def test_log1mexp_keeps_its_digits():
         (lambda: Markov(0), "n_states: got 0, expected an integer of at least 1"),
         (lambda: Copy(2, redraw_prior=(0, 1)), "redraw_prior: .*positive"),
         (lambda: Copy(2, state_prior=[1.0, 1.0, 1.0]), r"state_prior: got shape \(3,\)"),
-        (lambda: Copy(2, n_covariates=-1), "n_covariates: got -1"),
+        (lambda: Copy(2, inputs=-1), "inputs: got -1"),
         (lambda: Markov(2, sticky=-1.0), "sticky: got -1.0"),
     ],
 )
@@ -132,14 +132,14 @@ def test_dynamics_refuse_what_they_cannot_be(build, said):
 def test_drives_that_do_not_fit_are_refused():
     x = torch.zeros(4)
     copy, markov = random_model("copy", "normal"), random_model("markov", "normal")
-    moved = random_model("covariates", "normal")
+    moved = random_model("inputs", "normal")
     x = torch.zeros(4, 2)
     for model, keywords, said in [
         (copy, {"dt": [1.0, 2.0]}, r"dt: got shape \(2,\), expected \(4,\)"),
         (copy, {"dt": [1.0, -2.0, 1.0, 1.0]}, "dt: got gaps that are negative"),
-        (copy, {"covariates": torch.zeros(4, 1)}, "covariates: got some, but Copy was built without"),
-        (moved, {}, "covariates: missing"),
-        (moved, {"covariates": torch.full((4, 2), torch.nan)}, "covariates: got NaN"),
+        (copy, {"inputs": torch.zeros(4, 1)}, "inputs: got some, but no part of the model reads any"),
+        (moved, {}, "inputs: missing"),
+        (moved, {"inputs": torch.full((4, 2), torch.nan)}, "inputs: got NaN"),
         (markov, {"dt": [1.0] * 4}, "dt: Markov dynamics take none"),
     ]:
         with pytest.raises(ValueError, match=said):

@@ -133,15 +133,15 @@ def test_exact_where_the_gate_is_certain(rho):
         assert_close(found.redraw, expected.redraw, rtol=1e-12, atol=0)
 
 
-def test_covariates_and_gaps_move_the_gate_step_by_step():
+def test_inputs_and_gaps_move_the_gate_step_by_step():
     emission = {"loc": [[0.0], [1.0]], "scale": [[1.0], [0.7]], "state_probs": [0.4, 0.6]}
-    model = SwitchingSSM(Copy(2, n_covariates=2), Normal(1))
+    model = SwitchingSSM(Copy(2, inputs=2), Normal(1))
     model = in_float64(model.with_values(emission | {"redraw_intercept": -0.5, "redraw_weights": [1.0, -0.5]}))
-    keywords = drive("covariates", (2,), 12)
+    keywords = drive("inputs", (2,), 12)
     keywords["dt"][1, 4] = 0.0
     x = model.simulate(12, (2,), seed=1, **keywords).x
     found, values = filter_vmp(model, x, **keywords), model.values
-    logit = values["redraw_intercept"] + keywords["covariates"] @ values["redraw_weights"]
+    logit = values["redraw_intercept"] + keywords["inputs"] @ values["redraw_weights"]
     rho = 1 - (1 - torch.sigmoid(logit)) ** keywords["dt"]
     likelihood = model.emission.log_likelihood(x, values)
     for b in range(2):
@@ -154,7 +154,7 @@ def test_covariates_and_gaps_move_the_gate_step_by_step():
     assert found.redraw[1, 4] == 0  # no time, no redraw
     assert (found.state - model.filter(x, **keywords).state).abs().mean() < 0.1
     given = filter_vmp(model, x, gate="input", **keywords)
-    without_gaps = filter_vmp(model, x, gate="input", covariates=keywords["covariates"])
+    without_gaps = filter_vmp(model, x, gate="input", inputs=keywords["inputs"])
     assert (given.redraw - without_gaps.redraw).abs().max() > 0.1
 
 
@@ -178,5 +178,5 @@ def test_bad_arguments_are_named():
         filter_vmp(model, x, gate=torch.zeros(3))
     with pytest.raises(ValueError, match="model: has dynamics Markov"):
         filter_vmp(SwitchingSSM(Markov(2), Normal(2)), x)
-    with pytest.raises(ValueError, match="covariates: missing"):
-        filter_vmp(random_model("covariates", "normal", 1), x)
+    with pytest.raises(ValueError, match="inputs: missing"):
+        filter_vmp(random_model("inputs", "normal", 1), x)

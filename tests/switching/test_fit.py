@@ -43,7 +43,7 @@ def test_the_objective_never_falls(dynamics, emission, prior):
 
 @pytest.mark.few(2)
 @pytest.mark.parametrize(
-    ("dynamics", "emission"), [("copy", "normal"), ("covariates", "normal"), ("markov", "full"), ("copy", "gated")]
+    ("dynamics", "emission"), [("copy", "normal"), ("inputs", "normal"), ("markov", "full"), ("copy", "gated")]
 )
 def test_the_objective_is_the_log_joint_at_the_fitted_values(dynamics, emission):
     model = random_model(dynamics, emission, seed=2)

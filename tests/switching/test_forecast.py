@@ -117,7 +117,7 @@ def test_sequences_of_equal_length_may_come_as_a_list_where_the_future_is_driven
     x, dt = torch.tensor([[0.5, 2.0], [3.0, 1.0]]).double(), torch.tensor([[1.0, 2.0, 0.5], [1.0, 1.0, 3.0]]).double()
     expected = model.forecast(x.unsqueeze(-1), 1, dt=dt).mean
     assert_close(model.forecast(list(x), 1, dt=dt).mean, expected)
-    with pytest.raises(ValueError, match=r"^x: got sequences of 1 to 2 steps; forecasts with covariates or dt"):
+    with pytest.raises(ValueError, match=r"^x: got sequences of 1 to 2 steps; forecasts with inputs or dt"):
         model.forecast([x[0], x[1, :1]], 1, dt=dt)
 
 
@@ -138,28 +138,31 @@ def test_a_number_in_the_place_of_a_series_is_the_number_of_steps():
 
 
 @pytest.mark.parametrize("batch", [(), (3,)])
-def test_a_fitted_series_needs_only_the_covariates_and_gaps_of_the_steps_to_come(batch):
-    generator, model = torch.Generator().manual_seed(0), sh.SwitchingSSM(sh.Copy(2, n_covariates=2), sh.Normal(1))
+def test_a_fitted_series_needs_only_the_inputs_and_gaps_of_the_steps_to_come(batch):
+    generator, model = torch.Generator().manual_seed(0), sh.SwitchingSSM(sh.Copy(2, inputs=2), sh.Normal(1))
     drive = torch.randn(*batch, 25, 2, generator=generator, dtype=torch.float64)
     x, shape = torch.randn(*batch, 20, 1, generator=generator, dtype=torch.float64), (*batch, 20, 2)
-    fit = model.fit(x, covariates=drive[..., :20, :], restarts=1, max_steps=3, progress=False)
-    expected = fit.model.forecast(x, 5, covariates=drive).mean
-    assert_close(fit.forecast(5, covariates=drive[..., 20:, :]).mean, expected, rtol=0, atol=0)
-    read = model.read(x, covariates=drive[..., :20, :])
-    assert_close(fit.model.forecast(read, 5, covariates=drive[..., 20:, :]).mean, expected, rtol=0, atol=0)
+    fit = model.fit(x, inputs=drive[..., :20, :], restarts=1, max_steps=3, progress=False)
+    expected = fit.model.forecast(x, 5, inputs=drive).mean
+    assert_close(fit.forecast(5, inputs=drive[..., 20:, :]).mean, expected, rtol=0, atol=0)
+    read = model.read(x, inputs=drive[..., :20, :])
+    assert_close(fit.model.forecast(read, 5, inputs=drive[..., 20:, :]).mean, expected, rtol=0, atol=0)
     if batch:  # the same for all sequences
         same = torch.cat([drive[:, :20], drive[:1, 20:].expand(3, -1, -1)], 1)
-        expected = fit.model.forecast(x, 5, covariates=same).mean
-        assert_close(fit.forecast(5, covariates=drive[0, 20:]).mean, expected, rtol=0, atol=0)
-    with pytest.raises(ValueError, match=r"^covariates: got shape .* those of the 5 steps to come"):
-        fit.forecast(5, covariates=drive[..., 21:, :])
+        expected = fit.model.forecast(x, 5, inputs=same).mean
+        assert_close(fit.forecast(5, inputs=drive[0, 20:]).mean, expected, rtol=0, atol=0)
+    with pytest.raises(ValueError, match=r"^inputs: got shape .* those of the 5 steps to come"):
+        fit.forecast(5, inputs=drive[..., 21:, :])
     with pytest.raises(ValueError, match=r"^dt: got some for the steps to come, but the series has none"):
         fit.forecast(5, dt=torch.ones(5))
-    assert fit.series.covariates.shape == shape
+    assert fit.series.design.shape == shape
     if not batch:
-        named = model.read(x, covariates=pd.DataFrame(drive[:20].numpy(), columns=["wind", "rain"]))
-        with pytest.raises(ValueError, match=r"^covariates: got columns \['rain', 'wind'\], expected"):
-            fit.model.forecast(named, 5, covariates=pd.DataFrame(drive[20:].numpy(), columns=["rain", "wind"]))
+        named = model.read(x, inputs=pd.DataFrame(drive[:20].numpy(), columns=["wind", "rain"]))
+        coming = pd.DataFrame(drive[20:].numpy(), columns=["wind", "rain"])
+        swapped = fit.model.forecast(named, 5, inputs=coming[["rain", "wind"]]).mean
+        assert_close(swapped, fit.model.forecast(x, 5, inputs=drive).mean, rtol=0, atol=0)
+        with pytest.raises(ValueError, match=r"^inputs: 'rain' is missing; got 'wind'"):
+            fit.model.forecast(named, 5, inputs=coming[["wind"]])
         gaps = sh.SwitchingSSM(sh.Copy(2), sh.Normal(1)).fit(
             x, dt=torch.ones(20), restarts=1, max_steps=3, progress=False
         )

@@ -231,18 +231,18 @@ def test_a_single_number_and_probabilities_of_zero_can_be_held(monkeypatch, meth
 @pytest.mark.parametrize("fixed", [{"redraw_intercept": 0.5}, {"redraw_weights": [-1.0, 0.5]}], ids=str)
 @pytest.mark.parametrize("prior", [None, "weak"])
 def test_of_what_moves_a_gate_each_can_be_held_alone(fixed, prior):
-    covariates = torch.randn(150, 2, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    truth = sh.SwitchingSSM(sh.Copy(2, n_covariates=2), sh.Normal(1)).with_values(
+    inputs = torch.randn(150, 2, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    truth = sh.SwitchingSSM(sh.Copy(2, inputs=2), sh.Normal(1)).with_values(
         redraw_intercept=-1.0, redraw_weights=[1.0, 0.0], state_probs=[0.5, 0.5], loc=[[-3.0], [3.0]], scale=[[1.0]] * 2
     )
-    x = truth.simulate(150, covariates=covariates, seed=0).x.double()
+    x = truth.simulate(150, inputs=inputs, seed=0).x.double()
     model = sh.SwitchingSSM(truth.dynamics, truth.emission)
     options = {"fixed": fixed, "prior": prior, "start": truth, "restarts": 1, "tol": 1e-9}
-    fit = model.fit(x, "em", covariates=covariates, progress=False, **options)
+    fit = model.fit(x, "em", inputs=inputs, progress=False, **options)
     assert fit.converged
     assert float(fit.objective.diff().min()) > -1e-9
     free = ({"redraw_intercept", "redraw_weights"} - set(fixed)).pop()
-    series = model.read(x, covariates=covariates)
+    series = model.read(x, inputs=inputs)
     problem = (model.scaled_to(series) if prior else model).problem(series)
     problem = problem if prior else replace(problem, prior=None)
     values = {name: value.clone() for name, value in fit.model.values.items()}

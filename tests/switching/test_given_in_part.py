@@ -136,7 +136,7 @@ def part_of(model: sh.SwitchingSSM) -> dict[str, Tensor]:
     """The first parameter of each block of an emission that has two, the intercept of a gate's logit, or the moves."""
     names = [part.prefix + next(iter(part.emission.parameters)) for part in model.emission.parts]
     names = [name for name in names if name.endswith("loc")] or [next(iter(model.dynamics.parameters))]
-    names += ["redraw_intercept"] if model.dynamics.n_covariates else []
+    names += ["redraw_intercept"] if model.dynamics.n_inputs else []
     return {name: model.values[name] for name in names}
 
 
@@ -165,7 +165,7 @@ def test_every_model_can_be_held_in_part(dynamics, emission, factorization):
     assert bool(model.log_prior(draws).isfinite().all())
     ahead = {name: torch.cat([table, table[:, :2]], 1) for name, table in driven.items()}
     assert bool(fit.posterior.forecast(x, 2, draws=5, **ahead).state.isfinite().all())
-    if factorization == "structured" and not model.dynamics.n_covariates:
+    if factorization == "structured" and not model.dynamics.n_inputs:
         # what the best paths under q of the parameters say, less the divergence of these
         priors = ChainGraph.of(fit.posterior.units.problem(fit.posterior.problem)).priors
         q = fit.posterior.blocks
@@ -300,14 +300,14 @@ def test_what_is_free_has_intervals_and_a_summary(x, held):
 
 
 @pytest.mark.parametrize("fixed", [{"redraw_intercept": 0.5}, {"redraw_weights": [-1.0, 0.5]}], ids=str)
-def test_a_part_of_the_weights_of_covariates_can_be_held(fixed):
-    model = sh.SwitchingSSM(sh.Copy(2, n_covariates=2), sh.Normal(1)).with_values(
+def test_a_part_of_the_weights_of_inputs_can_be_held(fixed):
+    model = sh.SwitchingSSM(sh.Copy(2, inputs=2), sh.Normal(1)).with_values(
         redraw_intercept=-1.0, redraw_weights=[1.0, 0.0], state_probs=[0.5, 0.5], loc=[[-3.0], [3.0]], scale=[[1.0]] * 2
     )
-    covariates = numbers(300, 2, seed=6)
-    x = model.simulate(300, seed=0, covariates=covariates).x
+    inputs = numbers(300, 2, seed=6)
+    x = model.simulate(300, seed=0, inputs=inputs).x
     held = {name: torch.as_tensor(value).double() for name, value in fixed.items()}
-    fit = model.fit(x, fixed=held, restarts=1, covariates=covariates, **QUIET)
+    fit = model.fit(x, fixed=held, restarts=1, inputs=inputs, **QUIET)
     assert fit.converged
     assert float(fit.objective.diff().min()) > -1e-9
     draws = fit.posterior.sample(50)
@@ -317,9 +317,9 @@ def test_a_part_of_the_weights_of_covariates_can_be_held(fixed):
 
 def test_gates_that_are_known_cost_the_bound_nothing():
     """Of one state, whatever its gates are, the evidence is that of the emission."""
-    model, loc = sh.SwitchingSSM(sh.Copy(1, n_covariates=2), sh.Normal(1)), HELD["loc"][:1]
+    model, loc = sh.SwitchingSSM(sh.Copy(1, inputs=2), sh.Normal(1)), HELD["loc"][:1]
     prior = {"loc": LOC[None, :1], "count": torch.full((1, 1), KAPPA).double()}
     prior |= {"shape": torch.full((1, 1), DF / 2).double(), "rate": SCALE[:1, :1] / 2}
     fixed = {"redraw_intercept": 0.3, "redraw_weights": [0.5, -2.0], "loc": loc[None]}
-    fit = model.fit(X[:, :1], prior=prior, restarts=1, fixed=fixed, covariates=numbers(N, 2), **QUIET)
+    fit = model.fit(X[:, :1], prior=prior, restarts=1, fixed=fixed, inputs=numbers(N, 2), **QUIET)
     assert_close(fit.objective[-1], given_loc(X[:, :1], loc, LOC[:1], DF, SCALE[:1, :1])[1], rtol=1e-10, atol=0)

@@ -107,8 +107,8 @@ def test_a_fit_in_turns_is_the_fit_at_once(monkeypatch):
 
 @pytest.mark.parametrize("shape", [(300, 40), (2, 6000), (1, 12_000)])
 def test_a_start_looks_at_a_sample_of_many_steps(monkeypatch, shape):
-    truth = random_model("covariates", "normal", seed=1)
-    keywords = drive("covariates", shape[:1], shape[1])
+    truth = random_model("inputs", "normal", seed=1)
+    keywords = drive("inputs", shape[:1], shape[1])
     x = truth.simulate(shape[1], shape[:1], seed=0, **keywords).x
     monkeypatch.setattr(starts, "SAMPLE", 2000)
     monkeypatch.setattr(starts, "STRETCH", 100)
@@ -116,7 +116,7 @@ def test_a_start_looks_at_a_sample_of_many_steps(monkeypatch, shape):
     sample = sample_of(series, 0)
     values = sample.observations
     assert values.shape[:-1].numel() == 2000
-    assert tuple(sample.drive.covariates.shape) == (*values.shape[:-1], 2)
+    assert tuple(sample.drive.inputs.shape) == (*values.shape[:-1], 2)
     rows = (series.rows == values[1, 7]).all(-1)
     assert int(rows.sum()) == 1  # observations as they are
     assert_close(sample.drive.gaps[1, 7], keywords["dt"].reshape(-1)[rows.nonzero()[0, 0]])
@@ -156,7 +156,7 @@ def test_memory_grows_with_the_input_alone():
 
 @pytest.mark.parametrize(
     ("dynamics", "emission"),
-    [("copy", "normal"), ("covariates", "full"), ("markov", "categorical"), ("copy", "gated_tied")],
+    [("copy", "normal"), ("inputs", "full"), ("markov", "categorical"), ("copy", "gated_tied")],
 )
 def test_a_whole_step_on_half_of_data_that_repeats_is_the_step_on_all(dynamics, emission):
     model = random_model(dynamics, emission, seed=2)

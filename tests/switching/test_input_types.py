@@ -158,12 +158,12 @@ def test_a_mask_where_nothing_may_be_missing_is_refused():
         model().log_evidence(torch.tensor(two), lengths=masked)
     with pytest.raises(ValueError, match=r"^dt: "):
         model().log_evidence(WHOLE, dt=np.ma.array([1.0] * 6, mask=MASK))
-    own = sh.SwitchingSSM(sh.Copy(n_states=2, n_covariates=1), sh.Normal())
+    own = sh.SwitchingSSM(sh.Copy(n_states=2, inputs=1), sh.Normal())
     own = own.with_values(
         redraw_intercept=0.0, redraw_weights=[1.0], state_probs=[0.5, 0.5], loc=[[0.0], [4.0]], scale=[[1.0], [1.0]]
     )
-    with pytest.raises(ValueError, match=r"^covariates: "):
-        own.log_evidence(WHOLE, covariates=np.ma.array([[1.0]] * 6, mask=[[hidden] for hidden in MASK]))
+    with pytest.raises(ValueError, match=r"^inputs: "):
+        own.log_evidence(WHOLE, inputs=np.ma.array([[1.0]] * 6, mask=[[hidden] for hidden in MASK]))
 
 
 @pytest.mark.parametrize("lengths", [np.array([6, 4], dtype=">i2"), pd.Series([6, 4], index=[7, 8]), [np.int8(6), 4]])

@@ -28,7 +28,7 @@ SOME = [  # every family that has a kernel
     ("copy", "poisson", False),
     ("markov", "categorical", False),
     ("copy", "gated", True),
-    ("covariates", "bernoulli", False),
+    ("inputs", "bernoulli", False),
     ("copy", "gated_tied", True),
     ("markov", "tied_full", True),
 ]

@@ -168,7 +168,7 @@ def test_a_frequency_and_a_damping_are_held() -> None:
 
 
 def driven(n_steps: int = 60, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
-    """A level beside two covariates of very different sizes, with some values missing."""
+    """A level beside two inputs of very different sizes, with some values missing."""
     draws = np.random.default_rng(seed)
     inputs = draws.normal(size=(n_steps, 2)) * [1.0, 300.0]
     x = np.cumsum(draws.normal(size=n_steps)) / 2 + inputs @ [1.5, -0.02] + draws.normal(size=n_steps)
@@ -183,10 +183,10 @@ def test_a_regression_is_that_of_statsmodels_with_its_coefficients_as_states() -
     given = values_of(peer)
     model = LinearSSM(LocalLevel() + Regression(2)).with_values(given)
     expected = peer.smooth(list(given.values()))
-    assert float(model.log_evidence(x, covariates=inputs)) == pytest.approx(float(expected.llf), abs=1e-8)
-    smoothed = model.smooth(x, covariates=inputs)
+    assert float(model.log_evidence(x, inputs=inputs)) == pytest.approx(float(expected.llf), abs=1e-8)
+    smoothed = model.smooth(x, inputs=inputs)
     assert_close(smoothed.mean, torch.tensor(expected.smoothed_state.T.copy()), rtol=1e-8, atol=1e-8)
-    ahead = model.forecast(x, 5, covariates=np.concatenate([inputs, coming]))
+    ahead = model.forecast(x, 5, inputs=np.concatenate([inputs, coming]))
     forecast = expected.get_forecast(5, exog=coming)
     assert_close(ahead.mean[:, 0], torch.tensor(np.asarray(forecast.predicted_mean)), rtol=1e-8, atol=1e-8)
     assert_close(ahead.variance[:, 0], torch.tensor(np.asarray(forecast.var_pred_mean)), rtol=1e-8, atol=1e-8)
@@ -197,13 +197,13 @@ def test_a_regression_beside_noise_alone_is_least_squares() -> None:
     seen = ~np.isnan(x)
     design = np.column_stack([np.ones(len(x)), inputs])
     expected, residual, *_ = np.linalg.lstsq(design[seen], x[seen], rcond=None)
-    fit = LinearSSM(LocalLevel(stochastic=False) + Regression(2)).fit(x, covariates=inputs, restarts=1, progress=False)
+    fit = LinearSSM(LocalLevel(stochastic=False) + Regression(2)).fit(x, inputs=inputs, restarts=1, progress=False)
     assert_close(fit.smooth().mean[0], torch.tensor(expected), rtol=1e-8, atol=0)
     unbiased = float(residual[0]) / (seen.sum() - 3)  # of restricted maximum likelihood, as coefficients are diffuse
     assert float(fit.model.values["sigma2.irregular"]) == pytest.approx(unbiased, rel=1e-6)
 
 
-def test_varying_coefficients_are_random_walks_seen_through_their_covariates() -> None:
+def test_varying_coefficients_are_random_walks_seen_through_their_inputs() -> None:
     """Against the dense normal density of the series, given the coefficients at the start, under a flat prior."""
     x, inputs = driven(30)
     variances = {"sigma2.irregular": 0.5, "sigma2.beta.x1": 0.2, "sigma2.beta.x2": 1e-4}
@@ -218,39 +218,39 @@ def test_varying_coefficients_are_random_walks_seen_through_their_covariates() -
     rest = y - design @ np.linalg.solve(information, design.T @ inverse @ y)
     log_dets = np.linalg.slogdet(covariance[np.ix_(seen, seen)])[1] + np.linalg.slogdet(information)[1]
     expected = -(seen.sum() * np.log(2 * np.pi) + log_dets + rest @ inverse @ rest) / 2
-    assert float(model.log_evidence(x, covariates=inputs)) == pytest.approx(expected, abs=1e-8)
+    assert float(model.log_evidence(x, inputs=inputs)) == pytest.approx(expected, abs=1e-8)
 
 
-def test_a_fit_does_not_depend_on_the_units_of_covariates() -> None:
+def test_a_fit_does_not_depend_on_the_units_of_inputs() -> None:
     x, inputs = driven()
     x = x + np.cumsum(np.random.default_rng(2).normal(size=len(x))) * inputs[:, 1] / 300
     model = LinearSSM(LocalLevel(irregular=False) + Regression(2, varying=True))
-    fits = [model.fit(x, covariates=inputs * unit, restarts=2, progress=False) for unit in (1.0, 1e5)]
+    fits = [model.fit(x, inputs=inputs * unit, restarts=2, progress=False) for unit in (1.0, 1e5)]
     assert fits[1].loglik + 2 * np.log(1e5) == pytest.approx(fits[0].loglik, abs=1e-6)
     ratio = float(fits[0].model.values["sigma2.beta.x2"] / fits[1].model.values["sigma2.beta.x2"])
     assert ratio == pytest.approx(1e10, rel=1e-3)
 
 
-def test_lists_of_series_have_lists_of_covariates() -> None:
+def test_lists_of_series_have_lists_of_inputs() -> None:
     series = [driven(n, seed) for seed, n in enumerate((40, 25, 31))]
     model = LinearSSM(LocalLevel() + Regression(2)).with_values({"sigma2.irregular": 0.9, "sigma2.level": 0.3})
-    together = model.log_evidence([x for x, _ in series], covariates=[inputs for _, inputs in series])
-    alone = [model.log_evidence(x, covariates=inputs) for x, inputs in series]
+    together = model.log_evidence([x for x, _ in series], inputs=[inputs for _, inputs in series])
+    alone = [model.log_evidence(x, inputs=inputs) for x, inputs in series]
     assert_close(together, torch.stack(alone), rtol=1e-12, atol=0)
     shorter = [inputs if i != 1 else inputs[1:] for i, (_, inputs) in enumerate(series)]
-    with pytest.raises(ValueError, match=r"covariates\[1\]: got shape \(24, 2\), expected a row for each of 25 steps"):
-        model.log_evidence([x for x, _ in series], covariates=shorter)
+    with pytest.raises(ValueError, match=r"inputs\[1\]: got shape \(24, 2\), expected a row for each of 25 steps"):
+        model.log_evidence([x for x, _ in series], inputs=shorter)
 
 
-def test_everything_of_a_fit_works_with_covariates(tmp_path: Path) -> None:
+def test_everything_of_a_fit_works_with_inputs(tmp_path: Path) -> None:
     x, inputs = driven(40)
     model = LinearSSM(LocalLevel() + Regression(2, varying=True) + Autoregression(1))
     held = {"sigma2.beta.x2": 0.0, "sigma2.irregular": 0.3}
-    fit = model.fit(x, covariates=inputs, fixed=held, restarts=1, progress=False)
+    fit = model.fit(x, inputs=inputs, fixed=held, restarts=1, progress=False)
     assert float(fit.model.values["sigma2.beta.x2"]) == 0.0
     coming = driven(4, seed=1)[1]
-    ahead = fit.forecast(4, covariates=coming)
-    assert_close(ahead.mean, fit.model.forecast(x, 4, covariates=np.concatenate([inputs, coming])).mean)
+    ahead = fit.forecast(4, inputs=coming)
+    assert_close(ahead.mean, fit.model.forecast(x, 4, inputs=np.concatenate([inputs, coming])).mean)
     assert "beta.x1" in str(fit.summary())
     assert list(fit.states().columns[1:3]) == ["latent_mean_beta.x1", "latent_mean_beta.x2"]
     fit.plot()
@@ -258,18 +258,18 @@ def test_everything_of_a_fit_works_with_covariates(tmp_path: Path) -> None:
     fit.save(tmp_path)
     again = load(tmp_path)
     assert again.dynamics == model.dynamics
-    assert_close(again.log_evidence(x, covariates=inputs), fit.log_evidence())
-    drawn = fit.model.simulate(5, (2,), seed=0, covariates=np.stack([coming[[0, 0, 1, 2, 3]]] * 2))
+    assert_close(again.log_evidence(x, inputs=inputs), fit.log_evidence())
+    drawn = fit.model.simulate(5, (2,), seed=0, inputs=np.stack([coming[[0, 0, 1, 2, 3]]] * 2))
     assert drawn.x.shape == (2, 5, 1)
 
 
-def test_a_stream_with_covariates_is_the_filter() -> None:
+def test_a_stream_with_inputs_is_the_filter() -> None:
     x, inputs = driven(20)
     model = LinearSSM(LocalLevel() + Regression(2)).with_values({"sigma2.irregular": 0.9, "sigma2.level": 0.3})
     state = model.start()
     for value, row in zip(x, inputs, strict=True):
-        state, now = model.update(state, [value], covariates=row)
-    filtered = model.filter(x, covariates=inputs)
+        state, now = model.update(state, [value], inputs=row)
+    filtered = model.filter(x, inputs=inputs)
     assert_close(now.mean, filtered.mean[-1], rtol=1e-9, atol=1e-9)
     assert_close(state.log_evidence, filtered.log_normalizer, rtol=1e-9, atol=0)
 
@@ -288,16 +288,16 @@ def test_forms_are_written_and_read(name: str, tmp_path: Path) -> None:
 def test_wrong_arguments_are_refused_with_their_cure() -> None:
     x, inputs = driven(20)
     model = LinearSSM(LocalLevel() + Regression(2))
-    with pytest.raises(ValueError, match=r"covariates: missing; .* needs them, of shape \(20, 2\)"):
+    with pytest.raises(ValueError, match=r"inputs: missing; the model reads 2; give them, of shape \(20, 2\)"):
         model.fit(x, progress=False)
-    with pytest.raises(ValueError, match=r"covariates: got shape \(20, 1\), expected \(20, 2\)"):
-        model.fit(x, covariates=inputs[:, :1], progress=False)
-    with pytest.raises(ValueError, match="covariates: got NaN"):
-        model.fit(x, covariates=inputs * np.nan, progress=False)
-    with pytest.raises(ValueError, match="add a Regression"):
-        LinearSSM(LocalLevel()).fit(x, covariates=inputs, progress=False)
+    with pytest.raises(ValueError, match=r"inputs: got shape \(20, 1\), expected \(20, 2\)"):
+        model.fit(x, inputs=inputs[:, :1], progress=False)
+    with pytest.raises(ValueError, match="inputs: got NaN"):
+        model.fit(x, inputs=inputs * np.nan, progress=False)
+    with pytest.raises(ValueError, match=r"as in LocalLevel\(\) \+ Regression"):
+        LinearSSM(LocalLevel()).fit(x, inputs=inputs, progress=False)
     with pytest.raises(ValueError, match=r"diffuse: .* do not determine"):
-        model.with_values({"sigma2.irregular": 1.0, "sigma2.level": 1.0}).smooth(x, covariates=np.ones((20, 2)))
+        model.with_values({"sigma2.irregular": 1.0, "sigma2.level": 1.0}).smooth(x, inputs=np.ones((20, 2)))
     with pytest.raises(ValueError, match="no noise"):
         LinearSSM(LocalLevel(stochastic=False, irregular=False))
     with unchecked(), pytest.raises(TypeError, match="irregular: got 1, expected True or False"):

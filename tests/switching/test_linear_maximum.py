@@ -62,7 +62,7 @@ def densities(structure: object, x: np.ndarray, **given: object) -> tuple[QuickD
 def test_the_density_of_searches_has_the_values_and_the_gradient_of_the_exact_one(structure: LocalLevel) -> None:
     x = SERIES["nile"].copy()
     x[[4, 50, 51]] = np.nan
-    given = {"covariates": np.sin(np.arange(len(x)))[:, None]} if structure.n_covariates else {}
+    given = {"inputs": np.sin(np.arange(len(x)))[:, None]} if structure.n_inputs else {}
     quick, exact = densities(structure, x, **given)
     points = 0.1 + torch.rand(3, len(quick.point), dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     with kernels("always"):

@@ -261,8 +261,8 @@ def test_what_is_wrong_is_told_with_its_cure() -> None:
         LinearGaussian(0)
     with pytest.raises(ValueError, match="observation_noise: got 'round'"):
         LinearSSM(1, 1, "round")
-    with pytest.raises(ValueError, match="covariates: got some, but a LinearSSM takes none"):
-        model.smooth(torch.zeros(4, 2), covariates=torch.zeros(4, 1))
+    with pytest.raises(ValueError, match="inputs: got some, but a LinearSSM takes none"):
+        model.smooth(torch.zeros(4, 2), inputs=torch.zeros(4, 1))
     with pytest.raises(TypeError, match="restart"):
         model.fit(torch.zeros(4, 2), restart=3, progress=False)
     with pytest.raises(ValueError, match="lengths: got some besides a Series"):

@@ -114,11 +114,11 @@ def test_other_parameters_may_be_held_and_the_plain_form_serves() -> None:
 
 @pytest.mark.kernels
 @pytest.mark.slow
-def test_series_share_a_profile_and_covariates_have_theirs() -> None:
+def test_series_share_a_profile_and_inputs_have_theirs() -> None:
     x = nile().to_numpy(dtype=float).reshape(2, 50, 1)
     drive = np.cos(np.arange(100.0)).reshape(2, 50, 1)
-    fit = LinearSSM(LocalLevel() + Regression(1)).fit(x, covariates=drive, progress=False)
-    check(fit, x, covariates=drive)
+    fit = LinearSSM(LocalLevel() + Regression(1)).fit(x, inputs=drive, progress=False)
+    check(fit, x, inputs=drive)
 
 
 @pytest.mark.kernels
@@ -143,9 +143,9 @@ def test_coefficients_of_an_autoregression_have_profiles() -> None:
 
 @pytest.mark.kernels
 def test_an_end_is_infinite_if_the_data_say_nothing_of_a_variance() -> None:
-    """The covariate is there at one step only, so how its coefficient moves is not seen."""
+    """The input is there at one step only, so how its coefficient moves is not seen."""
     drive = (np.arange(100) == 40).astype(float)[:, None]
-    fit = LinearSSM(LocalLevel() + Regression(1, varying=True)).fit(nile(), covariates=drive, progress=False)
+    fit = LinearSSM(LocalLevel() + Regression(1, varying=True)).fit(nile(), inputs=drive, progress=False)
     ends = fit.profile_interval(0.9, "sigma2.beta.x1")
     assert float(ends.lower["sigma2.beta.x1"]) == 0.0
     assert math.isinf(float(ends.upper["sigma2.beta.x1"]))

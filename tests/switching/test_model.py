@@ -36,7 +36,7 @@ def test_a_stream_equals_the_filter_on_the_whole_series(dynamics, emission):
     check_stream(model, x, keywords)
 
 
-@pytest.mark.parametrize("dynamics", ["copy", "covariates", "markov"])
+@pytest.mark.parametrize("dynamics", ["copy", "inputs", "markov"])
 def test_a_stream_equals_the_filter_beside_outliers(dynamics):
     """Steps whose log-weights are large, and a belief that is certain of a state."""
     model, keywords = random_model(dynamics, "normal"), drive(dynamics, (3,), 6)
@@ -74,7 +74,7 @@ def test_the_dtype_of_x_decides():
     assert model.smooth(x).state.dtype == torch.float64
 
 
-@pytest.mark.parametrize("dynamics", ["copy", "covariates", "markov"])
+@pytest.mark.parametrize("dynamics", ["copy", "inputs", "markov"])
 def test_log_evidence_is_differentiable_in_the_parameters(dynamics):
     model = random_model(dynamics, "normal")
     keywords = drive(dynamics, (), 8)
@@ -148,7 +148,7 @@ def test_a_model_without_values_says_what_to_do():
         (lambda: sh.MultivariateNormal(-1), ValueError, "n_features: got -1"),
         (lambda: sh.Bernoulli(0), ValueError, "n_features: got 0"),
         (lambda: sh.Poisson(-2), ValueError, "n_features: got -2"),
-        (lambda: sh.Copy(2, n_covariates=-1), ValueError, "n_covariates: got -1, expected an integer of at least 0"),
+        (lambda: sh.Copy(2, inputs=-1), ValueError, "inputs: got -1, expected an integer of at least 0"),
         (lambda: sh.SwitchingSSM(sh.Markov(2), sh.Gated(sh.Normal(1), sh.Normal(1))), ValueError, "Gated needs Copy"),
         (lambda: sh.Gated(sh.Normal(1), sh.Normal(2)), ValueError, "background: got 2 feature"),
         (lambda: sh.Categorical(0), ValueError, "n_categories: got 0"),
@@ -197,8 +197,8 @@ for build, said in [
     ),
     (lambda: sh.Categorical(2.5), "n_categories: got 2.5"),
     (lambda: sh.Categorical(True), "n_categories: got True"),
-    (lambda: sh.Copy(2, n_covariates=0.5), "n_covariates: got 0.5"),
-    (lambda: sh.Copy(2, n_covariates=True), "n_covariates: got True"),
+    (lambda: sh.Copy(2, inputs=0.5), "inputs: got 0.5"),
+    (lambda: sh.Copy(2, inputs=True), "inputs: got True"),
 ]:
     try:
         build()

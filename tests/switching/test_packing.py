@@ -33,7 +33,7 @@ def ragged(dynamics, emission):
 @pytest.mark.parametrize(("dynamics", "emission"), KINDS)
 def test_steps_without_the_padding_are_those_with_it(monkeypatch, dynamics, emission):
     problem = ragged(dynamics, emission)
-    tight = {"rtol": 1e-8 if dynamics == "covariates" else 1e-10, "atol": 1e-10}  # weights of a gate are found in steps
+    tight = {"rtol": 1e-8 if dynamics == "inputs" else 1e-10, "atol": 1e-10}  # weights of a gate are found in steps
     values = first_guesses(problem, 3, seed=0).values
     packed = EM(problem, values)
     assert packed.problem.series.n_steps < 20

@@ -14,7 +14,7 @@ from torch.testing import assert_close
 MODEL = sh.SwitchingSSM(sh.Copy(2), sh.Normal(1)).with_values(
     redraw_prob=0.2, state_probs=[0.4, 0.6], loc=[[0.0], [3.0]], scale=[[1.0], [1.0]]
 )
-DRIVEN = sh.SwitchingSSM(sh.Copy(2, n_covariates=1), sh.Normal(1)).with_values(
+DRIVEN = sh.SwitchingSSM(sh.Copy(2, inputs=1), sh.Normal(1)).with_values(
     redraw_intercept=-1.0, redraw_weights=[2.0], state_probs=[0.4, 0.6], loc=[[0.0], [3.0]], scale=[[1.0], [1.0]]
 )
 PARTS = {"north": [0.1, 3.2, np.nan, 2.9], "south": [2.7, 3.1], "east": [0.3, -0.4, 0.0]}
@@ -120,15 +120,15 @@ def test_what_drives_a_panel_comes_as_it_does():
     rain = pd.DataFrame({"rain": np.linspace(-1, 1, len(frame))}, index=frame.index)
     gaps = pd.Series(np.linspace(0.5, 2, len(frame)), index=frame.index)
     order = by_time(frame).index
-    found = DRIVEN.states(by_time(frame), covariates=rain.loc[order], dt=gaps.loc[order])
+    found = DRIVEN.states(by_time(frame), inputs=rain.loc[order], dt=gaps.loc[order])
     for name in PARTS:
-        own = DRIVEN.states(frame.xs(name), covariates=rain.xs(name), dt=gaps.xs(name))
+        own = DRIVEN.states(frame.xs(name), inputs=rain.xs(name), dt=gaps.xs(name))
         np.testing.assert_allclose(found.xs(name), own, rtol=1e-12)
-    assert DRIVEN.read(frame, covariates=rain).drivers == ("rain",)
-    with pytest.raises(ValueError, match="covariates: got an index other than that of x"):
-        DRIVEN.smooth(frame, covariates=rain.iloc[::-1].sort_index(level="t", sort_remaining=False))
-    with pytest.raises(ValueError, match="covariates: got an index of sequence and time, but x has none"):
-        DRIVEN.smooth(frame["level"].to_numpy(), covariates=rain)
+    assert DRIVEN.read(frame, inputs=rain).drivers == ("rain",)
+    with pytest.raises(ValueError, match="inputs: got an index other than that of x"):
+        DRIVEN.smooth(frame, inputs=rain.iloc[::-1].sort_index(level="t", sort_remaining=False))
+    with pytest.raises(ValueError, match="inputs: got an index of sequence and time, but x has none"):
+        DRIVEN.smooth(frame["level"].to_numpy(), inputs=rain)
 
 
 def test_rows_below_each_other_have_lengths_that_sum_to_them():
@@ -139,9 +139,9 @@ def test_rows_below_each_other_have_lengths_that_sum_to_them():
         assert_close(MODEL.smooth(x, lengths=lengths).state, expected.state)
     assert MODEL.states(pd.Series(rows, index=list("abcdefghi")), lengths=lengths).index.tolist() == list("abcdefghi")
     drivers = np.linspace(-1, 1, len(rows))
-    stacked = DRIVEN.states(rows, lengths=lengths, covariates=drivers[:, None], dt=drivers + 2)
+    stacked = DRIVEN.states(rows, lengths=lengths, inputs=drivers[:, None], dt=drivers + 2)
     frames = [pd.DataFrame({"rain": drivers}, index=frame.index), pd.Series(drivers + 2, index=frame.index)]
-    np.testing.assert_allclose(stacked, DRIVEN.states(frame, covariates=frames[0], dt=frames[1]), rtol=1e-12)
+    np.testing.assert_allclose(stacked, DRIVEN.states(frame, inputs=frames[0], dt=frames[1]), rtol=1e-12)
 
 
 @pytest.mark.parametrize("lengths", [[4, 2], [4, 2, 4], [9, 0], [9, 1, -1]])

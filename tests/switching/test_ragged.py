@@ -48,8 +48,8 @@ def coupled(kind: str) -> sh.FactorialSSM | sh.LayeredSSM:
 STRUCTURE = sh.LinearSSM(sh.LocalLevel() + sh.Regression(1)).with_values({"sigma2.irregular": 0.5, "sigma2.level": 0.3})
 MODELS = {
     "copy": random_model("copy", "normal"),
-    "covariates": random_model("covariates", "normal"),
-    "gated": random_model("covariates", "gated"),
+    "inputs": random_model("inputs", "normal"),
+    "gated": random_model("inputs", "gated"),
     "markov": random_model("markov", "full"),
     "linear": model_of(),
     "structure": STRUCTURE,
@@ -66,16 +66,16 @@ DRAWN = [slow(name) if name in HEAVY else name for name in MODELS]
 
 
 def sequences(name: str, lengths: list[int]) -> tuple[list[torch.Tensor], dict[str, list[torch.Tensor]]]:
-    """Sequences with missing values, and their covariates and gaps."""
+    """Sequences with missing values, and their inputs and gaps."""
     model, x = MODELS[name], []
     for i, n in enumerate(lengths):
         x.append(draw(i, n, model.n_features))
         x[-1][3::5] = torch.nan
         x[-1][4::7, 0] = torch.nan
-    if name in ("covariates", "gated"):
-        tables = [drive("covariates", (), n, seed=i) for i, n in enumerate(lengths)]
-        return x, {key: [table[key] for table in tables] for key in ("covariates", "dt")}
-    return x, {"covariates": [draw(50 + i, n, 1) for i, n in enumerate(lengths)]} if name == "structure" else {}
+    if name in ("inputs", "gated"):
+        tables = [drive("inputs", (), n, seed=i) for i, n in enumerate(lengths)]
+        return x, {key: [table[key] for table in tables] for key in ("inputs", "dt")}
+    return x, {"inputs": [draw(50 + i, n, 1) for i, n in enumerate(lengths)]} if name == "structure" else {}
 
 
 def alone(driven: dict[str, list[torch.Tensor]], i: int) -> dict[str, torch.Tensor]:
@@ -231,7 +231,7 @@ def test_packed_and_padded_series_are_the_same_numbers(model_name, never_packed)
     assert packed.packed
     assert not padded.packed
     same = {"rtol": 0, "atol": 0, "equal_nan": True}
-    for table in ("observations", "covariates", "gaps", "rows", "inside", "last", "n_seen", "sequence_of_rows"):
+    for table in ("observations", "design", "gaps", "rows", "inside", "last", "n_seen", "sequence_of_rows"):
         one, other = getattr(packed, table), getattr(padded, table)
         assert (one is None) == (other is None)
         if one is not None:
@@ -256,7 +256,7 @@ def test_packed_and_padded_series_are_the_same_numbers(model_name, never_packed)
 @pytest.mark.few(4)
 @pytest.mark.parametrize("method", ["em", "vmp"])
 @pytest.mark.parametrize(
-    "name", ["copy", "covariates", "markov", "linear", "structure", "one chain", "factorial", "layered"]
+    "name", ["copy", "inputs", "markov", "linear", "structure", "one chain", "factorial", "layered"]
 )
 def test_fits_of_packed_series_are_those_of_padded_ones(name, method, never_packed):
     if (name, method) == ("structure", "vmp"):
@@ -293,14 +293,14 @@ def test_panels_and_rows_are_packed_too():
     [
         ({"x": [torch.zeros(50), torch.zeros(3), torch.tensor([0.0, torch.inf])]}, "sequence 2, step 1, feature 0"),
         ({"x": [torch.zeros(50), torch.zeros(3), torch.tensor([0.0, 0.5])]}, "got 0.5 at sequence 2, step 1"),
-        ({"covariates": [torch.zeros(50, 1), torch.zeros(3, 1), torch.full((2, 1), torch.nan)]}, "covariates: got NaN"),
-        ({"covariates": [torch.zeros(n, 2) for n in (50, 3, 2)]}, r"got shape \(3, 50, 2\), expected \(3, 50, 1\)"),
+        ({"inputs": [torch.zeros(50, 1), torch.zeros(3, 1), torch.full((2, 1), torch.nan)]}, "inputs: got NaN"),
+        ({"inputs": [torch.zeros(n, 2) for n in (50, 3, 2)]}, r"got shape \(3, 50, 2\), expected \(3, 50, 1\)"),
         ({"dt": [torch.ones(50), torch.ones(3), torch.tensor([1.0, -1.0])]}, "dt: got gaps that are negative"),
     ],
 )  # fmt: skip
 def test_bad_input_is_named_as_in_a_padded_batch(change, said):
-    model = sh.SwitchingSSM(sh.Copy(2, n_covariates=1), sh.Bernoulli(1))
-    good = {"x": [torch.zeros(n) for n in (50, 3, 2)], "covariates": [torch.zeros(n, 1) for n in (50, 3, 2)]}
+    model = sh.SwitchingSSM(sh.Copy(2, inputs=1), sh.Bernoulli(1))
+    good = {"x": [torch.zeros(n) for n in (50, 3, 2)], "inputs": [torch.zeros(n, 1) for n in (50, 3, 2)]}
     with pytest.raises(ValueError, match=said):
         model.read(**good | change)
 
@@ -334,27 +334,27 @@ def test_one_long_sequence_beside_many_short_ones_needs_the_memory_of_its_steps(
 
 @pytest.mark.parametrize("long", [4, 100])
 def test_durations_average_over_the_steps_of_sequences_alone(long):
-    model = sh.SwitchingSSM(sh.Copy(2, n_covariates=1), sh.Normal(1)).with_values(
+    model = sh.SwitchingSSM(sh.Copy(2, inputs=1), sh.Normal(1)).with_values(
         redraw_intercept=-1.0, redraw_weights=[2.0], state_probs=[0.3, 0.7], loc=[[0.0], [3.0]], scale=[[1.0], [1.0]]
     )
     lengths = [long, 2, 3, 1]
     x = [torch.zeros(n, 1).double() for n in lengths]
-    covariates = [torch.linspace(-1, 1, n).double().unsqueeze(-1) for n in lengths]
-    redraw = torch.sigmoid(-1.0 + 2.0 * torch.cat(covariates)).mean()
-    assert_close(model.durations(x, covariates=covariates), 1 / (redraw * torch.tensor([0.7, 0.3]).double()))
+    inputs = [torch.linspace(-1, 1, n).double().unsqueeze(-1) for n in lengths]
+    redraw = torch.sigmoid(-1.0 + 2.0 * torch.cat(inputs)).mean()
+    assert_close(model.durations(x, inputs=inputs), 1 / (redraw * torch.tensor([0.7, 0.3]).double()))
 
 
 @pytest.mark.parametrize(
     ("name", "table", "said"),
     [
-        ("covariates", -0.5, "expected [5, 100, C]"),
-        ("covariates", torch.zeros(5, 99, 1), "expected [5, 100, C]"),
-        ("covariates", torch.zeros(5, 101, 1), "(5, 100, 1)"),
+        ("inputs", -0.5, "expected [5, 100, C]"),
+        ("inputs", torch.zeros(5, 99, 1), "expected [5, 100, C]"),
+        ("inputs", torch.zeros(5, 101, 1), "(5, 100, 1)"),
         ("dt", torch.ones(4), "expected [5, 100]"),
     ],
 )
 def test_shapes_beside_packed_observations_are_checked(name, table, said):
-    model = sh.SwitchingSSM(sh.Copy(2, n_covariates=1), sh.Normal(1))
+    model = sh.SwitchingSSM(sh.Copy(2, inputs=1), sh.Normal(1))
     x = [torch.zeros(n, 1).double() for n in (100, 2, 3, 1, 1)]
     with unchecked(), pytest.raises(ValueError, match=rf"{name}: got shape .*{re.escape(said)}"):
         model.read(x, **{name: table})

@@ -57,7 +57,7 @@ def markov_model() -> SwitchingSSM:
 
 def data_of(model: SwitchingSSM, x, draws: int = 4, **keywords) -> az.InferenceData:
     """The InferenceData of a model with known values, as of a fit that found them."""
-    series = model.read(x, **{name: keywords.pop(name, None) for name in ("lengths", "covariates", "dt")})
+    series = model.read(x, **{name: keywords.pop(name, None) for name in ("lengths", "inputs", "dt")})
     point = {name: value.unsqueeze(0) for name, value in model.values_like(series.observations).items()}
     return report.inference_data(model, point, (1, draws), series, **keywords)
 
@@ -146,17 +146,17 @@ def test_parameters_of_every_family_have_their_dims(model, expected):
     assert az.summary(data, kind="stats").shape[0] == sum(value[0, 0].size for value in data.posterior.values())
 
 
-def test_covariates_are_named_and_gaps_are_taken():
+def test_inputs_are_named_and_gaps_are_taken():
     rng = np.random.default_rng(1)
-    x, covariates = rng.normal(size=40), pd.DataFrame({"heat": rng.normal(size=40), "rain": rng.normal(size=40)})
+    x, inputs = rng.normal(size=40), pd.DataFrame({"heat": rng.normal(size=40), "rain": rng.normal(size=40)})
     dt = np.full(40, 2.0)
-    fit = SwitchingSSM(Copy(2, n_covariates=2), Normal(1)).fit(
-        x, restarts=1, max_steps=3, progress=False, covariates=covariates.to_numpy(copy=True), dt=dt
+    fit = SwitchingSSM(Copy(2, inputs=2), Normal(1)).fit(
+        x, restarts=1, max_steps=3, progress=False, inputs=inputs.to_numpy(copy=True), dt=dt
     )
-    data = fit.to_arviz(x, covariates=covariates, dt=dt, draws=4)
-    assert data.posterior["redraw_weights"].dims == (*DRAWN, "covariate")
-    assert data.posterior["covariate"].values.tolist() == ["heat", "rain"]
-    evidence = fit.model.log_evidence(x, covariates=covariates.to_numpy(copy=True), dt=dt)
+    data = fit.to_arviz(x, inputs=inputs, dt=dt, draws=4)
+    assert data.posterior["redraw_weights"].dims == (*DRAWN, "input")
+    assert data.posterior["input"].values.tolist() == ["heat", "rain"]
+    evidence = fit.model.log_evidence(x, inputs=inputs.to_numpy(copy=True), dt=dt)
     assert float(data.log_likelihood["x"][0, 0].sum()) == pytest.approx(float(evidence), rel=1e-12)
 
 
@@ -436,8 +436,8 @@ def test_of_several_features_each_is_judged_by_itself():
     assert az.plot_loo_pit(data, y=y, y_hat=y_hat) is not None
 
 
-def test_predictions_of_covariates_and_background_follow_them():
-    model = SwitchingSSM(Copy(2, n_covariates=1), Gated(Normal(1), Normal(1))).with_values(
+def test_predictions_of_inputs_and_background_follow_them():
+    model = SwitchingSSM(Copy(2, inputs=1), Gated(Normal(1), Normal(1))).with_values(
         redraw_intercept=tensor(0.0),
         redraw_weights=tensor([50.0]),
         state_probs=tensor([0.5, 0.5]),
@@ -446,9 +446,7 @@ def test_predictions_of_covariates_and_background_follow_them():
         background_loc=tensor([[0.0]]),
         background_scale=tensor([[0.1]]),
     )
-    covariates = tensor([[0.0], [-1.0], [1.0]])  # the second step is held, the third redrawn
-    drawn = (
-        data_of(model, tensor([5.0, 0.1, -5.0]), draws=50, covariates=covariates).posterior_predictive["x"].values[0]
-    )
+    inputs = tensor([[0.0], [-1.0], [1.0]])  # the second step is held, the third redrawn
+    drawn = data_of(model, tensor([5.0, 0.1, -5.0]), draws=50, inputs=inputs).posterior_predictive["x"].values[0]
     assert (np.abs(drawn[:, [0, 2]]) > 3).all()
     assert (np.abs(drawn[:, 1]) < 1).all()

@@ -95,13 +95,13 @@ def test_bad_input_is_named(x, n_features, lengths, error, said):
 
 # ---- one record for every method -------------------------------------------------------------------------------------
 
-MODEL = sh.SwitchingSSM(sh.Copy(2, n_covariates=1), sh.Normal(1)).with_values(
+MODEL = sh.SwitchingSSM(sh.Copy(2, inputs=1), sh.Normal(1)).with_values(
     redraw_intercept=-1.0, redraw_weights=[2.0], state_probs=[0.4, 0.6], loc=[[0.0], [3.0]], scale=[[1.0], [1.0]]
 )
 
 
 def frames(n_steps: int = 9) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """Observations and covariates with labels."""
+    """Observations and inputs with labels."""
     rng, months = np.random.default_rng(0), pd.period_range("2020-01", periods=n_steps, freq="M")
     x = pd.DataFrame({"volume": rng.normal(1.5, 2.0, n_steps)}, index=months)
     return x, pd.DataFrame({"rain": rng.normal(size=n_steps)}, index=months)
@@ -109,23 +109,23 @@ def frames(n_steps: int = 9) -> tuple[pd.DataFrame, pd.DataFrame]:
 
 def test_every_method_takes_the_series_in_place_of_x_and_of_what_drives_it():
     x, rain = frames()
-    series = MODEL.read(x, covariates=rain)
+    series = MODEL.read(x, inputs=rain)
     for name in ("log_evidence", "filter", "smooth", "viterbi"):
-        ours, theirs = getattr(MODEL, name)(series), getattr(MODEL, name)(x, covariates=rain)
+        ours, theirs = getattr(MODEL, name)(series), getattr(MODEL, name)(x, inputs=rain)
         for a, b in zip(tables_of(ours), tables_of(theirs), strict=True):
             assert torch.equal(a, b)
     drawn = [
         MODEL.sample_posterior(given, 3, seed=0, **keywords).path
-        for given, keywords in ((series, {}), (x, {"covariates": rain}))
+        for given, keywords in ((series, {}), (x, {"inputs": rain}))
     ]
     assert torch.equal(*drawn)
-    assert torch.equal(MODEL.collapsed(series), MODEL.collapsed(x, covariates=rain))
+    assert torch.equal(MODEL.collapsed(series), MODEL.collapsed(x, inputs=rain))
     fits = [
         MODEL.fit(given, restarts=2, max_steps=3, progress=False, **keywords)
-        for given, keywords in ((series, {}), (x, {"covariates": rain}))
+        for given, keywords in ((series, {}), (x, {"inputs": rain}))
     ]
     assert torch.equal(fits[0].objective, fits[1].objective)
-    assert fits[0].to_arviz(series, draws=2).smoothed.equals(fits[1].to_arviz(x, covariates=rain, draws=2).smoothed)
+    assert fits[0].to_arviz(series, draws=2).smoothed.equals(fits[1].to_arviz(x, inputs=rain, draws=2).smoothed)
     assert fits[0].plot(series).axes
 
 
@@ -135,22 +135,24 @@ def tables_of(found) -> list[torch.Tensor]:
 
 def test_a_series_is_read_and_checked_once():
     x, rain = frames()
-    series = MODEL.read(x, covariates=rain)
+    series = MODEL.read(x, inputs=rain)
     assert MODEL.read(series) is series
     assert MODEL.with_values(MODEL.values).read(series) is series  # of the same dynamics and emission
-    with pytest.raises(ValueError, match="covariates: got some besides a Series"):
-        MODEL.smooth(series, covariates=rain)
+    with pytest.raises(ValueError, match="inputs: got some besides a Series"):
+        MODEL.smooth(series, inputs=rain)
     with pytest.raises(ValueError, match="x: got -"):
-        sh.SwitchingSSM(sh.Copy(2, n_covariates=1), sh.Poisson(1)).read(replace(series, x=-series.observations.abs()))
+        sh.SwitchingSSM(sh.Copy(2, inputs=1), sh.Poisson(1)).read(replace(series, x=-series.observations.abs()))
     with pytest.raises(ValueError, match=r"x: got 1 feature\(s\), but the model has 2"):
-        sh.SwitchingSSM(sh.Copy(2, n_covariates=1), sh.Normal(2)).read(series)
-    with pytest.raises(ValueError, match="covariates: Markov dynamics take none"):
+        sh.SwitchingSSM(sh.Copy(2, inputs=1), sh.Normal(2)).read(series)
+    with pytest.raises(
+        ValueError, match="inputs: got some, but no part of the model reads any; name them in a part, as in Copy"
+    ):
         sh.SwitchingSSM(sh.Markov(2), sh.Normal(1)).read(series)
 
 
 def test_labels_come_along():
     x, rain = frames()
-    series = MODEL.read(x, covariates=rain)
+    series = MODEL.read(x, inputs=rain)
     assert series.index_of().equals(x.index)
     assert series.features_of() == ("volume",)
     assert series.drivers == ("rain",)
@@ -164,14 +166,14 @@ def test_labels_come_along():
 
 def test_what_drives_the_steps_to_come_is_there_for_forecasts_and_for_nothing_else():
     x, rain = frames(12)
-    series = MODEL.read(x[:9], horizon=3, covariates=rain)
-    assert series.drive.covariates.shape == (9, 1)
-    assert series.ahead.covariates.shape == (3, 1)
-    assert torch.equal(MODEL.forecast(series, 3).mean, MODEL.forecast(x[:9], 3, covariates=rain).mean)
-    assert torch.equal(MODEL.smooth(series).state, MODEL.smooth(x[:9], covariates=rain[:9]).state)
-    with pytest.raises(ValueError, match=r"covariates: got shape \(12, 1\), expected \(9, 1\)"):
-        MODEL.smooth(x[:9], covariates=rain)
-    with pytest.raises(ValueError, match="horizon: got 2, but covariates or dt are given for 12 steps"):
+    series = MODEL.read(x[:9], horizon=3, inputs=rain)
+    assert series.drive.inputs.shape == (9, 1)
+    assert series.ahead.inputs.shape == (3, 1)
+    assert torch.equal(MODEL.forecast(series, 3).mean, MODEL.forecast(x[:9], 3, inputs=rain).mean)
+    assert torch.equal(MODEL.smooth(series).state, MODEL.smooth(x[:9], inputs=rain[:9]).state)
+    with pytest.raises(ValueError, match=r"inputs: got shape \(12, 1\), expected \(9, 1\)"):
+        MODEL.smooth(x[:9], inputs=rain)
+    with pytest.raises(ValueError, match="horizon: got 2, but inputs or dt are given for 12 steps"):
         MODEL.forecast(series, 2)
 
 
@@ -200,16 +202,16 @@ def test_columns_in_another_order_are_refused():
 
 def test_a_problem_is_the_density_of_the_model():
     x, rain = frames()
-    problem = MODEL.problem(x, covariates=rain)
+    problem = MODEL.problem(x, inputs=rain)
     values = MODEL.values_like(problem.series.observations)
-    assert_close(problem.chain(values).log_normalizer(), MODEL.log_evidence(x, covariates=rain), rtol=0, atol=0)
+    assert_close(problem.chain(values).log_normalizer(), MODEL.log_evidence(x, inputs=rain), rtol=0, atol=0)
     assert_close(problem.log_prior(values), MODEL.log_prior(values), rtol=1e-12, atol=0)
-    joint = MODEL.log_evidence(x, covariates=rain) + MODEL.log_prior(values)
+    joint = MODEL.log_evidence(x, inputs=rain) + MODEL.log_prior(values)
     assert_close(problem.objective(values), joint, rtol=1e-12, atol=0)
     twice = {name: torch.stack([value, value]) for name, value in values.items()}
     assert_close(problem.objective(twice), joint.expand(2), rtol=1e-12, atol=0)
     flat = replace(problem, prior=None)
-    assert_close(flat.objective(values), MODEL.log_evidence(x, covariates=rain), rtol=0, atol=0)
+    assert_close(flat.objective(values), MODEL.log_evidence(x, inputs=rain), rtol=0, atol=0)
     assert len(list(problem.in_turns(twice))) == 1
     with pytest.raises(ValueError, match="prior: got None"):
         flat.sites  # noqa: B018

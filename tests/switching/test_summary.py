@@ -256,7 +256,7 @@ def test_every_model_has_one(dynamics, emission):
     x = model.simulate(40, (3,), seed=0, **given).x
     fit = model.fit(x, restarts=1, max_steps=50, progress=False, **given)
     check_whole(fit)
-    assert fit.log_evidence().shape == (3,)  # the series, its gaps and covariates are the fit's own
+    assert fit.log_evidence().shape == (3,)  # the series, its gaps and inputs are the fit's own
 
 
 def layered(emission: sh.Emission, values: dict) -> sh.LayeredSSM:

@@ -185,7 +185,7 @@ def test_options_that_there_are_none_of() -> None:
     ):
         with pytest.raises(ValueError, match=said):
             model.fit(x, progress=False, **options)
-    for name in ("batch_size", "factorization", "covariates"):
+    for name in ("batch_size", "factorization", "inputs"):
         with pytest.raises(TypeError, match=f"fit: has no option '{name}'"):
             model.fit(x, progress=False, **{name: 1})
 
@@ -335,8 +335,8 @@ def test_bad_input_is_told_by_name() -> None:
         chains().smooth(torch.zeros(5))
     with pytest.raises(ValueError, match=r"x: got 2 feature\(s\)|x: got shape"):
         model.smooth(torch.zeros(5, 2))
-    with pytest.raises(ValueError, match="covariates: got some"):
-        model.smooth(torch.zeros(5), covariates=torch.zeros(5, 1))
+    with pytest.raises(ValueError, match="inputs: got some"):
+        model.smooth(torch.zeros(5), inputs=torch.zeros(5, 1))
     with pytest.raises(ValueError, match="starts: got 'cold'"):
         model.smooth(torch.zeros(5), starts=("cold",))
     with pytest.raises(ValueError, match="horizon: got 0"):

@@ -212,6 +212,6 @@ def test_what_is_too_large_to_be_squared_is_named_by_a_fit():
     for method in ("em", "vmp"):
         with pytest.raises(ValueError, match=r"^x: feature 0 \(x\) reaches 1e[+]300, and float64 only represents"):
             sh.SwitchingSSM(sh.Copy(2), sh.Poisson()).fit(counts, method, restarts=1, progress=False)
-        driven = sh.SwitchingSSM(sh.Copy(2, n_covariates=1), sh.Normal())
-        with pytest.raises(ValueError, match=r"^covariates: feature 0 .*reaches 1.1e[+]201"):
-            driven.fit(rows, method, covariates=1e200 * rows[:, None], restarts=1, progress=False)
+        driven = sh.SwitchingSSM(sh.Copy(2, inputs=1), sh.Normal())
+        with pytest.raises(ValueError, match=r"^inputs: feature 0 .*reaches 1.1e[+]201"):
+            driven.fit(rows, method, inputs=1e200 * rows[:, None], restarts=1, progress=False)

@@ -78,7 +78,7 @@ def test_with_known_parameters_the_structured_bound_is_the_evidence_and_the_mean
     loose, eta = at_values(graph_of(model, x, "mean_field", **keywords), model)
     assert bool((loose.log_normalizer(eta) <= exact + 1e-10).all())
     free = graph_of(model, x[:, :1], **{n: k[:, :1] for n, k in keywords.items() if n != "lengths"})
-    if dynamics != "covariates" and not emission.startswith("gated"):  # one step alone: nothing to factorise
+    if dynamics != "inputs" and not emission.startswith("gated"):  # one step alone: nothing to factorise
         alone, eta = at_values(free, model)
         one, same = at_values(graph_of(model, x[:, :1], "mean_field"), model)
         assert_close(one.log_normalizer(same), alone.log_normalizer(eta), rtol=1e-10, atol=1e-10)
@@ -153,7 +153,7 @@ def test_counts_are_the_gradient_of_the_log_normalizer(dynamics, emission, gaps)
     [(*kind, "structured") for kind in KINDS]
     + [
         (*kind, "mean_field")
-        for kind in (("copy", "normal"), ("covariates", "full"), ("markov", "full"), ("copy", "gated_symbols"))
+        for kind in (("copy", "normal"), ("inputs", "full"), ("markov", "full"), ("copy", "gated_symbols"))
     ],
 )
 def test_no_block_lowers_the_bound(dynamics, emission, factorization):
@@ -165,7 +165,7 @@ def test_no_block_lowers_the_bound(dynamics, emission, factorization):
     assert float(bounds.diff(dim=0).min()) > -1e-9 * float(bounds.abs().max())
 
 
-@pytest.mark.parametrize(("dynamics", "emission"), [("covariates", "normal"), ("copy", "gated"), ("markov", "normal")])
+@pytest.mark.parametrize(("dynamics", "emission"), [("inputs", "normal"), ("copy", "gated"), ("markov", "normal")])
 def test_independent_steps_reach_the_bound_of_their_definition_at_a_stationary_point(dynamics, emission):
     """E log p(x, s, z) + H(q) with q(s_t) of each step and the best q(z_t | s_t-1, s_t), written out over pairs."""
     model, x, keywords = ragged(dynamics, emission, 6)
@@ -249,11 +249,11 @@ def test_the_bounds_lie_in_order_below_the_exact_evidence(dt):
 
 
 @pytest.mark.cpu("torch's distributions of numbers lie there")
-def test_the_bound_with_covariates_lies_below_the_exact_evidence():
-    model = sh.SwitchingSSM(sh.Copy(2, redraw_prior=(2.0, 3.0), n_covariates=1), sh.Categorical(2, prior=0.7))
-    covariates = torch.tensor([0.0, 1.0, -1.0, 0.5, 0.3], dtype=torch.float64)
+def test_the_bound_with_inputs_lies_below_the_exact_evidence():
+    model = sh.SwitchingSSM(sh.Copy(2, redraw_prior=(2.0, 3.0), inputs=1), sh.Categorical(2, prior=0.7))
+    inputs = torch.tensor([0.0, 1.0, -1.0, 0.5, 0.3], dtype=torch.float64)
     rho, weight = grid(150), torch.linspace(-14, 14, 200).double()
-    psi = torch.logit(rho)[:, None, None] + weight[:, None] * covariates[1:]
+    psi = torch.logit(rho)[:, None, None] + weight[:, None] * inputs[1:]
     prior = torch.distributions.Beta(2.0, 3.0).log_prob(rho)[:, None] + torch.distributions.Normal(0, 2.5).log_prob(
         weight
     )
@@ -264,7 +264,7 @@ def test_the_bound_with_covariates_lies_below_the_exact_evidence():
         return (gate + prior).flatten().logsumexp(0) + cell
 
     exact = exact_evidence(model, SYMBOLS, log_gates)
-    bound = engine_for(model, SYMBOLS[:, None], restarts=6, covariates=covariates[:, None]).run(40, 1e-8).elbo[-1].max()
+    bound = engine_for(model, SYMBOLS[:, None], restarts=6, inputs=inputs[:, None]).run(40, 1e-8).elbo[-1].max()
     assert float(exact) - 3.0 < float(bound) < float(exact)
 
 

@@ -293,7 +293,7 @@ class LinearGaussianChain:
             )
         return (
             f"diffuse: the {step + 1} steps of x{of_sequence} do not determine the {self._tables.n_diffuse} diffuse "
-            "states; give more observations, covariates that are not 0, constant beside a level, or combinations of "
+            "states; give more observations, inputs that are not 0, constant beside a level, or combinations of "
             "others, or an initial_covariance in place of a diffuse start."
         )
 

@@ -6,7 +6,7 @@ $$a + M_\infty v / F_\infty, \quad P_\infty - M_\infty M_\infty^\top / F_\infty,
 P + M_\infty M_\infty^\top F / F_\infty^2 - (M M_\infty^\top + M_\infty M^\top) / F_\infty$$
 
 and counts $-\frac12 \log 2 \pi F_\infty$ while $F_\infty > 0$; then $a + M v / F$, $P - M M^\top / F$, and
-$-\frac12 (\log 2 \pi F + v^2 / F)$. Series with the same missing steps and covariates share all covariances. These stop
+$-\frac12 (\log 2 \pi F + v^2 / F)$. Series with the same missing steps and inputs share all covariances. These stop
 when they no longer change (`SETTLED`), until a step is missing. Zeros of the transition and of the emission are left
 out. `LANES` parameters run side by side in the lanes of vectors: the last axis of every table.
 """
@@ -62,7 +62,7 @@ def _in_lanes(table: Tensor) -> np.ndarray:
 
 
 def _groups(seen: np.ndarray, alone: bool) -> list[np.ndarray]:
-    """The numbers of the series with the same missing steps; of each one if its covariates are its own."""
+    """The numbers of the series with the same missing steps; of each one if its inputs are its own."""
     if alone or len(seen) == 1:
         return [np.array([i]) for i in range(len(seen))]
     _, kind = np.unique(seen, axis=0, return_inverse=True)

@@ -1,0 +1,100 @@
+"""Inputs of models: how they are read, named and chosen."""
+
+import numpy as np
+import pandas as pd
+import pytest
+import samplehold as sh
+import torch
+from torch.testing import assert_close
+
+T = 12
+FRAME = pd.DataFrame({"site": np.arange(T) % 3.0, "dose": np.cos(np.arange(T)), "rain": np.sin(np.arange(T))})
+X = torch.linspace(-1, 1, T, dtype=torch.float64)
+MODEL = sh.SwitchingSSM(sh.Copy(2, inputs=["rain", "dose"]), sh.Normal(1)).with_values(
+    redraw_intercept=-1.0, redraw_weights=[0.5, -2.0], state_probs=[0.4, 0.6], loc=[[-1.0], [1.0]], scale=[[0.5], [1.0]]
+)
+TABLE = FRAME[["rain", "dose"]].to_numpy().copy()
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"inputs": FRAME},
+        {"inputs": FRAME[["dose", "rain"]]},
+        {"inputs": {"dose": FRAME["dose"], "rain": FRAME["rain"]}},
+        {"inputs": {"dose": FRAME["dose"].to_numpy(), "other": TABLE[:, 0], "rain": FRAME["rain"].tolist()}},
+        {"inputs": FRAME.to_numpy(), "input_names": ["site", "dose", "rain"]},
+        {"inputs": torch.from_numpy(TABLE)},
+        {"inputs": TABLE, "input_names": ("rain", "dose")},
+    ],
+    ids=["frame", "frame in another order", "mapping", "mapping of arrays", "named table", "table", "named in order"],
+)
+def test_inputs_in_any_form_are_the_same(given):
+    series = MODEL.read(X, **given)
+    assert series.drivers == ("rain", "dose")
+    assert_close(series.design, torch.from_numpy(TABLE), rtol=0, atol=0)
+    assert MODEL.read(series) is series
+
+
+def test_sequences_by_name_have_inputs_by_name():
+    x = {"a": X, "b": X[:5]}
+    inputs = {"b": FRAME[:5], "a": FRAME}
+    columns = {name: [FRAME[name].to_numpy(), FRAME[name][:5].to_numpy()] for name in ("rain", "dose")}
+    for given in (inputs, columns):
+        series = MODEL.read(x, inputs=given)
+        assert_close(series.design[0], torch.from_numpy(TABLE), rtol=0, atol=0)
+        assert_close(series.design[1, :5], torch.from_numpy(TABLE[:5]), rtol=0, atol=0)
+
+
+def test_a_series_with_more_inputs_serves_several_models():
+    one = sh.SwitchingSSM(sh.Copy(2, inputs="dose"), sh.Normal(1))
+    wide = sh.SwitchingSSM(sh.Copy(2, inputs=list(FRAME)), sh.Normal(1)).read(X, inputs=FRAME)
+    assert_close(one.read(wide).design[:, 0], torch.from_numpy(TABLE[:, 1]), rtol=0, atol=0)
+    assert_close(MODEL.log_evidence(wide), MODEL.log_evidence(X, inputs=FRAME), rtol=0, atol=0)
+
+
+def test_names_survive_files_and_forecasts(tmp_path):
+    MODEL.save(tmp_path / "model")
+    loaded = sh.load(tmp_path / "model")
+    assert loaded.inputs == ("rain", "dose")
+    ahead = loaded.forecast(MODEL.read(X[:8], inputs=FRAME[:8]), 4, inputs=FRAME[8:])
+    assert_close(ahead.mean, MODEL.forecast(X[:8], 4, inputs=TABLE).mean, rtol=0, atol=0)
+
+
+def test_a_stream_reads_inputs_by_name():
+    state, out = MODEL.update(MODEL.start(), X[0], inputs=TABLE[0])
+    _, by_name = MODEL.update(state, X[1], inputs={"dose": TABLE[1, 1], "rain": TABLE[1, 0]})
+    _, by_row = MODEL.update(state, X[1], inputs=FRAME.iloc[1])
+    expected = MODEL.filter(X[:2], inputs=TABLE[:2])
+    assert_close(out.state, expected.state[0])
+    for got in (by_name, by_row):
+        assert_close(got.state, expected.state[1], rtol=1e-12, atol=0)
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"inputs": FRAME[["dose", "site"]]}, r"^inputs: 'rain' is missing; got 'dose', 'site'\."),
+        ({"inputs": TABLE, "input_names": ["rain", "rain"]}, "^input_names: got 'rain' twice"),
+        ({"inputs": TABLE, "input_names": ["rain"]}, r"^input_names: got 1 name\(s\) for 2 column"),
+        ({"inputs": TABLE[:, :1]}, r"^inputs: got shape \(12, 1\), expected \(12, 2\): .* input \(rain, dose\)"),
+        ({"inputs": FRAME[:5]}, r"^inputs: got shape \(5, 2\), expected \(12, 2\)"),
+        ({"inputs": FRAME.mask(FRAME["dose"] < 0)}, r"^inputs: got NaN or infinite .* step 2, input 'rain'"),
+        ({"inputs": {}}, "^inputs: got an empty mapping"),
+        ({"inputs": {"rain": X, "dose": X[:3]}}, r"^inputs\['dose'\]: got shape \(3,\), but 'rain' has \(12,\)"),
+        ({}, r"^inputs: missing; the model reads 2 \(rain, dose\)"),
+    ],
+)
+def test_wrong_inputs_are_named(given, said):
+    with pytest.raises(ValueError, match=said):
+        MODEL.smooth(X, **given)
+
+
+def test_parts_name_their_inputs_or_count_them():
+    with pytest.raises(ValueError, match=r"^inputs: got 'a' twice"):
+        sh.Copy(2, inputs=["a", "a"])
+    with pytest.raises(TypeError, match=r"^inputs: got int, expected names of inputs"):
+        sh.Copy(2, inputs=["a", 1])
+    with pytest.raises(TypeError, match=r"^inputs: got {}, expected an integer"):
+        sh.Copy(2, inputs={})
+    assert sh.SwitchingSSM(sh.Copy(2, inputs=3), sh.Normal(1)).inputs == 3
