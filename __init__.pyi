@@ -50,8 +50,10 @@ from .switching.emissions.discrete import Bernoulli as Bernoulli
 from .switching.emissions.discrete import Categorical as Categorical
 from .switching.emissions.discrete import Poisson as Poisson
 from .switching.emissions.gated import Gated as Gated
+from .switching.emissions.generalized import GeneralizedLinear as GeneralizedLinear
 from .switching.emissions.multivariate_normal import MultivariateNormal as MultivariateNormal
 from .switching.emissions.normal import Normal as Normal
+from .switching.emissions.regression import LinearRegression as LinearRegression
 from .switching.filter_vmp import filter_vmp as filter_vmp
 from .switching.fit import Fit as Fit
 from .switching.forecast import Forecast as Forecast

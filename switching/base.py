@@ -114,6 +114,11 @@ class Model(Named, ABC):
         return count_inputs(self.inputs)
 
     @property
+    def axis_labels(self) -> dict[str, list[str]]:
+        """The names of the entries of axes of parameters that have names, besides features and latents."""
+        return {}
+
+    @property
     def holds(self) -> bool:
         """Whether a step may hold its state; then there is a gate."""
         return False

@@ -22,6 +22,7 @@ from ..inference.numerics.arrays import floating
 from ..inference.numerics.checks import check_call, naming
 from ..inference.numerics.scalars import check_choice, check_kind
 from .data.series import Given, Series
+from .emissions.driven import rows_read
 from .model import SwitchingSSM
 
 __all__ = ["VMPFiltered", "filter_vmp"]
@@ -91,7 +92,7 @@ class StepTables(NamedTuple):
     def of(model: SwitchingSSM, series: Series) -> "StepTables":
         """The tables of a model with copy dynamics."""
         observed, values = series.observations, model.values_like(series.observations)
-        redrawn, held = model.emission.log_likelihood(observed, values)
+        redrawn, held = model.emission.log_likelihood(rows_read(model.emission, series), values)
         log_rho, log_hold = model.dynamics.log_gate(values, series.drive, len(series.batch_shape))
         return StepTables(redrawn, held, values["state_probs"].log(), (log_rho - log_hold).expand(observed.shape[:-1]))
 

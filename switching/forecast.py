@@ -121,7 +121,8 @@ class Forecast(AfterSeries):
         mixture = self.observation
         weights = ByGate(*map(part, mixture.weights))
         state = tuple(map(part, self.state)) if isinstance(self.state, tuple) else part(self.state)
-        forecast = Forecast.of(mixture.emission, mixture.values, weights, series, self.source)
+        emission = mixture.emission.cut(part)
+        forecast = Forecast.of(emission, mixture.values, weights, series, self.source)
         return replace(forecast, state=state, redraw=part(self.redraw))
 
     @property

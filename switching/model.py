@@ -24,10 +24,11 @@ from ..inference.numerics.records import Record
 from ..inference.numerics.scalars import check_batch_shape, check_integer, check_kind
 from .base import Model, Probabilities
 from .data.ragged import by_sequence
-from .data.reading import check_finite, read_inputs, read_row, to_tensor
+from .data.reading import check_finite, check_rank, read_inputs, read_row, to_tensor
 from .data.series import Drive, Given, Series
 from .dynamics.contract import Dynamics
 from .emissions.contract import Emission
+from .emissions.driven import emission_at, rows_read
 from .fitting.options import METHODS, Options
 from .forecast import Forecast, look_ahead
 from .inputs import Inputs, all_inputs
@@ -143,6 +144,11 @@ class SwitchingSSM(Model):
     def sizes(self) -> dict[str, int]:
         """The lengths of the parameters' axes."""
         return self.dynamics.sizes | self.emission.sizes
+
+    @property
+    def axis_labels(self) -> dict[str, list[str]]:
+        """The names of the entries of axes of parameters that have names, besides features."""
+        return self.emission.axis_labels
 
     def n_free(self, fixed: Iterable[str]) -> int:
         """The number of free parameters in a fit that keeps some parameters fixed; a single state has no free
@@ -309,7 +315,8 @@ class SwitchingSSM(Model):
         values = self.values_like(problem.series.like)
         with naming("x"):
             weights = look_ahead(problem, values, horizon)
-        return Forecast.of(self.emission, values, weights, problem.series, self)
+        emission = emission_at(self.emission, problem.series, problem.series.ahead)
+        return Forecast.of(emission, values, weights, problem.series, self)
 
     def probabilities(self, chain: Chain, values: Parameters) -> Probabilities:
         """Probabilities of a whole series by name: `[*r, *b, T, ...]`, with the names of their axes after time.
@@ -348,7 +355,8 @@ class SwitchingSSM(Model):
                 raise ValueError(f"dt: got {dt}, expected the time since the previous step, a number of at least 0.")
             dt = gap
         with naming("x_t"):
-            series = Series(x_t.unsqueeze(-2), None, inputs, dt)
+            names = None if inputs is None or isinstance(self.inputs, int) else self.inputs
+            series = Series(x_t.unsqueeze(-2), None, inputs, dt, drivers=names)
             check_finite(series)
             self._check_observations(series)
             self._check_drives(series, 1)
@@ -455,9 +463,13 @@ class SwitchingSSM(Model):
 
         check_enough(series, self.n_states)
         Units.of(self.emission, series)  # raises an error if no prior can be scaled to some feature
+        for part in (self.dynamics, self.emission):
+            check_rank(series, part.inputs)
         model = self if options.prior is None else self.scaled_to(series)
         problem = model.problem(series)
         result = fit(replace(problem, prior=None) if options.prior is None else problem, options)
+        if options.prior is None:
+            self.emission.check_fitted(result.values, rows_read(self.emission, series)[series.inside])
         return Fit.of(result, model._copy(result.values), model)
 
     def _figures(self) -> Any:

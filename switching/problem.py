@@ -23,6 +23,7 @@ from ..inference.numerics.records import Record
 from .data.series import Drive, Series
 from .dynamics.contract import Dynamics
 from .emissions.contract import ByGate, Emission
+from .emissions.driven import emission_at, rows_read
 from .mixture import StateMixture
 from .parameters import Parameter, Parameters, read_table, widened
 from .priors import Site, log_prior
@@ -187,7 +188,7 @@ class Problem(SeriesProblem):
     def chain(self, values: Parameters) -> Chain:
         """The chain over paths under these parameters."""
         series = self.series
-        likelihood = self.emission.log_likelihood(series.observations, values)
+        likelihood = self.emission.log_likelihood(rows_read(self.emission, series), values)
         return self.dynamics.chain(values, likelihood, series.drive, series.lengths)
 
     def after(self, values: Parameters, belief: Float[Tensor, "*b K"] | None) -> Filtered:
@@ -195,7 +196,7 @@ class Problem(SeriesProblem):
 
         It is computed directly: a chain of one step costs several times as much.
         """
-        likelihood = self.emission.log_likelihood(self.series.observations, values)
+        likelihood = self.emission.log_likelihood(rows_read(self.emission, self.series), values)
         if belief is None:
             ahead = (log_probability(self.dynamics.first(values)).unsqueeze(-2),)
         else:
@@ -234,18 +235,18 @@ class Problem(SeriesProblem):
         fresh, held = self._before_each(values, filtered.state)
         possible = (fresh + held).sum(-1, keepdim=True) > 0  # False after the end of a sequence
         fresh = torch.where(possible, fresh, 1.0)
-        drawn = []
+        drawn, emission = [], emission_at(self.emission, self.series, self.series.drive)
         for i, weights in enumerate(zip(fresh, held, strict=True)):
             one = {name: value[i] for name, value in values.items()}
-            drawn.append(StateMixture(self.emission, one, ByGate(*weights)).sample((each,)))
+            drawn.append(StateMixture(emission, one, ByGate(*weights)).sample((each,)))
         return torch.cat(drawn)
 
     def draws_along(self, values: Parameters, drawn: Any) -> Float[Tensor, "total *b T F"]:
         redraw = torch.ones_like(drawn.path) if drawn.redraw is None else drawn.redraw
-        series = []
+        series, emission = [], emission_at(self.emission, self.series, self.series.drive)
         for i in range(drawn.path.shape[1]):
             one = {name: value[i] for name, value in values.items()}
-            series.append(self.emission.sample_at(one, drawn.path[:, i], redraw[:, i]))
+            series.append(emission.sample_at(one, drawn.path[:, i], redraw[:, i]))
         return torch.cat(series)
 
     def _before_each(self, values: Parameters, filtered: Float[Tensor, "*rb T K"]) -> ByGate:

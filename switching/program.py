@@ -23,6 +23,7 @@ from ..inference.numerics.checks import ImpossibleError
 from ..inference.numerics.randomness import Seed
 from ..inference.numerics.records import Record
 from .emissions.contract import ByGate, Emission
+from .emissions.driven import emission_at
 from .parameters import Parameters
 from .problem import Problem
 
@@ -107,7 +108,8 @@ class PathMixture(TorchDistribution):
 
         The observations come from torch's global generator, as in every torch distribution.
         """
-        dynamics, emission = self.problem.dynamics, self.problem.emission
+        dynamics, series = self.problem.dynamics, self.problem.series
+        emission = emission_at(self.problem.emission, series, series.drive)
         flat = dynamics.first(self.values).new_zeros(*self.batch_shape, self.event_shape[0], dynamics.n_states)
         chain = dynamics.chain(self.values, ByGate(flat, flat), self.problem.series.drive)
         draw = chain.sample(sample_shape.numel(), seed)
@@ -145,7 +147,8 @@ def explicit_program(problem: Problem, values: Parameters, observed: bool) -> Te
             if series.lengths is not None:
                 scope.enter_context(pyro.poutine.mask(mask=(step <= series.lengths)))  # pyright: ignore[reportArgumentType]
             redraw, state = dynamics.draw(values, step, state, series.drive)
-            observation = Observation(emission, values, state, redraw)
+            here = emission_at(emission, series, series.drive.at(step - 1))
+            observation = Observation(here, values, state, redraw)
             seen = series.observations[..., step - 1, :] if observed else None
             observations.append(pyro.sample(f"x_{step}", observation, obs=seen))
     return torch.stack(observations, -2)

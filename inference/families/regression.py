@@ -141,6 +141,13 @@ class MatrixNormalWishart(VectorFamily[LocPrecision]):
         base[position] = (self.n_inputs - dim - 1) / 2
         return eta + base
 
+    def moved(self, eta: Float[Tensor, "*plates P"], by: Float[Tensor, "*#plates K D"]) -> Float[Tensor, "*plates P"]:
+        first, half, log_volume, last = self.parts(eta)
+        shift = -2 * half @ by
+        middle = (first + shift / 2).mT @ by
+        parts = (first + shift).flatten(-2), half.flatten(-2), log_volume[..., None]
+        return pack(*parts, (last - (middle + middle.mT) / 2).flatten(-2))
+
     def expected(self, eta: Float[Tensor, "*plates P"]) -> LocPrecision:
         q = self.usual(eta)
         return LocPrecision(q.loc, q.df[..., None, None] * q.scale_matrix)

@@ -220,7 +220,7 @@ def compare(
     check_kind("layer", layer, nn.Module, "a recurrent layer")
     if reads is not None:
         check_choice("reads", reads, READINGS)
-    if model.dynamics.n_inputs:
+    if model.n_inputs:
         raise ValueError("model: reads inputs, but only the exact filter supports them; give a model without.")
     series = model.read(x, lengths=lengths, dt=dt)
     inputs = None if inputs is None else to_tensor(inputs, "inputs")

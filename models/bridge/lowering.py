@@ -192,10 +192,8 @@ def _check(model: nn.Module | Model, space: str) -> _Lowerable:
             f"model: has {type(dynamics).__name__} dynamics, whose filter multiplies the old belief by a matrix, as no "
             "minGRU does; give Copy dynamics, or measure how near a network comes with `compare`."
         )
-    if dynamics.n_inputs:
-        raise ValueError(
-            "model: its gate reads inputs, which the network would have to read too; give Copy without any."
-        )
+    if model.n_inputs:
+        raise ValueError("model: reads inputs, which the network would have to read too; give a model without any.")
     drawn, held = parts[0].emission, parts[-1].emission
     if space == "probability" and not parts[-1].alike:
         raise ValueError(

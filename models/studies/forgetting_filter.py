@@ -56,7 +56,7 @@ MOST_CORNERS = 1024  # of the beliefs that may come
 
 def filter_forgetting(model: SwitchingSSM, x: Any, tol: float) -> Forgetting:
     """The windows of `forgetting` for the exact filter of a model; see there."""
-    if not model.dynamics.holds or model.dynamics.n_inputs:
+    if not model.dynamics.holds or model.n_inputs:
         raise ValueError(
             f"layer_or_model: the model has dynamics {model.dynamics}; windows are certified for the filter of "
             "Copy(n_states) without inputs."

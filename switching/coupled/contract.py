@@ -33,7 +33,7 @@ from ...inference.numerics.scalars import check_batch_shape, check_integer, chec
 from ..base import Model, Probabilities
 from ..data.ragged import by_sequence
 from ..data.series import Given, Series
-from ..emissions.contract import Emission
+from ..emissions.contract import Emission, check_no_inputs
 from ..fitting.options import Options
 from ..forecast import Forecast
 from ..model import StreamOutput, StreamState, SwitchingSSM
@@ -106,6 +106,7 @@ class CoupledSSM(Model):
         sizes = tuple(check_integer(f"chain_sizes[{d}]", size) for d, size in enumerate(parts))
         check_kind("emission", emission, self.emissions, self.of_emissions)
         check_integer("n_features", emission.n_features)
+        check_no_inputs("emission", emission)
         super().__init__(chain_sizes=sizes, emission=emission)
 
     emissions: ClassVar[tuple[type, ...]] = (Emission,)  # supported kinds

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ...inference.numerics.arrays import floating
 from ...inference.numerics.checks import check_integers
-from ..inputs import Inputs, count_inputs, named_or_counted
+from ..inputs import Inputs, columns_of, count_inputs, named_or_counted, select_columns
 from .packed import Packed, padded, stored
 from .series import Series, number, place
 from .stacked import Stacked, check_levels, common_index, panel_of
@@ -517,6 +517,37 @@ def _check_finite(series: Series) -> None:
     infinite = torch.isinf(series.observations) & series.inside.unsqueeze(-1)
     if bool(infinite.any()):
         raise ValueError(f"x: got an infinite value at {place(infinite)}; mark missing values with NaN.")
+
+
+def check_rank(series: Series, inputs: Inputs) -> None:
+    """Raise ValueError if some inputs and a constant are linearly dependent; names them.
+
+    Arguments:
+        inputs: those that one part of a model reads.
+    """
+    if not count_inputs(inputs) or series.inputs is None:
+        return
+    names = inputs if isinstance(inputs, int) else series.drivers
+    places = columns_of(inputs, names if names is not None else count_inputs(inputs))
+    drives = ((part.drive.inputs, part.inside) for part in series.parts())
+    rows = torch.cat([select_columns(table, places)[inside] for table, inside in drives if table is not None]).double()
+    if len(rows) <= len(places):
+        return
+    scale = rows.abs().amax(0)
+    design = torch.cat([torch.ones_like(rows[:, :1]), rows / torch.where(scale > 0, scale, 1.0)], 1)
+    _, sizes, directions = torch.linalg.svd(design, full_matrices=False)
+    if float(sizes[-1]) > 1e-10 * float(sizes[0]):
+        return
+    dependent = (directions[-1].abs() > 1e-6).nonzero().flatten().tolist()
+    called = ["a constant" if place == 0 else repr(_input_name(inputs, place - 1)) for place in dependent]
+    raise ValueError(
+        f"inputs: {' and '.join(called)} are linearly dependent, so their coefficients cannot be told apart; leave one "
+        "of them out."
+    )
+
+
+def _input_name(inputs: Inputs, place: int) -> int | str:
+    return place if isinstance(inputs, int) else inputs[place]
 
 
 def read_row(x_t: Any, batch: tuple[int, ...], n_features: int) -> Float[Tensor, "*b F"]:

@@ -49,8 +49,8 @@ class Drive(Record):
     inputs: Float[Tensor, "*b T C"] | None = None
     gaps: Float[Tensor, "*b T"] | None = None
 
-    def at(self, steps: slice) -> "Drive":
-        """The inputs at a range of steps."""
+    def at(self, steps: slice | int) -> "Drive":
+        """The inputs at a range of steps, or at one step."""
         inputs = None if self.inputs is None else self.inputs[..., steps, :]
         return Drive(inputs, None if self.gaps is None else self.gaps[..., steps])
 
@@ -288,8 +288,9 @@ class Series(Record):
             if not self.packed:
                 return self.stretch(0, longest).part(members)
             inputs, dt = (None if table is None else table[:, :longest] for table in (some(self.inputs), some(self.dt)))
-            return Series(some(self.x), lengths, inputs, dt, checked=self.checked)  # pyright: ignore[reportArgumentType]
-        return Series(some(self.x), lengths, some(self.inputs), some(self.dt), checked=self.checked)  # pyright: ignore[reportArgumentType]
+        else:
+            inputs, dt = some(self.inputs), some(self.dt)
+        return Series(some(self.x), lengths, inputs, dt, drivers=self.drivers, checked=self.checked)  # pyright: ignore[reportArgumentType]
 
     def groups(self) -> list[Int[Tensor, "n"]]:
         """Numbers of the sequences in groups, in which none is more than twice as long as another; one group of all if
@@ -323,7 +324,7 @@ class Series(Record):
         ends = self.last + 1 - first
         lengths = ends.clamp(1, observations.shape[-2])
         drive = self.drive.at(slice(first, first + size))
-        return Series(observations, lengths, drive.inputs, drive.gaps, checked=self.checked)
+        return Series(observations, lengths, drive.inputs, drive.gaps, drivers=self.drivers, checked=self.checked)
 
     def cpu(self) -> "Series":
         """The series in the memory of the host, detached from the graph of gradients."""

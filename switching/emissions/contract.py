@@ -16,7 +16,7 @@ M-step is exact, and it can be fitted by message passing too. See `priors.Conjug
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, NamedTuple, cast
@@ -34,7 +34,7 @@ from ...inference.numerics.remembered import remembered
 from ...inference.numerics.scalars import check_integer
 from ..data.series import place
 from ..definite import free_coordinates
-from ..inputs import Inputs
+from ..inputs import Inputs, count_inputs
 from ..parameters import (
     SINGLE,
     Named,
@@ -117,7 +117,7 @@ class Emission(Named, ABC):
     have_unit: ClassVar[bool] = False
     """Whether `in_units` describes the effect of another unit on the parameters, and "loc" moves with the origin."""
 
-    def __post_init__(self) -> None:
+    def __post_init__(self, *_: Any) -> None:
         n_features = check_integer("n_features", self.n_features)
         if n_features is not self.n_features:
             object.__setattr__(self, "n_features", n_features)
@@ -250,6 +250,16 @@ class Emission(Named, ABC):
         return {"feature": self.n_features, "feature_new": self.n_features}
 
     @property
+    def n_inputs(self) -> int:
+        """C, the number of inputs."""
+        return count_inputs(self.inputs)
+
+    @property
+    def axis_labels(self) -> dict[str, list[str]]:
+        """The names of the entries of axes that have names."""
+        return {}
+
+    @property
     def parts(self) -> tuple[Part, ...]:
         """The emissions of redrawn and of held steps if these differ; otherwise only itself."""
         return (Part("emission", "", self),)
@@ -315,9 +325,20 @@ class Emission(Named, ABC):
         variances = [part.emission.moments(part.own(values))[1] for part in self.parts]
         return ByGate(variances[0], variances[-1])
 
+    def beside(self, inputs: Float[Tensor, "*b T C"]) -> "Emission":
+        """The emission at steps with these inputs, if it reads any: see `driven`."""
+        return self
+
+    def check_fitted(self, values: Parameters, rows: Float[Tensor, "N R"]) -> None:
+        """Warn of values of maximum likelihood that are no estimates."""
+
+    def cut(self, part: Callable[[Tensor], Tensor]) -> "Emission":
+        """The emission at a part of the steps `[*b, T]` that it knows the inputs of."""
+        return self
+
     def log_prob_at(self, x: Tensor, values: Parameters, state: Tensor, redraw: Tensor) -> Tensor:
         """log p(x | s, z) at given states and gates, which broadcast against the batch axes of x."""
-        densities = [part.emission.log_prob(x, _at(part, values, state)) for part in self.parts]
+        densities = [part.emission.log_prob(x, at_states(part, values, state)) for part in self.parts]
         return densities[0] if len(densities) == 1 else torch.where(redraw.bool(), *densities)
 
     def sample_at(self, values: Parameters, state: Tensor, redraw: Tensor) -> Tensor:
@@ -325,7 +346,7 @@ class Emission(Named, ABC):
         like = next(iter(values.values()))
         if not state.numel():  # some of torch's distributions reject empty batches
             return like.new_zeros(*state.shape, self.n_features)
-        draws = [part.emission.distribution(_at(part, values, state)).sample().to(like) for part in self.parts]
+        draws = [part.emission.distribution(at_states(part, values, state)).sample().to(like) for part in self.parts]
         return draws[0] if len(draws) == 1 else torch.where(redraw.bool().unsqueeze(-1), *draws)
 
     def weights(self, fresh: Float[Tensor, "*n K"], held: Float[Tensor, "*n H"] | None) -> list[Tensor]:
@@ -351,6 +372,9 @@ class Emission(Named, ABC):
     def user_priors(self) -> dict[str, UserPrior]:
         """The user's priors, by parameter."""
         return read_priors(self.prior, self.parameters, self.name) if isinstance(self.prior, Mapping) else {}
+
+    holds_parts: ClassVar[bool] = True
+    """Whether message passing can hold some of the parameters and not others."""
 
     @property
     def is_conjugate(self) -> bool:
@@ -396,13 +420,19 @@ class Emission(Named, ABC):
         return replaced
 
 
-def _at(part: Part, values: Parameters, state: Tensor) -> Parameters:
+def at_states(part: Part, values: Parameters, state: Tensor) -> Parameters:
     """The parameters of given states: `[K, ...]` indexed by `[*batch]` gives `[*batch, ...]`.
 
     A background or a shared parameter has one row; a mixture over draws of the parameters has a row for each draw.
     """
     parameters = part.own(values)
     return {name: parameters[name][state.clamp(max=len(parameters[name]) - 1)] for name in part.emission.parameters}
+
+
+def check_no_inputs(argument: str, emission: Emission) -> None:
+    """Raise ValueError if an emission reads inputs."""
+    if emission.n_inputs:
+        raise ValueError(f"{argument}: got {emission!r}, but only a SwitchingSSM of one emission takes inputs there.")
 
 
 class Representative(NamedTuple):
@@ -434,7 +464,7 @@ class ConjugateEmission(Conjugate, Emission):
         tensor([[3.]])
     """
 
-    def __post_init__(self) -> None:
+    def __post_init__(self, *_: Any) -> None:
         super().__post_init__()
         if self.prior is not None:
             read_priors(self.prior, self.parameters, self.name)

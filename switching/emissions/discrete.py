@@ -17,7 +17,7 @@ log-likelihood at $\theta'$ plus c:
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import InitVar, dataclass, field
 from typing import Any, ClassVar
 
 import numpy as np
@@ -32,18 +32,21 @@ from ...inference.numerics.arrays import floating
 from ...inference.numerics.checks import broadcast_shapes
 from ...inference.numerics.op import Variants
 from ...inference.numerics.scalars import check_integer
+from ..inputs import Inputs
 from ..parameters import Parameter, Parameters, concentration
 from ..user_priors import read as read_priors
 from .contract import ConjugateEmission, Representative
+from .generalized import TakesInputs
 
 
 @dataclass(frozen=True)
-class Bernoulli(ConjugateEmission):
+class Bernoulli(TakesInputs, ConjugateEmission):
     """Independent binary features; parameter `probs [K, F]`.
 
     Arguments:
         n_features: F.
         prior: as for `Normal`.
+        inputs, shared: see `GeneralizedLinear`.
 
     Example:
         >>> import samplehold as sh
@@ -55,6 +58,8 @@ class Bernoulli(ConjugateEmission):
 
     n_features: int = 1
     prior: Any = field(default=None, kw_only=True, repr=False, compare=False)
+    inputs: InitVar[Inputs | Sequence[str]] = field(default=0, kw_only=True)
+    shared: InitVar[Sequence[str]] = field(default=(), kw_only=True)
     family = Beta()
     parameters = {"probs": Parameter(("state", "feature"), constraints.unit_interval)}  # noqa: RUF012
     support = constraints.boolean
@@ -98,12 +103,13 @@ class Bernoulli(ConjugateEmission):
 
 
 @dataclass(frozen=True)
-class Poisson(ConjugateEmission):
+class Poisson(TakesInputs, ConjugateEmission):
     """Independent counts; parameter `rate [K, F]`, the expected count per step.
 
     Arguments:
         n_features: F.
         prior: as for `Normal`.
+        inputs, shared: see `GeneralizedLinear`.
 
     Example:
         >>> import samplehold as sh
@@ -115,6 +121,8 @@ class Poisson(ConjugateEmission):
 
     n_features: int = 1
     prior: Any = field(default=None, kw_only=True, repr=False, compare=False)
+    inputs: InitVar[Inputs | Sequence[str]] = field(default=0, kw_only=True)
+    shared: InitVar[Sequence[str]] = field(default=(), kw_only=True)
     family = Gamma()
     parameters = {"rate": Parameter(("state", "feature"), constraints.nonnegative)}  # noqa: RUF012
     support = constraints.nonnegative_integer
@@ -164,12 +172,13 @@ class Poisson(ConjugateEmission):
 
 
 @dataclass(frozen=True)
-class Categorical(ConjugateEmission):
+class Categorical(TakesInputs, ConjugateEmission):
     """One symbol 0, ..., C-1 per step; parameter `probs [K, C]`.
 
     Arguments:
         n_categories: C.
         prior: Dirichlet concentration, scalar, [C] or [K, C]; or as for `Normal`.
+        inputs, shared: see `GeneralizedLinear`.
 
     Example:
         >>> import samplehold as sh
@@ -181,11 +190,13 @@ class Categorical(ConjugateEmission):
 
     n_categories: int
     prior: float | Sequence | Mapping[str, Any] = 1.0
+    inputs: InitVar[Inputs | Sequence[str]] = field(default=0, kw_only=True)
+    shared: InitVar[Sequence[str]] = field(default=(), kw_only=True)
     n_features: ClassVar[int] = 1
     family = Dirichlet()
     parameters = {"probs": Parameter(("state", "category"), constraints.simplex)}  # noqa: RUF012
 
-    def __post_init__(self) -> None:
+    def __post_init__(self, *_: Any) -> None:
         n_categories = check_integer("n_categories", self.n_categories)
         object.__setattr__(self, "n_categories", n_categories)
         if isinstance(self.prior, Mapping):

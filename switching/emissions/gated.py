@@ -29,7 +29,7 @@ from torch.distributions import constraints
 from ...inference.numerics.scalars import check_flag
 from ..parameters import PREFIX, Parameter, Parameters, prefixed
 from ..priors import Site, prefixed_sites
-from .contract import Emission, Maximized, Part
+from .contract import Emission, Maximized, Part, check_no_inputs
 from .tied import Joined, NormalEmission, tied_parts
 
 
@@ -70,6 +70,7 @@ class Gated(Emission):
             part = getattr(self, name)
             if not isinstance(part, Emission) or len(part.parts) > 1:
                 raise TypeError(f"{name}: got {type(part).__name__}, expected an emission such as Normal(n_features).")
+            check_no_inputs(name, part)
         check_flag("by_state", self.by_state)
         if self.emission.n_features != self.background.n_features:
             raise ValueError(

@@ -43,7 +43,7 @@ class Bucketing:
         assert observations is not None
         inputs = _taken([part.series.drive.inputs for part in parts], where, 0, 0.0)
         gaps = _taken([part.series.drive.gaps for part in parts], where, 0, 0.0)
-        packed = Series(observations, None, inputs, gaps, checked=series.checked)
+        packed = Series(observations, None, inputs, gaps, drivers=series.drivers, checked=series.checked)
         return Bucketing(problem, problem.of(packed), where)
 
     def marginals(self, values: Parameters) -> Marginals:

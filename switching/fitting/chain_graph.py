@@ -22,6 +22,7 @@ from ..data.series import Series
 from ..dynamics.contract import PATHS, Dynamics
 from ..dynamics.factors import named
 from ..emissions.contract import ConjugateEmission, Emission, Part
+from ..emissions.driven import rows_read
 from ..parameters import Parameter, Parameters, prefixed, with_prefix
 from ..priors import Conjugate, log_prior
 from ..problem import Problem
@@ -250,6 +251,9 @@ def emitted(
     assert isinstance(emission, ConjugateEmission)
     at_drawn, at_held = alone or not part.prefix, alone or bool(part.prefix)
 
+    def rows() -> Tensor:
+        return rows_read(emission, series)
+
     def weights(paths: CopyTables | FactoredTables | MarkovTables) -> Tensor:
         drawn, held = paths.steps
         if held is None:
@@ -264,12 +268,12 @@ def emitted(
 
     def elog(paths: CopyTables | FactoredTables | MarkovTables, statistics: Tensor) -> Tensor:
         used = weights(paths)
-        return torch.where(used == 0, 0.0, used * emission.expected_table(series.observations, statistics)).sum(-1)
+        return torch.where(used == 0, 0.0, used * emission.expected_table(rows(), statistics)).sum(-1)
 
     def to_chain(
         paths: CopyTables | FactoredTables | MarkovTables, statistics: Tensor
     ) -> CopyTables | FactoredTables | MarkovTables:
-        table = emission.expected_table(series.observations, statistics)
+        table = emission.expected_table(rows(), statistics)
         table = table if counted is None else table.mul_(counted.unsqueeze(-1))
         if beside is not None:
             k = paths.steps[0].shape[-1]
@@ -277,11 +281,11 @@ def emitted(
         return type(paths).of_steps(table if at_drawn else None, table if at_held else None)
 
     def to_block(paths: CopyTables | FactoredTables | MarkovTables, statistics: Tensor) -> Tensor:
-        rows, n_axes = series.padded_rows, len(series.batch_shape) + 2
+        flat, n_axes = rows().flatten(0, -2), len(series.batch_shape) + 2
         counted_weights = weights(paths) if counted is None else weights(paths) * counted.unsqueeze(-1)
         return emission.expected_message(
-            rows,
-            counted_weights.reshape(*counted_weights.shape[: counted_weights.ndim - n_axes], len(rows), -1),
+            flat,
+            counted_weights.reshape(*counted_weights.shape[: counted_weights.ndim - n_axes], len(flat), -1),
             statistics,
         )
 

@@ -22,6 +22,7 @@ from ...inference.chains.contract import Marginals
 from ...inference.message_passing.engine import Run
 from ...inference.numerics.deferred import deferred
 from ..definite import free_coordinates
+from ..emissions.driven import rows_read
 from ..parameters import Parameters
 from ..problem import Problem
 from .bucketing import Bucketing
@@ -118,7 +119,7 @@ def maximized(
     """The M-step: new parameters, and the states that have collapsed onto a point."""
     held = {name: values[name] for name in problem.fixed}
     moved = problem.dynamics.maximize(marginals, problem.prior, values, problem.series.drive, problem.fixed)
-    rows = problem.series.padded_rows
+    rows = rows_read(problem.emission, problem.series).flatten(0, -2)
     weights = problem.emission.weights(marginals.fresh, marginals.held)
     flat = [table.reshape(len(table), len(rows), -1) for table in weights]
     best = problem.emission.maximize_parts(rows, flat, values, problem.prior, floor, held)

@@ -31,6 +31,7 @@ from .search import search
 def fit(problem: Problem, options: Options) -> Result:
     """Fit the parameters of a problem; see `SwitchingSSM.fit`."""
     conjugate = all(part.emission.is_conjugate for part in problem.emission.parts)
+    conjugate = conjugate and (not options.fixed or all(part.emission.holds_parts for part in problem.emission.parts))
     by_messages = options.method == "vmp" or (options.method != "em" and conjugate)
     with explains_singularity():
         begin = Initialization.of(problem, options, near_prior=by_messages)

@@ -28,6 +28,7 @@ from ...inference.numerics.randomness import Seed, generator_of
 from ...inference.numerics.scalars import check_flag, check_integer, check_probability
 from ..data.series import Given
 from ..emissions.contract import ByGate
+from ..emissions.driven import emission_at
 from ..forecast import Forecast, look_ahead
 from ..intervals import Interval, central_interval
 from ..parameters import Parameters
@@ -145,7 +146,8 @@ class Posterior(ParameterPosterior):
             ahead_by_part = [look_ahead(problem, some, horizon) for some in problem.in_turns(values)]
         ahead = ByGate(*(torch.cat(parts) for parts in zip(*ahead_by_part, strict=True)))
         mixed = ByGate(*(weights.movedim(0, -2).flatten(-2) / len(ahead.held) for weights in ahead))
-        forecast = Forecast.of(problem.emission, self._all_states(problem, values), mixed, problem.series, self)
+        emission = emission_at(problem.emission, problem.series, problem.series.ahead)
+        forecast = Forecast.of(emission, self._all_states(problem, values), mixed, problem.series, self)
         return replace(forecast, state=(ahead.redrawn + ahead.held).mean(0))
 
     def log_likelihood(

@@ -30,6 +30,7 @@ from ...inference.numerics.quantiles import quantiles
 from ..data.series import Series
 from ..emissions.clusters import clusters_among
 from ..emissions.contract import Emission
+from ..emissions.driven import rows_read
 from ..parameters import Parameters, prefixed
 from ..problem import Problem
 from .spectral import predictive_states
@@ -131,7 +132,8 @@ def _from_weights(
     problem: Problem, near: Parameters, weights: Float[Tensor, "R *b T K"], moves: Parameters
 ) -> Parameters:
     series, n = problem.series, len(weights)
-    rows, begin = series.padded_rows, {name: value.expand(n, *value.shape[1:]) for name, value in near.items()}
+    rows = rows_read(problem.emission, series).flatten(0, -2)
+    begin = {name: value.expand(n, *value.shape[1:]) for name, value in near.items()}
     flat = [table.reshape(n, len(rows), -1) for table in problem.emission.weights(weights, 0.1 * weights)]
     best = problem.emission.maximize_parts(rows, flat, begin, None, variance_floor(series))
     return opened(problem, dict(moves) | best.values)
@@ -321,5 +323,6 @@ def sample_of(series: Series, seed: int) -> Series:
     return Series(
         observations,
         inputs=joined([part.design for part in parts]),
+        drivers=series.drivers,
         dt=joined([part.gaps for part in parts]),
     )

@@ -20,6 +20,7 @@ from ...inference.numerics.scalars import check_probability
 from ..data.series import Given, Series
 from ..data.timeline import continued, time_index
 from ..emissions.contract import ByGate, Emission
+from ..emissions.driven import emission_at
 from ..fitting.alignment import only_scales, state_levels
 from ..mixture import StateMixture
 from ..parameters import Parameters
@@ -73,7 +74,8 @@ def plot_fit(model: Any, x: Any, *, sequence: int = 0, level: float = 0.9, **giv
     every = -(-problem.series.n_steps // MOST_DRAWN)
     emission, seen = model.emission, Smoothing.of(problem, values).thinned(every)
     series = replace(problem.series, x=problem.series.observations[::every])
-    mixture = StateMixture(emission, values, seen.weights)
+    here = emission_at(emission, problem.series, problem.series.drive.at(slice(None, None, every)))
+    mixture = StateMixture(here, values, seen.weights)
     reach = float(ndtri(0.5 + level / 2)) * mixture.variance.sqrt()
     lower, upper = within_support(emission, mixture.mean - reach, mixture.mean + reach)
     band = Band(mixture.mean, lower, upper, seen.state)

@@ -57,8 +57,8 @@ def coordinates(series: Series, model: Any) -> dict[str, Any]:
     coords |= {"feature": features, "feature_new": features}
     coords["time"] = storable(time_index(common, series.n_steps)).to_numpy()
     if series.drivers is not None:
-        coords["input"] = list(series.drivers)
-    return coords
+        coords["input"] = list(series.drivers)[: model.sizes.get("input", 0)]
+    return coords | model.axis_labels
 
 
 def rows(model: Any, coords: dict[str, Any]) -> Iterator[Row]:

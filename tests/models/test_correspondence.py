@@ -440,7 +440,7 @@ def categorical(states=2):
         (lambda: as_ssm(MinLSTM(3, 2), inputs="gaussian"), "layer: a MinLSTM's gate is a ratio"),
         (lambda: as_ssm(MinGRU(3, 2, candidate="simplex"), inputs="gaussian"), "layer: has candidate='simplex'"),
         (lambda: as_rnn(SwitchingSSM(Markov(2), Categorical(3))), "model: has Markov dynamics"),
-        (lambda: as_rnn(SwitchingSSM(Copy(2, inputs=1), Categorical(3))), "model: its gate reads inputs"),
+        (lambda: as_rnn(SwitchingSSM(Copy(2, inputs=1), Categorical(3))), "model: reads inputs"),
         (lambda: as_rnn(categorical()), 'space: got "probability", but held steps of this model emit from their state'),
         (
             lambda: as_rnn(SwitchingSSM(Copy(2), Gated(Normal(2), MultivariateNormal(2)))),

@@ -1,0 +1,144 @@
+r"""Emissions that read inputs: $p(x_t \mid s_t, u_t)$ is a plain emission whose parameters depend on $u_t$.
+
+Where other emissions read observations `[*b, T, F]`, a driven emission reads rows `[*b, T, F + C]`: each observation,
+and its inputs beside it. So starts, M-steps, messages and chunks are those of every emission. Where the distribution at
+known steps is needed (forecasts, draws, figures), `beside` gives an emission that knows the inputs of these steps.
+"""
+
+from abc import abstractmethod
+from collections.abc import Callable
+
+import torch
+from jaxtyping import Float
+from pyro.distributions.torch_distribution import TorchDistributionMixin
+from torch import Tensor
+from torch.distributions import constraints
+
+from ..data.series import Drive, Series
+from ..inputs import columns_of, select_columns
+from ..parameters import Parameters, widened
+from .contract import ByGate, Emission
+
+
+class DrivenEmission(Emission):
+    """An emission with inputs. A subclass defines the `plain` emission, and its parameters for given inputs."""
+
+    @property
+    @abstractmethod
+    def plain(self) -> Emission:
+        """The emission of an observation with known inputs."""
+
+    @abstractmethod
+    def respond(self, values: Parameters, inputs: Float[Tensor, "*#n C"]) -> Parameters:
+        """The parameters of `plain` `[*n, ...]` at inputs, from parameters `[*#n, ...]` without an axis of states."""
+
+    def at(self, values: Parameters, inputs: Float[Tensor, "*n C"]) -> Parameters:
+        """The parameters of `plain` `[*r, *n, K, ...]` at inputs, from parameters `[*r, K, ...]`."""
+        n_axes = inputs.ndim - 1
+        wide = {name: widened(values[name], len(p.dims), n_axes) for name, p in self.parameters.items()}
+        return self.respond(wide, inputs.unsqueeze(-2))
+
+    def at_zero(self, values: Parameters) -> Parameters:
+        """The parameters of `plain` where all inputs are 0: `[*r, K, ...]`."""
+        return self.at(values, next(iter(values.values())).new_zeros(self.n_inputs))
+
+    def beside(self, inputs: Float[Tensor, "*b T C"]) -> Emission:
+        return Beside(self, inputs)
+
+    def split(self, rows: Float[Tensor, "*n R"]) -> tuple[Float[Tensor, "*n F"], Float[Tensor, "*n C"]]:
+        """Observations, and the inputs beside them."""
+        return rows[..., : self.n_features], rows[..., self.n_features :]
+
+    # ---- the contract ------------------------------------------------------------------------------------------------
+
+    @property
+    def support(self) -> constraints.Constraint:  # type: ignore[override]
+        return self.plain.support
+
+    @property
+    def expects(self) -> str:  # type: ignore[override]
+        return self.plain.expects
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        return self.plain.sizes | {"regressor": self.n_inputs}
+
+    @property
+    def axis_labels(self) -> dict[str, list[str]]:
+        return {} if isinstance(self.inputs, int) else {"regressor": list(self.inputs)}
+
+    def log_prob(self, x: Tensor, values: Parameters) -> Tensor:
+        observed, inputs = self.split(x)
+        return self.plain.log_prob(observed, self.respond(values, inputs))
+
+    def distribution(self, values: Parameters) -> TorchDistributionMixin:
+        """Of an observation whose inputs are 0."""
+        return self.plain.distribution(self.at_zero(values))
+
+    def moments(self, values: Parameters) -> tuple[Tensor, Tensor]:
+        """Of an observation whose inputs are 0."""
+        return self.plain.moments(self.at_zero(values))
+
+    def marginal_cdf(self, x: Tensor, values: Parameters) -> Tensor:
+        """Of an observation whose inputs are 0."""
+        return self.plain.marginal_cdf(x, self.at_zero(values))
+
+    def embed(self, x: Tensor) -> Tensor:
+        return self.plain.embed(x)
+
+
+class Beside(Emission):
+    """A driven emission at steps with known inputs `[*b, T, C]`: its moments have axes `[*r, *b, T, K, F]`."""
+
+    def __init__(self, emission: DrivenEmission, inputs: Float[Tensor, "*b T C"]) -> None:
+        self.driven, self.inputs_here = emission, inputs
+        self.n_features, self.parameters, self.support = emission.n_features, emission.parameters, emission.support
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        return self.driven.sizes
+
+    def cut(self, part: Callable[[Tensor], Tensor]) -> "Beside":
+        return Beside(self.driven, part(self.inputs_here))
+
+    def table(self, x: Tensor, values: Parameters) -> Tensor:
+        inputs = self.inputs_here.expand(*x.shape[:-1], -1)
+        return self.driven.table(torch.cat([x, inputs.to(x)], -1), values)
+
+    def log_prob(self, x: Tensor, values: Parameters) -> Tensor:
+        return self.driven.plain.log_prob(x, self.driven.respond(values, self.inputs_here))
+
+    def distribution(self, values: Parameters) -> TorchDistributionMixin:
+        return self.driven.plain.distribution(self.driven.respond(values, self.inputs_here))
+
+    def moments(self, values: Parameters) -> tuple[Tensor, Tensor]:
+        return self.driven.plain.moments(self.driven.at(values, self.inputs_here))
+
+    def marginal_cdf(self, x: Tensor, values: Parameters) -> Tensor:
+        return self.driven.plain.marginal_cdf(x, self.driven.at(values, self.inputs_here))
+
+    def category_probs(self, values: Parameters) -> ByGate:
+        return self.driven.plain.category_probs(self.driven.at(values, self.inputs_here))
+
+    def default_prior(self, n_states: int, x: Tensor | None) -> Parameters:
+        return self.driven.default_prior(n_states, x)
+
+
+def rows_read(emission: Emission, series: Series) -> Float[Tensor, "*b T R"]:
+    """The observations of a series, with the inputs that an emission reads beside them."""
+    if not emission.n_inputs:
+        return series.observations
+    return torch.cat([series.observations, _inputs_read(emission, series, series.drive)], -1)
+
+
+def emission_at(emission: Emission, series: Series, drive: Drive) -> Emission:
+    """The emission at the steps of a drive of this series."""
+    return emission.beside(_inputs_read(emission, series, drive)) if emission.n_inputs else emission
+
+
+def _inputs_read(emission: Emission, series: Series, drive: Drive) -> Float[Tensor, "*b T C"]:
+    assert drive.inputs is not None
+    if isinstance(emission.inputs, int):
+        return drive.inputs[..., : emission.inputs]
+    assert series.drivers is not None  # a model's own names
+    return select_columns(drive.inputs, columns_of(emission.inputs, series.drivers))

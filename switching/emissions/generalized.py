@@ -1,0 +1,306 @@
+r"""Generalised linear emissions: a parameter of a plain emission is linear in inputs, through a link.
+
+$$g(\theta_t) = g(\theta_s) + \beta_s^\top u_t + \gamma^\top v_t$$
+
+| plain emission | parameter | link g |
+|---|---|---|
+| Poisson | `rate` | log |
+| Bernoulli | `probs` | logit |
+| Categorical | `probs` | logits of the categories after the first one, relative to that |
+| Normal, with shared coefficients | `loc` | identity |
+
+$\theta_s$ is the parameter where all inputs are 0, with the prior of the plain emission. $\beta_s$ are the
+coefficients of the state, and $\gamma$ coefficients that all states share, both with normal priors of scale 2.5 (Gelman
+et al. 2008, for inputs of about unit variance).
+"""
+
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
+
+import pyro.distributions as dist
+import torch
+from torch import Tensor
+
+from ...inference.numerics.scalars import check_kind
+from ..inputs import Inputs, count_inputs, named_or_counted
+from ..parameters import Parameter, Parameters
+from ..priors import Site
+from .contract import Emission, Maximized
+from .driven import DrivenEmission
+from .links import Identity, Link, Log, Logit, Logits
+from .scoring import Curve, Scoring
+from .spread import spread
+
+COEFFICIENTS = ("coefficients", "shared_coefficients")
+SEPARATED = 10.0  # the effect of a standard deviation of an input on a predictor, beyond which there is no maximum
+COEFFICIENT_SCALE = 2.5  # prior standard deviation of a coefficient
+
+
+MOST_OUTPUTS = 8  # of one block, for scoring: its curvature is a matrix of all of them at every step
+
+
+@dataclass(frozen=True, repr=False)
+class GeneralizedLinear(DrivenEmission):
+    """A plain emission whose main parameter depends on inputs; made by `Poisson(1, inputs=[...])` and its like.
+
+    Parameters are those of the plain emission, where all inputs are 0, `coefficients [K, F, C]` and, with shared
+    inputs, `shared_coefficients [1, F, S]`. For categories there is a row of coefficients for each category after the
+    first one, in place of each feature.
+
+    Arguments:
+        plain_emission: the emission without inputs.
+        inputs: the names of C inputs with coefficients of each state, or their number.
+        shared: the names of S of these inputs whose coefficients all states share.
+
+    Example:
+        >>> import torch
+        >>> import samplehold as sh
+        >>> model = sh.SwitchingSSM(sh.Copy(2), sh.Poisson(1, inputs=["dose"]))
+        >>> model = model.with_values(
+        ...     redraw_prob=0.1, state_probs=[0.5, 0.5], rate=[[2.0], [9.0]], coefficients=[[[0.0]], [[0.7]]]
+        ... )
+        >>> model.smooth([2, 1, 3, 8, 20, 17], inputs={"dose": [0.0, 1.0, 1.0, 0.0, 1.0, 1.0]}).state.argmax(-1)
+        tensor([0, 0, 0, 1, 1, 1])
+    """
+
+    plain_emission: Emission
+    inputs: Inputs | Sequence[str] = 0
+    shared: Sequence[str] = ()
+    links: ClassVar[dict[str, Link]] = {
+        "Poisson": Log(),
+        "Bernoulli": Logit(),
+        "Categorical": Logits(),
+        "Normal": Identity(),
+    }
+
+    def __post_init__(self) -> None:
+        check_kind("plain_emission", self.plain_emission, Emission, "an emission such as Poisson(n_features)")
+        object.__setattr__(self, "inputs", named_or_counted(self.inputs, least=1))
+        object.__setattr__(self, "shared", tuple((self.shared,) if isinstance(self.shared, str) else self.shared))
+        names = () if isinstance(self.inputs, int) else tuple(self.inputs)
+        for name in self.shared:
+            if name not in names:
+                raise ValueError(
+                    f"shared: got {name!r}, expected names among inputs, {list(names)}; name it there too."
+                )
+        object.__setattr__(self, "n_features", self.plain_emission.n_features)
+
+    def __repr__(self) -> str:
+        shared = f", shared={self.shared!r}" if self.shared else ""
+        return f"{repr(self.plain_emission)[:-1]}, inputs={self.inputs!r}{shared})"
+
+    @property
+    def link(self) -> Link:
+        """How the main parameter depends on inputs."""
+        return self.links[self.plain_emission.name]
+
+    @property
+    def plain(self) -> Emission:
+        return self.plain_emission
+
+    @property
+    def have_unit(self) -> bool:  # type: ignore[override]
+        return self.plain_emission.have_unit
+
+    @property
+    def _by_state(self) -> list[int]:
+        """The columns of inputs whose coefficients depend on the state."""
+        if isinstance(self.inputs, int):
+            return list(range(self.inputs))
+        return [place for place, name in enumerate(self.inputs) if name not in self.shared]
+
+    @property
+    def _by_all(self) -> list[int]:
+        return [tuple(self.inputs).index(name) for name in self.shared] if self.shared else []  # type: ignore[arg-type]
+
+    @property
+    def parameters(self) -> Mapping[str, Parameter]:  # type: ignore[override]
+        known = dict(self.plain_emission.parameters)
+        if self._by_state:
+            known["coefficients"] = Parameter(("state", self.link.axis, "regressor"))
+        if self.shared:
+            known["shared_coefficients"] = Parameter(("shared", self.link.axis, "shared_regressor"))
+        return known
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        sizes = {"regressor": len(self._by_state), "shared_regressor": len(self._by_all)}
+        return super().sizes | sizes | {self.link.axis: self.link.size(self.plain_emission)}
+
+    @property
+    def axis_labels(self) -> dict[str, list[str]]:
+        labels = {"category_after_first": [str(c + 1) for c in range(self.link.size(self.plain_emission))]}
+        if isinstance(self.inputs, int):
+            return labels
+        alone = [self.inputs[place] for place in self._by_state]
+        return labels | {"regressor": alone, "shared_regressor": list(self.shared)}
+
+    def respond(self, values: Parameters, inputs: Tensor) -> Parameters:
+        predictor: Tensor | float = 0.0
+        for name, columns in (("coefficients", self._by_state), ("shared_coefficients", self._by_all)):
+            if columns:
+                predictor = predictor + (values[name] * inputs[..., columns].unsqueeze(-2)).sum(-1)
+        of_plain = {name: values[name] for name in self.plain_emission.parameters if name in values}
+        main = self.link.parameter
+        assert isinstance(predictor, Tensor)
+        return of_plain | {main: self.link.moved(values[main], predictor)}
+
+    def in_units(self, table: Parameters, unit: Tensor) -> Parameters:
+        scaled = self.plain_emission.in_units(table, unit)
+        if not self.have_unit:
+            return scaled
+        names = [name for name in table if name.removesuffix("_scale") in COEFFICIENTS]
+        return scaled | {name: table[name] / unit.unsqueeze(-1) for name in names}
+
+    # ---- the prior -------------------------------------------------------------------------------------------------
+
+    def default_prior(self, n_states: int, x: Tensor | None) -> Parameters:
+        """That of the plain emission; coefficients have scale 2.5, in units of the spread of x if it has units."""
+        prior = self.plain_emission.prior_scaled(n_states, x)
+        like = next(iter(prior.values()))
+        unit = like.new_ones(self.link.size(self.plain_emission))
+        if self.have_unit:
+            unit = spread(x, 1, self.n_features).scale.to(like)
+        sizes = self.sizes | {"state": n_states, "shared": 1}
+        shapes = {n: [sizes[dim] for dim in p.dims] for n, p in self.parameters.items() if n in COEFFICIENTS}
+        scales = {f"{n}_scale": (COEFFICIENT_SCALE * unit).unsqueeze(-1).expand(s) for n, s in shapes.items()}
+        return prior | scales
+
+    def sites(self, prior: Parameters) -> list[Site]:
+        sites = self.plain_emission.sites(prior)
+        for name in (name for name in COEFFICIENTS if name in self.parameters):
+            scale = prior[f"{name}_scale"]
+            distribution: Any = dist.Normal(torch.zeros_like(scale), scale).to_event(3)
+            sites.append(Site(name, lambda values, one=distribution: one))
+        return sites
+
+    def check_fitted(self, values: Parameters, rows: Tensor) -> None:
+        """Warn if coefficients of maximum likelihood are infinite."""
+        inputs = self.split(rows)[1]
+        spread_of = inputs.std(0, correction=0)
+        for name, columns in (("coefficients", self._by_state), ("shared_coefficients", self._by_all)):
+            if columns and not self.have_unit:
+                reach = (values[name] * spread_of[columns]).abs().flatten(1).amax(-1)
+                if float(reach.max()) > SEPARATED:
+                    state = "all states" if name.startswith("shared") else f"state {int(reach.argmax())}"
+                    warnings.warn(
+                        f"{name}: inputs separate the observations of {state} completely, so the likelihood has no "
+                        f"maximum and coefficients grow without end, to {float(values[name].abs().max()):.3g} so far. "
+                        "Fit with prior='weak', which keeps them finite.",
+                        stacklevel=4,
+                    )
+
+    # ---- the M-step ------------------------------------------------------------------------------------------------
+
+    def maximize(
+        self, x: Tensor, weights: Tensor, near: Parameters, prior: Parameters | None, floor: Tensor
+    ) -> Maximized:
+        default = prior is None or not self.plain_emission.user_priors
+        if default and (self.link.independent or self.link.size(self.plain_emission) <= MOST_OUTPUTS):
+            return self._scored(x, weights, near, prior, floor)
+        return self.maximize_beside({}, x, weights, near, prior, floor)
+
+    def maximize_beside(
+        self,
+        fixed: Parameters,
+        x: Tensor,
+        weights: Tensor,
+        near: Parameters,
+        prior: Parameters | None,
+        floor: Tensor,
+    ) -> Maximized:
+        best = super().maximize_beside(fixed, x, weights, near, prior, floor)
+        return best if self.have_unit else replace(best, collapsed=torch.zeros_like(best.collapsed))
+
+    def _scored(
+        self, x: Tensor, weights: Tensor, near: Parameters, prior: Parameters | None, floor: Tensor
+    ) -> Maximized:
+        """Fisher scoring. A normal emission's precision is that of the step before, then the best beside the
+        coefficients."""
+        observed, inputs = self.split(x)
+        design = torch.cat([torch.ones_like(inputs[:, :1]), inputs[:, self._by_state], inputs[:, self._by_all]], -1)
+        weighted = weights.unsqueeze(-3) * (~torch.isnan(observed)).mT.unsqueeze(-1)  # [*r, B, N, K]
+        unscaled = weighted
+        if self.have_unit:
+            weighted = weighted * near["precision"].mT.unsqueeze(-2)
+            prior = prior and prior | {"count": prior["count"] * near["precision"]}
+        scoring = Scoring(
+            self.link.likelihood(observed),
+            self.link.prior(prior) if prior is not None else _flat,
+            design,
+            weighted,
+            self._precision(prior, weighted),
+            len(self._by_all),
+        )
+        flat = scoring.climbed(self._flat(near))
+        values = near | self._values(flat, near)
+        if self.have_unit:
+            return self._with_precision(rows=x, weighted=unscaled, values=values, prior=prior, floor=floor)
+        none = torch.zeros((*flat.shape[:-2], weights.shape[-1]), dtype=torch.bool, device=x.device)
+        return Maximized(values, none)
+
+    def _with_precision(
+        self, rows: Tensor, weighted: Tensor, values: Parameters, prior: Parameters | None, floor: Tensor
+    ) -> Maximized:
+        """The best precisions of a normal emission beside its coefficients."""
+        observed, inputs = self.split(rows)
+        residual = (observed.nan_to_num(0.0).unsqueeze(-2) - self.at(values, inputs)["loc"]).movedim(-1, -3)
+        square, count = ((weighted * part).sum(-2).mT for part in (residual.square(), torch.ones_like(residual)))
+        if prior is None:
+            variance = square / count
+        else:
+            pull = prior["count"] / values["precision"] * (values["loc"] - prior["loc"]).square()
+            variance = (2 * prior["rate"] + pull + square) / (2 * prior["shape"] - 1 + count)
+        held = variance.maximum(floor)
+        return Maximized(values | {"precision": 1 / held}, (variance <= floor).any(-1))
+
+    def _precision(self, prior: Parameters | None, like: Tensor) -> Tensor:
+        """The precisions of the coefficients' priors, [B, J]."""
+        n = self.link.size(self.plain_emission)
+        if prior is None:
+            precision = like.new_zeros(n)
+        else:
+            scale = next(prior[f"{name}_scale"] for name in COEFFICIENTS if f"{name}_scale" in prior)
+            precision = scale[0, :, 0] ** -2
+        return precision.unsqueeze(-1) if self.link.independent else precision.unsqueeze(0)
+
+    def _flat(self, values: Parameters) -> Tensor:
+        """The coefficients of scoring, [*r, B, P]."""
+        alone = [self.link.constant(values[self.link.parameter]).unsqueeze(-1)]
+        alone += [values["coefficients"]] if self._by_state else []
+        parts = [self.link.blocks(torch.cat(alone, -1)).flatten(-3)]
+        if self.shared:
+            parts.append(self.link.blocks(values["shared_coefficients"]).flatten(-3))
+        return torch.cat(parts, -1)
+
+    def _values(self, flat: Tensor, near: Parameters) -> Parameters:
+        """The parameters from the coefficients of scoring."""
+        k, j = near[self.link.parameter].shape[-2], self.link.size(self.plain_emission)
+        j = 1 if self.link.independent else j
+        size = k * j * (1 + len(self._by_state))
+        alone = self.link.joined(flat[..., :size].unflatten(-1, (k, j, -1)))
+        values = {self.link.parameter: self.link.back(alone[..., 0])}
+        if self._by_state:
+            values["coefficients"] = alone[..., 1:]
+        if self.shared:
+            values["shared_coefficients"] = self.link.joined(flat[..., size:].unflatten(-1, (1, j, -1)))
+        return values
+
+
+def _flat(constant: Tensor) -> Curve:
+    """No prior."""
+    zero = torch.zeros_like(constant)
+    return Curve(zero.sum(-1), zero, zero.unsqueeze(-1).expand(*zero.shape, zero.shape[-1]))
+
+
+class TakesInputs:
+    """Makes an emission with inputs from the arguments of a plain one: `Poisson(1, inputs=["dose"])`."""
+
+    def __new__(cls, *arguments: Any, inputs: Any = 0, shared: Any = (), **named: Any) -> Any:
+        if count_inputs(named_or_counted(inputs)):
+            return GeneralizedLinear(cls(*arguments, **named), inputs, shared)  # type: ignore[arg-type]
+        if len(shared):
+            raise ValueError(f"shared: got {shared!r} without inputs; name them among inputs=[...] too.")
+        return super().__new__(cls)

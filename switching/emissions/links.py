@@ -1,0 +1,225 @@
+"""Links of generalised linear models: how a parameter depends on a linear predictor, and the slopes that fits need.
+
+A link turns the parameter where all inputs are 0 and the predictor of the inputs into the parameter at a step. For
+scoring, the parameter at 0 is the predictor's constant, and outputs are arranged as blocks: B independent features of
+one output, or one block of several outputs.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import softplus
+
+from ...inference.numerics.logs import log_sigmoid
+from ..parameters import Parameters
+from .scoring import Curve
+
+LEAST = 1e-300  # of a probability or a rate, so that its logarithm is finite
+
+
+class Link(ABC):
+    """See the module's docstring.
+
+    Attributes:
+        parameter: the parameter of the plain emission that depends on inputs.
+        axis: the axis of its coefficients.
+        independent: whether outputs are independent blocks.
+    """
+
+    parameter: str
+    axis: str = "feature"
+    independent: bool = True
+
+    def size(self, plain: Any) -> int:
+        """The length of the axis, from the plain emission."""
+        return plain.n_features
+
+    @abstractmethod
+    def moved(self, table: Tensor, predictor: Tensor) -> Tensor:
+        """The parameter at inputs, from its table at inputs 0 and the linear predictor of the inputs."""
+
+    @abstractmethod
+    def constant(self, table: Tensor) -> Tensor:
+        """The predictor at inputs 0, from the parameter there."""
+
+    @abstractmethod
+    def back(self, constant: Tensor) -> Tensor:
+        """The parameter from the predictor."""
+
+    @abstractmethod
+    def likelihood(self, x: Tensor) -> Callable[[Tensor], Curve]:
+        """The log-likelihood of observations `[N, F]`, without constants, from predictors `[*r, B, N, K, J]`."""
+
+    @abstractmethod
+    def prior(self, prior: Parameters) -> Callable[[Tensor], Curve]:
+        """The log density of the parameter at inputs 0 from its predictor `[*r, B, K, J]`."""
+
+    def blocks(self, table: Tensor) -> Tensor:
+        """Tables `[*r, K, J, A]` as `[*r, B, K, J, A]`."""
+        return table.transpose(-3, -2).unsqueeze(-2) if self.independent else table.unsqueeze(-4)
+
+    def joined(self, table: Tensor) -> Tensor:
+        """`[*r, B, K, J, A]` as tables `[*r, K, J, A]`."""
+        return table.squeeze(-2).transpose(-3, -2) if self.independent else table.squeeze(-4)
+
+
+def _single(value: Tensor, slope: Tensor, curvature: Tensor) -> Curve:
+    """The curve of one output, from functions of its predictor `[..., 1]`."""
+    return Curve(value.squeeze(-1), slope, curvature.unsqueeze(-1))
+
+
+def _targets(x: Tensor) -> Tensor:
+    """Observations `[N, F]` as `[B, N, 1, 1]`, 0 where missing."""
+    return x.nan_to_num(0.0).mT[..., None, None]
+
+
+class Log(Link):
+    """The logarithm of a rate of counts."""
+
+    parameter = "rate"
+
+    def moved(self, table: Tensor, predictor: Tensor) -> Tensor:
+        most = 0.5 * float(torch.tensor(torch.finfo(predictor.dtype).max, dtype=torch.float64, device="cpu").log())
+        return table * predictor.clamp_max(most).exp()  # no rate is infinite
+
+    def constant(self, table: Tensor) -> Tensor:
+        return table.clamp_min(LEAST).log()
+
+    def back(self, constant: Tensor) -> Tensor:
+        return constant.exp()
+
+    def likelihood(self, x: Tensor) -> Callable[[Tensor], Curve]:
+        counts = _targets(x)
+
+        def curve(predictor: Tensor) -> Curve:
+            rate = predictor.exp()
+            return _single(counts * predictor - rate, counts - rate, rate)
+
+        return curve
+
+    def prior(self, prior: Parameters) -> Callable[[Tensor], Curve]:
+        shape, rate = (self.blocks(prior[name].unsqueeze(-1))[..., 0] for name in ("shape", "rate"))
+
+        def curve(constant: Tensor) -> Curve:
+            pull = rate * constant.exp()
+            return _single((shape - 1) * constant - pull, shape - 1 - pull, pull)
+
+        return curve
+
+
+class Logit(Link):
+    """The log odds of a 1."""
+
+    parameter = "probs"
+
+    def moved(self, table: Tensor, predictor: Tensor) -> Tensor:
+        shift = predictor.detach().clamp_min(0.0)  # no exponential is above 1
+        one, zero = table * (predictor - shift).exp(), (1 - table) * (-shift).exp()
+        return one / (one + zero)
+
+    def constant(self, table: Tensor) -> Tensor:
+        return table.clamp_min(LEAST).log() - torch.log1p(-table).clamp_min(-700.0)
+
+    def back(self, constant: Tensor) -> Tensor:
+        return constant.sigmoid()
+
+    def likelihood(self, x: Tensor) -> Callable[[Tensor], Curve]:
+        ones = _targets(x)
+
+        def curve(predictor: Tensor) -> Curve:
+            p = predictor.sigmoid()
+            return _single(ones * predictor - softplus(predictor), ones - p, p * (1 - p))
+
+        return curve
+
+    def prior(self, prior: Parameters) -> Callable[[Tensor], Curve]:
+        tables = (self.blocks(prior[name].unsqueeze(-1))[..., 0] - 1 for name in ("successes", "failures"))
+        ones, zeros = tables
+
+        def curve(constant: Tensor) -> Curve:
+            p = constant.sigmoid()
+            value = ones * log_sigmoid(constant) + zeros * log_sigmoid(-constant)
+            return _single(value, ones * (1 - p) - zeros * p, ((ones + zeros) * p * (1 - p)).clamp_min(0.0))
+
+        return curve
+
+
+class Logits(Link):
+    """The logits of the categories after the first one, relative to that."""
+
+    parameter, axis, independent = "probs", "category_after_first", False
+
+    def size(self, plain: Any) -> int:
+        return plain.n_categories - 1
+
+    def moved(self, table: Tensor, predictor: Tensor) -> Tensor:
+        wide = torch.nn.functional.pad(predictor, (1, 0))
+        weights = table * (wide - wide.detach().amax(-1, keepdim=True)).exp()
+        return weights / weights.sum(-1, keepdim=True)
+
+    def constant(self, table: Tensor) -> Tensor:
+        logs = table.clamp_min(LEAST).log()
+        return logs[..., 1:] - logs[..., :1]
+
+    def back(self, constant: Tensor) -> Tensor:
+        return torch.nn.functional.pad(constant, (1, 0)).softmax(-1)
+
+    def likelihood(self, x: Tensor) -> Callable[[Tensor], Curve]:
+        symbol = x[:, 0].nan_to_num(0.0).long()
+
+        def curve(predictor: Tensor) -> Curve:
+            shown = torch.nn.functional.one_hot(symbol, predictor.shape[-1] + 1)[..., None, 1:].to(predictor)
+            return _multinomial(predictor, shown, predictor.new_ones(()))
+
+        return curve
+
+    def prior(self, prior: Parameters) -> Callable[[Tensor], Curve]:
+        counts = prior["concentration"] - 1
+        return lambda constant: _multinomial(constant, counts[..., 1:], counts.sum(-1))
+
+
+def _multinomial(predictor: Tensor, counts: Tensor, total: Tensor) -> Curve:
+    """The log-likelihood of counts of the categories after the first one, of this total with it."""
+    wide = torch.nn.functional.pad(predictor, (1, 0))
+    p = wide.softmax(-1)[..., 1:]
+    value = (counts * predictor).sum(-1) - total * wide.logsumexp(-1)
+    spread = torch.diag_embed(p) - p.unsqueeze(-1) * p.unsqueeze(-2)
+    return Curve(value, counts - total.unsqueeze(-1) * p, total.clamp_min(0.0)[..., None, None] * spread)
+
+
+class Identity(Link):
+    """The mean of a normal feature."""
+
+    parameter = "loc"
+
+    def moved(self, table: Tensor, predictor: Tensor) -> Tensor:
+        return table + predictor
+
+    def constant(self, table: Tensor) -> Tensor:
+        return table
+
+    def back(self, constant: Tensor) -> Tensor:
+        return constant
+
+    def likelihood(self, x: Tensor) -> Callable[[Tensor], Curve]:
+        """Of unit variance."""
+        target = _targets(x)
+
+        def curve(predictor: Tensor) -> Curve:
+            residual = target - predictor
+            return _single(-residual.square() / 2, residual, torch.ones_like(residual))
+
+        return curve
+
+    def prior(self, prior: Parameters) -> Callable[[Tensor], Curve]:
+        """Of unit precision: `count` times it."""
+        loc, count = (self.blocks(prior[name].unsqueeze(-1))[..., 0] for name in ("loc", "count"))
+
+        def curve(constant: Tensor) -> Curve:
+            residual = loc - constant
+            return _single(-count * residual.square() / 2, count * residual, count.expand_as(residual))
+
+        return curve

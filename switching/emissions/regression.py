@@ -1,0 +1,212 @@
+r"""Linear regression on inputs: $x_{tf} \mid s, u_t \sim N(d_t^\top M_{sf}, 1/\tau_{sf})$ with $d_t = (1, u_t)$.
+
+$M = (\mu, \beta)$ are the location where all inputs are 0 and the coefficients. The prior is that of `Normal` with one
+more axis,
+
+$$\tau \sim \text{Gamma}(a_0, b_0), \qquad M \mid \tau \sim N((m_0, 0), I / (\kappa_0 \tau)),$$
+
+a matrix-normal-Wishart distribution of one output. Residuals $r = x - d^\top M'$ about any $M'$ add $\sum w\, d\, r$,
+$\sum w\, d d^\top$, $\sum w$ and $\sum w\, r^2$ to the natural parameters of $M - M'$, so that no digits are lost.
+Under a q with mean $m$ and precision $\tau V$ of M,
+
+$$E \log p(x \mid d) = \log N(x;\, d^\top m,\, 1/E[\tau]) + (E[\log\tau] - \log E[\tau] - d^\top V^{-1} d)/2.$$
+"""
+
+from collections.abc import Sequence
+from dataclasses import InitVar, dataclass, field
+from typing import Any
+
+import pyro.distributions as dist
+import torch
+from pyro.distributions.torch_distribution import TorchDistributionMixin
+from torch import Tensor
+
+from ...inference.families import LocPrecision, MatrixNormalWishart, VectorFamily
+from ...inference.families.restricted import given
+from ..inputs import Inputs, named_or_counted
+from ..parameters import Parameter, Parameters
+from ..priors import Site, normal_gamma_sites
+from .contract import ConjugateEmission, Maximized, Representative
+from .driven import DrivenEmission
+from .generalized import GeneralizedLinear
+from .normal import Normal
+
+
+@dataclass(frozen=True, repr=False)
+class LinearRegression(DrivenEmission, ConjugateEmission):
+    """Independent normal features whose means are linear in inputs.
+
+    Parameters `loc [K, F]`, the means where all inputs are 0, `coefficients [K, F, C]` and `precision [K, F]`. `scale`
+    is accepted instead of `precision`.
+
+    Arguments:
+        n_features: F.
+        inputs: the names of C inputs, or their number. Use inputs of about unit variance, which their prior assumes.
+        shared: the names of inputs whose coefficients all states share; then see `GeneralizedLinear`.
+
+    Example:
+        >>> import torch
+        >>> import samplehold as sh
+        >>> dose = torch.linspace(-1, 1, 200, dtype=torch.float64)
+        >>> x = torch.where(torch.arange(200) < 100, 1 + 2 * dose, 1 - 3 * dose) + 0.1 * torch.sin(torch.arange(200.0))
+        >>> model = sh.SwitchingSSM(sh.Copy(2), sh.LinearRegression(1, inputs=["dose"]))
+        >>> fit = model.fit(x, inputs={"dose": dose}, progress=False)
+        >>> fit.model.values["coefficients"].flatten().sort().values.round(decimals=1)
+        tensor([-3.,  2.], dtype=torch.float64)
+    """
+
+    n_features: int = 1
+    inputs: Inputs | Sequence[str] = 1
+    shared: InitVar[Sequence[str]] = field(default=(), kw_only=True, repr=False)
+    have_unit = True
+    holds_parts = False
+    parameters = {  # noqa: RUF012 the same for all instances
+        "loc": Parameter(("state", "feature")),
+        "coefficients": Parameter(("state", "feature", "regressor")),
+        "precision": Normal.parameters["precision"],
+    }
+
+    def __new__(cls, n_features: int = 1, inputs: Any = 1, *, shared: Any = ()) -> Any:
+        if len(shared):
+            return GeneralizedLinear(Normal(n_features), inputs, shared)
+        return super().__new__(cls)
+
+    def __post_init__(self, *_: Any) -> None:
+        object.__setattr__(self, "inputs", named_or_counted(self.inputs, least=1))
+        super().__post_init__()
+
+    @property
+    def family(self) -> MatrixNormalWishart:  # type: ignore[override]
+        """Of (loc, coefficients) as a column, and the precision; plates [K, F]."""
+        return MatrixNormalWishart(1 + self.n_inputs)
+
+    @property
+    def plain(self) -> Normal:
+        return Normal(self.n_features)
+
+    def respond(self, values: Parameters, inputs: Tensor) -> Parameters:
+        mean = values["loc"] + (values["coefficients"] * inputs.unsqueeze(-2)).sum(-1)
+        return {"loc": mean, "precision": values["precision"]}
+
+    def in_units(self, table: Parameters, unit: Tensor) -> Parameters:
+        scaled = self.plain.in_units(table, unit)
+        return scaled | {n: table[n] / unit.unsqueeze(-1) for n in ("coefficients",) if n in table}
+
+    # ---- the prior -------------------------------------------------------------------------------------------------
+
+    def default_prior(self, n_states: int, x: Tensor | None) -> Parameters:
+        """That of `Normal`; coefficients are as vague as locations."""
+        return self.plain.default_prior(n_states, None if x is None else x[..., : self.n_features])
+
+    def natural(self, prior: Parameters) -> Tensor:
+        loc, count, shape, rate = (prior[name] for name in ("loc", "count", "shape", "rate"))
+        size = self.family.n_inputs
+        first = torch.nn.functional.pad(loc.unsqueeze(-1), (0, size - 1)).unsqueeze(-1)
+        weight = count[..., None, None] * torch.eye(size).to(loc)
+        return self.family.natural(first, weight, 2 * shape, (0.5 / rate)[..., None, None])
+
+    def sites(self, prior: Parameters) -> list[Site]:
+        of_precision, of_loc = normal_gamma_sites(
+            ("loc", "precision"), *(prior[name] for name in ("loc", "count", "shape", "rate"))
+        )
+        count = prior["count"].unsqueeze(-1)
+
+        def coefficients(values: Parameters) -> TorchDistributionMixin:
+            scale = (count * values["precision"].unsqueeze(-1)).rsqrt()
+            wide = scale.expand(*scale.shape[:-1], self.n_inputs)
+            return dist.Normal(torch.zeros_like(wide), wide).to_event(3)
+
+        return [of_precision, of_loc, Site("coefficients", coefficients)]
+
+    def start(self, prior: Parameters) -> Parameters:
+        return self.values(self.family.expected(self.natural(prior | {"loc": torch.zeros_like(prior["loc"])}))) | {
+            "loc": prior["loc"]
+        }
+
+    # ---- points of the family --------------------------------------------------------------------------------------
+
+    def point(self, values: Parameters) -> LocPrecision:
+        loc, coefficients = values["loc"].unsqueeze(-1), values["coefficients"]
+        return LocPrecision(torch.cat([loc, coefficients], -1).unsqueeze(-1), values["precision"][..., None, None])
+
+    def values(self, point: Any) -> Parameters:
+        first = point.loc.squeeze(-1)
+        return {"loc": first[..., 0], "coefficients": first[..., 1:], "precision": point.precision[..., 0, 0]}
+
+    def given(self, known: Parameters) -> VectorFamily[Any]:
+        """The family of known parameters; TypeError if only some are known."""
+        if set(known) < set(self.parameters) or any(bool(table.isnan().any()) for table in known.values()):
+            raise TypeError(
+                f"fixed: got {', '.join(known)}, but message passing holds all parameters of {self.name} or none; fix "
+                'all of them, or use method="em", "svi" or "nuts".'
+            )
+        return given(self.family, self.point(known))
+
+    # ---- fits ------------------------------------------------------------------------------------------------------
+
+    def message(self, x: Tensor, weights: Tensor, near: Parameters | None = None) -> Tensor:
+        """About the coefficients `near`, in which residuals are taken."""
+        observed, inputs = self.split(x)
+        seen = (~torch.isnan(observed)).to(x)
+        design = torch.cat([torch.ones_like(inputs[:, :1]), inputs], -1)  # [N, P]
+        filled = observed.nan_to_num(0.0).unsqueeze(-2)
+        about = 0.0 if near is None else self.at(near, inputs)["loc"]
+        residual = (filled - about) * seen.unsqueeze(-2)  # [*r, N, K, F]
+        squares = (design.unsqueeze(-1) * design.unsqueeze(-2)).flatten(-2)  # [N, PP]
+        of_seen = (seen.unsqueeze(-1) * squares.unsqueeze(-2)).flatten(1)
+        second = (weights.mT @ of_seen).unflatten(-1, (self.n_features, -1))
+        weighted = weights.unsqueeze(-1) * residual
+        first = torch.einsum("np,...nkf->...kfp", design, weighted)
+        count, rest = weights.mT @ seen, (weighted * residual).sum(-3)
+        return torch.cat([first, -second / 2, count.unsqueeze(-1) / 2, -rest.unsqueeze(-1) / 2], -1)
+
+    def maximize(
+        self, x: Tensor, weights: Tensor, near: Parameters, prior: Parameters | None, floor: Tensor
+    ) -> Maximized:
+        message, about = self.message(x, weights, near), self.point(near).loc
+        if prior is None:
+            shift, variance = self._least_squares(message)
+        else:
+            total = self.family.tilted(self.family.moved(self.natural(prior), -about)) + message
+            best = self.family.expected(total)
+            shift, variance = best.loc, 1 / best.precision[..., 0, 0]
+        held = variance.maximum(floor)
+        values = self.values(LocPrecision(about + shift, (1 / held)[..., None, None]))
+        return Maximized(values, (variance <= floor).any(-1))
+
+    def _least_squares(self, message: Tensor) -> tuple[Tensor, Tensor]:
+        """Coefficients and variances of maximum likelihood, from the message about some coefficients."""
+        first, half, half_count, rest = self.family.parts(message)
+        squares = -2 * half
+        ridge = 1e-14 * squares.diagonal(dim1=-2, dim2=-1).unsqueeze(-1) * torch.eye(squares.shape[-1]).to(squares)
+        shift = torch.linalg.solve_ex(squares + ridge, first)[0]
+        residual = -2 * rest - 2 * shift.mT @ first + shift.mT @ squares @ shift
+        return shift, (residual[..., 0, 0] / (2 * half_count)).clamp_min(0.0)
+
+    def representative(self, statistics: Tensor) -> Representative:
+        """At inputs 0; see `expected_table` for others."""
+        first, second, log_volume, precision = self.family.parts(statistics)
+        mean = first / precision
+        spread_of_mean = second[..., 0, 0] - first[..., 0, 0] * mean[..., 0, 0]
+        constant = (log_volume - precision[..., 0, 0].log() - spread_of_mean) / 2
+        return Representative(self.values(LocPrecision(mean, precision)), constant)
+
+    def expected_table(self, x: Tensor, statistics: Tensor) -> Tensor:
+        observed, inputs = self.split(x)
+        first, second, log_volume, precision = self.family.parts(statistics)
+        mean = first / precision
+        covariance = second - first @ mean.mT
+        design = torch.cat([torch.ones_like(inputs[..., :1]), inputs], -1)
+        squares = (design.unsqueeze(-1) * design.unsqueeze(-2)).flatten(-2)  # [*b, T, PP]
+        table = self.table(x, self.values(LocPrecision(mean, precision)))
+        constant = (log_volume - precision[..., 0, 0].log()) / 2  # [*r, K, F]
+        seen = (~torch.isnan(observed)).to(x)
+        of_seen = (seen.unsqueeze(-1) * squares.unsqueeze(-2)).flatten(-2)
+        rows = torch.cat([seen, -of_seen / 2], -1)
+        by_state = torch.cat([constant, covariance.flatten(-2).flatten(-2)], -1)  # [*r, K, F + F PP]
+        flat = rows.reshape(-1, rows.shape[-1]) @ by_state.mT
+        return table + flat.reshape(*flat.shape[:-2], *rows.shape[:-1], flat.shape[-1])
+
+    def expected_message(self, x: Tensor, weights: Tensor, statistics: Tensor) -> Tensor:
+        near = self.representative(statistics).values
+        return self.family.moved(self.message(x, weights, near), self.point(near).loc)

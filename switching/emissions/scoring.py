@@ -1,0 +1,122 @@
+r"""Fisher scoring of generalised linear models of all states, features and restarts at once.
+
+The predictors of state k at step t are $\eta_{tkj} = \theta_{kj}^\top d_t$ for outputs j, where some entries of
+$\theta_{kj}$ may be common to all states. Features are independent blocks of one output, and a categorical symbol of C
+categories is one block of C - 1 outputs. With weights w, slopes $s = \partial \ell / \partial \eta$ and expected
+curvatures h of the log-likelihood of a step,
+
+$$\nabla_{kj} = \sum_t w_{tk}\, s_{tkj}\, d_t, \qquad H_{kj,ki} = \sum_t w_{tk}\, h_{tkji}\, d_t d_t^\top,$$
+
+plus those of the prior. Each step solves $H\,\delta = \nabla$ and is halved until the objective rises.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+MAX_STEPS, MAX_HALVINGS = 25, 30
+LONGEST_STEP = 5.0  # of a coefficient, in units of the predictor
+ROUNDING = 1e-14  # share of the objective below which a gain does not count
+
+
+class Curve(NamedTuple):
+    """A function of predictors: its value, slopes, and expected negative curvatures."""
+
+    value: Float[Tensor, "*n"]
+    slope: Float[Tensor, "*n J"]
+    curvature: Float[Tensor, "*n J J"]
+
+
+@dataclass(frozen=True)
+class Scoring:
+    """The expected log-likelihood of B blocks as a function of their coefficients, and the prior's.
+
+    Attributes:
+        likelihood: of each step and state `[*r, B, N, K]`, from predictors `[*r, B, N, K, J]`.
+        prior: of the predictors at inputs 0, `[*r, B, K]` from `[*r, B, K, J]`.
+        design: d_t, whose first column is 1 and whose last `n_shared` have common coefficients.
+        weights: `[*r, B, N, K]`, 0 where an output is missing.
+        precision: of the normal priors of coefficients `[B, J]` (0: flat); that of the first column is `prior`.
+    """
+
+    likelihood: Callable[[Tensor], Curve]
+    prior: Callable[[Tensor], Curve]
+    design: Float[Tensor, "N Q"]
+    weights: Float[Tensor, "*r B N K"]
+    precision: Float[Tensor, "B J"]
+    n_shared: int
+
+    @property
+    def places(self) -> Float[Tensor, "K J Q P"]:
+        """1 where an entry of the coefficients of a state is an entry of the whole vector."""
+        k, j, q = self.weights.shape[-1], self.precision.shape[-1], self.design.shape[-1]
+        alone = q - self.n_shared
+        number = torch.arange(k * j * alone).reshape(k, j, alone)
+        common = k * j * alone + torch.arange(j * self.n_shared).reshape(1, j, self.n_shared).expand(k, -1, -1)
+        index = torch.cat([number, common], -1).to(self.design.device)
+        return torch.nn.functional.one_hot(index, k * j * alone + j * self.n_shared).to(self.design)
+
+    def local(self, flat: Float[Tensor, "*r B P"]) -> Float[Tensor, "*r B K J Q"]:
+        """The coefficients of each state."""
+        return torch.einsum("kjqp,...bp->...bkjq", self.places, flat)
+
+    def value(self, flat: Float[Tensor, "*r B P"]) -> Float[Tensor, "*r B"]:
+        """The objective of each block."""
+        return self._value(self.local(flat), flat)
+
+    def _value(self, local: Tensor, flat: Tensor) -> Tensor:
+        each = self.likelihood(self._predictors(local)).value
+        gained = torch.where(self.weights > 0, self.weights * each, 0.0).sum((-2, -1))
+        shrunk = (self._ridge * flat.square()).sum(-1) / 2
+        return gained + self.prior(local[..., 0]).value.sum(-1) - shrunk
+
+    def _predictors(self, local: Float[Tensor, "*r B K J Q"]) -> Float[Tensor, "*r B N K J"]:
+        return torch.einsum("...bkjq,nq->...bnkj", local, self.design)
+
+    @property
+    def _ridge(self) -> Float[Tensor, "B P"]:
+        """The precision of the normal prior of each entry."""
+        slopes = self.precision[:, None, :, None] * (torch.arange(self.design.shape[-1]) > 0).to(self.design)
+        of_entry = torch.einsum("kjqp,bkjq->bp", self.places, slopes.expand(-1, len(self.places), -1, -1))
+        return of_entry / self.places.sum((0, 1, 2))
+
+    def step(self, flat: Float[Tensor, "*r B P"]) -> tuple[Float[Tensor, "*r B P"], Float[Tensor, "*r B"]]:
+        """The scoring step, and the gain that its slope promises."""
+        local, places = self.local(flat), self.places
+        curve, at_zero = self.likelihood(self._predictors(local)), self.prior(local[..., 0])
+        slope = self.weights.unsqueeze(-1) * torch.where(self.weights.unsqueeze(-1) > 0, curve.slope, 0.0)
+        gradient = torch.einsum("...bnkj,nq->...bkjq", slope, self.design)
+        gradient[..., 0] += at_zero.slope
+        curvature = self.weights[..., None, None] * curve.curvature
+        squares = (self.design.unsqueeze(-1) * self.design.unsqueeze(-2)).flatten(1)
+        q = self.design.shape[-1]
+        hessian = (curvature.movedim(-4, -1) @ squares).unflatten(-1, (q, q))  # [*r, B, K, J, J, Q, Q]
+        hessian[..., 0, 0] += at_zero.curvature
+        gradient = torch.einsum("kjqp,...bkjq->...bp", places, gradient) - self._ridge * flat
+        whole = torch.einsum("kjqp,...bkjiqc,kico->...bpo", places, hessian, places)
+        diagonal = whole.diagonal(dim1=-2, dim2=-1)
+        whole = whole + torch.diag_embed(self._ridge + 1e-12 * (diagonal + 1e-3))
+        step = torch.linalg.solve_ex(whole, gradient.unsqueeze(-1))[0].squeeze(-1).clamp(-LONGEST_STEP, LONGEST_STEP)
+        return step.nan_to_num(0.0), (step * gradient).sum(-1).nan_to_num(0.0)
+
+    def climbed(self, flat: Float[Tensor, "*r B P"]) -> Float[Tensor, "*r B P"]:
+        """The coefficients at the maximum, or near it after many steps; no step lowers the objective."""
+        value = self.value(flat)
+        for _ in range(MAX_STEPS):
+            step, gain = self.step(flat)
+            if bool((gain <= ROUNDING * (1 + value.abs())).all()):
+                break
+            waiting = gain > 0
+            for _ in range(MAX_HALVINGS):
+                tried = self.value(flat + step)
+                better = waiting & (tried >= value)
+                flat, value = torch.where(better.unsqueeze(-1), flat + step, flat), torch.where(better, tried, value)
+                waiting = waiting & ~better
+                if not bool(waiting.any()):
+                    break
+                step = step / 2
+        return flat
