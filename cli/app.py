@@ -169,7 +169,8 @@ def fit(
     inputs: Annotated[
         str | None,
         typer.Option(
-            help="Columns on which the redraw probability of copy dynamics depends; they are standardised first."
+            help="Columns on which redraws of copy dynamics, or transitions of markov dynamics, depend; they are"
+            " standardised first."
         ),
     ] = None,
     method: Annotated[

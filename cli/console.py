@@ -85,10 +85,6 @@ def build(observed: pd.DataFrame, n_states: int, emission: str, dynamics: str, i
     """The model for these options; ValueError if the options do not fit together."""
     if n_states < 1:
         raise ValueError(f"--states: got {n_states}, expected at least 1.")
-    if dynamics == "markov" and inputs:
-        raise ValueError(
-            "--inputs: Markov dynamics take none; use --dynamics copy, whose redraw probability depends on them."
-        )
     moves = class_of(dynamics)(n_states, **({"inputs": tuple(inputs)} if inputs else {}))
     try:
         return SwitchingSSM(moves, class_of(emission).sized_to(observed.to_numpy()))

@@ -18,6 +18,7 @@ from torch.distributions import constraints
 
 from ..inference.chains.linear_gaussian.factors import factor_of
 from ..inference.numerics.arrays import floating, numbers
+from .entries import Entries
 
 Parameters = dict[str, Tensor]
 
@@ -134,6 +135,8 @@ def _checked(
         raise ValueError(f"{name}: got values that are not finite; give finite parameters.")
     if _is(support, "simplex"):
         return check_simplex(value, name)
+    if isinstance(support, Entries):
+        return support.checked(value, name)
     if _is(support, "positive_definite"):
         failed = torch.linalg.cholesky_ex(value).info
         if bool(failed.any()) or bool((value - value.mT).abs().amax() > 1e-6 * value.abs().amax()):
@@ -238,12 +241,15 @@ def free_entries(values: Parameters, fixed: Iterable[str]) -> dict[str, Bool[Ten
 
 
 def count_free(known: Mapping[str, Parameter], free: Mapping[str, Bool[Tensor, "..."]]) -> int:
-    """The number of free numbers: rows of probabilities sum to 1, and matrices are symmetric."""
+    """The number of free numbers: rows of probabilities sum to 1, matrices are symmetric, some entries are always 0."""
     total = 0
     for name, entries in free.items():
-        if _is(known[name].support, "simplex"):
+        support = known[name].support
+        if _is(support, "simplex"):
             total += int((entries.sum(-1) - 1).clamp_min(0).sum())
-        elif known[name].support in SYMMETRIC:
+        elif isinstance(support, Entries):
+            total += int((entries & support.free.to(entries.device)).sum())
+        elif support in SYMMETRIC:
             total += int(entries.tril().sum())
         else:
             total += int(entries.sum())

@@ -165,6 +165,10 @@ class Problem(SeriesProblem):
         return self.dynamics.parameters | dict(self.emission.parameters)
 
     @property
+    def size(self) -> int:
+        return super().size // self.n_states * self.dynamics.table_size
+
+    @property
     def numbered(self) -> bool:
         """Whether fixed parameters distinguish the states; then states keep their order."""
         return any("state" in self.parameters[name].dims for name in self.fixed)

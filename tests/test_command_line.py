@@ -137,11 +137,12 @@ def test_sunspots_as_counts_under_maximum_likelihood(tmp_path):
     assert pd.read_csv(tmp_path / "out" / "states.csv", index_col="year").index[0] == 1700
 
 
-def test_inputs_are_standardised_and_asked_for_again(tmp_path):
+@pytest.mark.parametrize("dynamics", ["copy", "markov"])
+def test_inputs_are_standardised_and_asked_for_again(tmp_path, dynamics):
     options = ("-c", "infl", "--inputs", "unemp", "--restarts", 1, "--max-steps", 3, "--out", tmp_path)
-    assert run("fit", MACRO, *options).exit_code == 0
+    assert run("fit", MACRO, "--dynamics", dynamics, *options).exit_code == 0
     model = SwitchingSSM.load(tmp_path / "model")
-    assert isinstance(model.dynamics, Copy)
+    assert isinstance(model.dynamics, {"copy": Copy, "markov": Markov}[dynamics])
     assert model.dynamics.n_inputs == 1
     unemp = pd.read_csv(MACRO)["unemp"]
     saved = read_model(tmp_path / "model").notes
@@ -542,10 +543,6 @@ FILES = {
         (["fit", str(NILE), "--restarts", "0", "-o", "out"], "restarts: got 0"),
         (["fit", str(NILE), "--max-steps", "0", "-o", "out"], "max_steps: got 0"),
         (["fit", str(MACRO), "--emission", "categorical", "-o", "out"], "--columns: got 3 columns, but a categorical"),
-        (
-            ["fit", str(MACRO), "-c", "infl", "--inputs", "unemp", "--dynamics", "markov", "-o", "out"],
-            "--inputs: Markov dynamics take none",
-        ),
         (["fit", str(NILE), "-o", "counts.csv"], "--out: cannot make the folder counts.csv ("),
         (["forecast", "absent", str(NILE)], "model: there is no folder absent"),
         (["forecast", ".", str(NILE)], "it has no model.safetensors; give a folder"),

@@ -360,11 +360,11 @@ def _of_model(model: SwitchingSSM, alphabet: Any) -> WeightedAutomaton:
         )
     values = {name: value.detach().double().cpu() for name, value in model.values.items()}
     emitted = values["probs"]
+    if dynamics.n_inputs:
+        raise ValueError("network: its moves depend on inputs, so a symbol has no single matrix.")
     if isinstance(dynamics, Markov):
         first, moves = values["initial_probs"], values["transition_probs"]
     else:
-        if values["redraw_prob"].dim():
-            raise ValueError("network: its redraws depend on inputs, so a symbol has no single matrix.")
         first, redraw = values["state_probs"], values["redraw_prob"]
         moves = (1 - redraw) * torch.eye(len(first), dtype=torch.float64, device="cpu") + redraw * first
     n_symbols = emitted.shape[-1]

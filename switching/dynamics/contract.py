@@ -52,6 +52,16 @@ class Dynamics(Named, ABC):
     def blocks(self) -> Mapping[str, Conjugate]:
         """The parameters, in blocks with a prior each."""
 
+    @property
+    def not_conjugate(self) -> str | None:
+        """What keeps message passing from these dynamics, in words; None if nothing does."""
+        return None
+
+    @property
+    def table_size(self) -> int:
+        """The numbers in the largest table of one step."""
+        return self.n_states
+
     @abstractmethod
     def default_prior(self) -> Parameters:
         """The concentrations of the constructor, as tables."""

@@ -34,9 +34,15 @@ from ..parameters import Parameter, Parameters, concentration, kept, widened
 from ..priors import Conjugate, Probabilities, Site
 from .contract import PATHS, Dynamics, draw_state
 from .factors import by_state, driven_gates, factored_gates, factored_states, fresh_states, gate_counts, gates
-from .gates import GateLikelihood, fisher_scoring, log1mexp, log_redraw_in_gap, logistic_bounds, with_intercept
-
-WEIGHT_SCALE = 2.5  # prior standard deviation of an input's weight (Gelman et al. 2008), inputs of unit variance
+from .gates import (
+    WEIGHT_SCALE,
+    GateLikelihood,
+    fisher_scoring,
+    log1mexp,
+    log_redraw_in_gap,
+    logistic_bounds,
+    with_intercept,
+)
 
 
 @dataclass(frozen=True)

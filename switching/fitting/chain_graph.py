@@ -62,10 +62,15 @@ class ChainGraph(Graph):
                 then the last step of the previous part, which counts it.
 
         Raises:
-            TypeError: an emission without a conjugate prior.
+            TypeError: dynamics or an emission without a conjugate prior.
             ValueError: independent steps with a gap of 0, which makes two steps one.
         """
         dynamics, series, prior = problem.dynamics, problem.series, problem.prior
+        if dynamics.not_conjugate:
+            raise TypeError(
+                f"dynamics: {dynamics.not_conjugate}, so {dynamics.name} has no conjugate family, which message "
+                'passing needs; use method="em", "svi" or "nuts".'
+            )
         if independent and series.at_once:
             raise ValueError(
                 "dt: got a gap of 0, which always holds the state, so these steps are not independent; "

@@ -21,6 +21,7 @@ from torch import Tensor
 from torch.distributions import constraints
 
 from ..definite import free_coordinates
+from ..entries import Entries
 from ..parameters import Parameter, Parameters, described
 from .density import IMPOSSIBLE
 
@@ -124,7 +125,7 @@ class Coordinates:
         moving = {name: _moving(known[name].support, value, free.get(name)) for name, value in values.items()}
         bounded, first = [], []
         for name, mask in moving.items():
-            real, dims = known[name].support is constraints.real, known[name].dims
+            real, dims = _is_real(known[name].support), known[name].dims
             size = unit.new_ones(())
             if real and "feature" in dims:
                 size = unit.reshape(-1, *[1] * (len(dims) - 1 - dims.index("feature")))
@@ -162,6 +163,8 @@ def _moving(support: constraints.Constraint, value: Tensor, free: Tensor | None)
         return free[..., rows, columns]
     if free is not None:
         return _moving(support, value, None) & free
+    if isinstance(support, Entries):
+        return support.free.to(value.device)
     if support is constraints.real:
         return torch.ones_like(value, dtype=torch.bool)
     if support is constraints.simplex:  # all possible ones except the greatest, which is their reference
@@ -175,7 +178,7 @@ def _moving(support: constraints.Constraint, value: Tensor, free: Tensor | None)
 
 def _stepped(support: constraints.Constraint, value: Tensor, step: Tensor) -> Tensor:
     """A parameter after a step of its coordinates; the step is 0 at entries that do not move."""
-    if support is constraints.real:
+    if _is_real(support):
         return value + step
     if support is constraints.simplex:
         return torch.where(value > 0, torch.softmax(value.log() + step, -1), 0.0)
@@ -189,6 +192,11 @@ def _stepped(support: constraints.Constraint, value: Tensor, step: Tensor) -> Te
         return torch.where(inside, low + (value - low) * step.exp(), value)
     middle = torch.where(inside, (value - low) / (high - low), 0.5)
     return torch.where(inside, low + (high - low) * torch.sigmoid(torch.logit(middle) + step), value)
+
+
+def _is_real(support: constraints.Constraint) -> bool:
+    """Whether free numbers have no bounds."""
+    return support is constraints.real or isinstance(support, Entries)
 
 
 def _ends(support: constraints.Constraint) -> tuple[float, float] | None:

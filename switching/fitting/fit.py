@@ -26,12 +26,14 @@ from .progress import reported
 from .result import Result, result_of
 from .sampling import fit_nuts, fit_svi
 from .search import search
+from .starts import opened
 
 
 def fit(problem: Problem, options: Options) -> Result:
     """Fit the parameters of a problem; see `SwitchingSSM.fit`."""
     conjugate = all(part.emission.is_conjugate for part in problem.emission.parts)
     conjugate = conjugate and (not options.fixed or all(part.emission.holds_parts for part in problem.emission.parts))
+    conjugate = conjugate and not problem.dynamics.not_conjugate
     by_messages = options.method == "vmp" or (options.method != "em" and conjugate)
     with explains_singularity():
         begin = Initialization.of(problem, options, near_prior=by_messages)
@@ -47,7 +49,9 @@ def _fit(begin: Initialization, options: Options, by_messages: bool) -> Result:
     start = climb(begin, quiet)
     if start.interrupted:
         return start
-    sampled = (fit_svi if options.method == "svi" else fit_nuts)(begin.problem, options, start.values)
+    # the mode may have probabilities of 0, which are infinitely far away in free coordinates
+    near = start.values if by_messages else opened(begin.problem, start.values) | begin.problem.fixed
+    sampled = (fit_svi if options.method == "svi" else fit_nuts)(begin.problem, options, near)
     return sampled if sampled is not None else replace(start, interrupted=True)
 
 

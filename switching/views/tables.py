@@ -10,6 +10,7 @@ import pandas as pd
 
 from ..data.series import Series
 from ..data.timeline import storable, time_index
+from ..entries import Entries
 from ..parameters import SINGLE, described
 
 MANY_ROWS, MANY_COLUMNS = 60, 16  # beyond which a table in a notebook leaves some out
@@ -64,14 +65,18 @@ def coordinates(series: Series, model: Any) -> dict[str, Any]:
 def rows(model: Any, coords: dict[str, Any]) -> Iterator[Row]:
     """The numbers of a model with values, those first that belong to no state, then state by state.
 
-    Of symmetric matrices the lower triangle. `coords` names the entries of the axes: see `coordinates`.
+    Of symmetric matrices the lower triangle, and no entries that are always 0.
+    `coords` names the entries of the axes: see `coordinates`.
     """
     numbered, dims = [], {p.shown.name if p.shown else name: p.dims for name, p in model.known.items()}
+    supports = {name: p.support for name, p in model.known.items() if isinstance(p.support, Entries)}
     for name, table in described(model.known, model.values).items():
         named_axes = [(axis, dim) for axis, dim in enumerate(dims[name]) if dim not in SINGLE]
         symmetric = dims[name][-2:] in (("feature", "feature_new"), ("latent", "latent_new"))
         for index in np.ndindex(*table.shape):
             if symmetric and index[-1] > index[-2]:
+                continue
+            if name in supports and not bool(supports[name].free[index]):
                 continue
             labels = [str(coords[dim][index[axis]]) for axis, dim in named_axes]
             of_state = bool(named_axes) and named_axes[0][1].startswith("state")

@@ -271,6 +271,11 @@ def _values(r: Draw, dynamics: str, emission: str) -> dict[str, Any]:
         "Copy": lambda: {"redraw_prob": r.one(0.3, torch.tensor(0.2)), "state_probs": r.probs(K)},
         "Driven": lambda: {"redraw_intercept": 0.1, "redraw_weights": [0.5], "state_probs": r.probs(K)},
         "Markov": lambda: {"initial_probs": r.probs(K), "transition_probs": r.probs(K, K)},
+        "DrivenMarkov": lambda: {
+            "initial_probs": r.probs(K),
+            "transition_probs": r.probs(K, K),
+            "transition_weights": r.table(K, K, 1) * (1 - torch.eye(K, dtype=r.dtype)).unsqueeze(-1),
+        },
     }[dynamics]()
     full = torch.eye(F, dtype=r.dtype).expand(K, F, F)
 
@@ -297,7 +302,8 @@ def _values(r: Draw, dynamics: str, emission: str) -> dict[str, Any]:
 def _parts(r: Draw, *, emissions: tuple[str, ...] = ()) -> tuple[str, str, Any, Any]:
     names = emissions or ("Normal", "Normal", "MultivariateNormal", "Bernoulli", "Poisson", "Categorical", *GATED)
     emission = r.one(*names)
-    dynamics = r.one("Copy", "Copy", "Driven") if emission in GATED else r.one("Copy", "Copy", "Driven", "Markov")
+    copies = "Copy", "Copy", "Driven"
+    dynamics = r.one(*copies) if emission in GATED else r.one(*copies, "Markov", "DrivenMarkov")
     tied = {"scale": "all states"}
     made = {
         "Normal": lambda: sh.Normal(r.F),
@@ -314,6 +320,7 @@ def _parts(r: Draw, *, emissions: tuple[str, ...] = ()) -> tuple[str, str, Any, 
         "Copy": lambda: sh.Copy(r.K),
         "Driven": lambda: sh.Copy(r.K, inputs=1),
         "Markov": lambda: sh.Markov(r.K),
+        "DrivenMarkov": lambda: sh.Markov(r.K, inputs=1),
     }[dynamics]()
     return dynamics, emission, moves, made
 
@@ -331,9 +338,12 @@ def _x(r: Draw, emission: str, T: int | None = None, batch: tuple[int, ...] | No
     return x
 
 
+DRIVEN = "Driven", "DrivenMarkov"
+
+
 def _drive(r: Draw, dynamics: str, batch: tuple[int, ...], n: int) -> dict[str, Any]:
     found: dict[str, Any] = {}
-    if dynamics == "Driven":
+    if dynamics in DRIVEN:
         found["inputs"] = r.table(*batch, n, 1)
     if dynamics in ("Copy", "Driven") and r.random.random() < 0.4:
         found["dt"] = torch.rand(*batch, n, dtype=r.dtype) * 2
@@ -365,7 +375,7 @@ def _(r: Draw) -> Call:
     def check(given: Mapping[str, Any], result: Any) -> str | None:
         x = given["x"]
         plain = isinstance(x, Tensor) and x.dim() > 1 and x.dtype in (torch.float32, torch.float64)
-        if not plain or dynamics == "Driven" or emission in ("MultivariateNormal", *GATED):
+        if not plain or dynamics in DRIVEN or emission in ("MultivariateNormal", *GATED):
             return None
         if method not in ("log_evidence", "smooth") or (given["lengths"] is not None and x.dim() == 2):
             return None
@@ -420,7 +430,7 @@ def _(r: Draw) -> Call:
 def _(r: Draw) -> Call:
     dynamics, emission, moves, made = _parts(r)
     model = sh.SwitchingSSM(moves, made).with_values(_values(r, dynamics, emission))
-    drive = {"inputs": r.table(*r.batch, 1)} if dynamics == "Driven" else {}
+    drive = {"inputs": r.table(*r.batch, 1)} if dynamics in DRIVEN else {}
 
     def run(batch_shape: Any, x_t: Any, **drive: Any) -> Any:
         return model.update(model.start(batch_shape), x_t, **drive)
@@ -463,7 +473,13 @@ def _(r: Draw) -> Call:
             "state_prior": r.one(1.0, [1.0] * r.K),
             "inputs": r.one(1, ["dose"]),
         },
-        sh.Markov: {"n_states": r.K, "initial_prior": 1.0, "transition_prior": 0.5, "sticky": 2.0},
+        sh.Markov: {
+            "n_states": r.K,
+            "initial_prior": 1.0,
+            "transition_prior": 0.5,
+            "sticky": 2.0,
+            "inputs": r.one(0, 2, ["dose"]),
+        },
         sh.Normal: {"n_features": 2},
         sh.MultivariateNormal: {"n_features": 2},
         sh.Bernoulli: {"n_features": 2},
@@ -492,7 +508,7 @@ def _(r: Draw) -> Call:
         "progress": False,
     }
     model = sh.SwitchingSSM(moves, made)
-    if dynamics == "Driven":
+    if dynamics in DRIVEN:
         given["inputs"] = r.table(*r.batch, 12, 1)
 
     def run(**given: Any) -> Any:
@@ -565,7 +581,7 @@ def _(r: Draw) -> Call:
         "prior": "weak",
         "progress": False,
     }
-    if dynamics == "Driven":
+    if dynamics in DRIVEN:
         given["inputs"] = r.table(*r.batch, 8, 1)
 
     def run(**given: Any) -> Any:

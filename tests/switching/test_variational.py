@@ -9,7 +9,7 @@ import samplehold as sh
 import torch
 from hmmlearn.vhmm import VariationalCategoricalHMM, VariationalGaussianHMM
 from oracles.conjugate import log_dirichlet_multinomial, normal_wishart_log_evidence
-from oracles.models import KINDS, drive, random_model, trace_log_prob
+from oracles.models import CONJUGATE, drive, random_model, trace_log_prob
 from samplehold.inference.message_passing.factor_graph import add_message, fit_message
 from samplehold.switching.dynamics.contract import PATHS
 from samplehold.switching.emissions.contract import ConjugateEmission
@@ -21,7 +21,7 @@ from torch.testing import assert_close
 
 pytestmark = pytest.mark.kernels
 
-each_kind = pytest.mark.parametrize(("dynamics", "emission"), KINDS)
+each_kind = pytest.mark.parametrize(("dynamics", "emission"), CONJUGATE)
 
 
 def ragged(dynamics: str, emission: str, n_steps: int = 12) -> tuple[sh.SwitchingSSM, Tensor, dict]:
@@ -122,7 +122,7 @@ def log_weight(chain, drawn) -> Tensor:
 
 @pytest.mark.few(6)
 @pytest.mark.parametrize(
-    ("dynamics", "emission", "gaps"), [(*kind, False) for kind in KINDS] + [("copy", "normal", True)]
+    ("dynamics", "emission", "gaps"), [(*kind, False) for kind in CONJUGATE] + [("copy", "normal", True)]
 )
 def test_counts_are_the_gradient_of_the_log_normalizer(dynamics, emission, gaps):
     model, x, keywords = ragged(dynamics, emission)
@@ -150,7 +150,7 @@ def test_counts_are_the_gradient_of_the_log_normalizer(dynamics, emission, gaps)
 @pytest.mark.few(5)
 @pytest.mark.parametrize(
     ("dynamics", "emission", "factorization"),
-    [(*kind, "structured") for kind in KINDS]
+    [(*kind, "structured") for kind in CONJUGATE]
     + [
         (*kind, "mean_field")
         for kind in (("copy", "normal"), ("inputs", "full"), ("markov", "full"), ("copy", "gated_symbols"))

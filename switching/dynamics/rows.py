@@ -1,0 +1,214 @@
+r"""Rows of a Markov chain that depend on inputs, a multinomial logit for each old state.
+
+$$A_t[i, j] \propto P_{ij} \exp(w_{ij}^\top c_t), \qquad w_{ii} = 0$$
+
+P is the table at inputs 0, and the inputs $c_t$ of step t drive the step into it. Given the expected moves $n_t(i, j)$,
+the M-step of a row maximises
+
+$$\sum_t \sum_j n_t(i, j) \log A_t[i, j] + \sum_j (\alpha_{ij} - 1) \log P_{ij} - \sum_j |w_{ij}|^2 / (2 s^2)$$
+
+by Newton's method on w and on the change d of $\log P$. The prior of P counts as $\alpha_{ij} - 1$ moves at inputs 0.
+With $p_t$ the row, $m_t(i) = \sum_j n_t(i, j)$ and $x_t = (1, c_t)$, score and information are
+
+$$\sum_t (n_t(i, j) - m_t(i)\, p_{tj})\, x_t, \qquad \sum_t m_t(i)\, p_{tj} (\delta_{jk} - p_{tk})\, x_t x_t^\top.$$
+
+The moves enter by the sums $\sum_t n_t(i, j)\, x_t$ and by $m_t$ alone. Tables of all steps are made piece by piece.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+
+import pyro.distributions as dist
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from ...inference.families import Gaussian
+from ...inference.numerics.logs import log_probability
+from ..entries import Entries, EntriesTransform
+from ..parameters import Parameter, Parameters, widened
+from ..priors import Conjugate, Site
+from .gates import WEIGHT_SCALE, fisher_scoring, with_intercept
+
+PIECE = 2**18  # numbers in the tables of a piece of the steps
+NEWTON_STEPS = 2  # at most, in one M-step; the next M-step continues
+
+
+@dataclass(frozen=True)
+class TransitionWeights(Conjugate):
+    """The weights of inputs in the rows of a transition table, with normal priors. Those of staying are 0."""
+
+    n_states: int
+    n_inputs: int
+    family = Gaussian()
+
+    @cached_property
+    def support(self) -> Entries:
+        """Tables [K, K, C] with zeros on the diagonal."""
+        moves = ~torch.eye(self.n_states, dtype=torch.bool, device="cpu")
+        reason = "weights are relative to those of staying"
+        return Entries(moves.unsqueeze(-1).expand(-1, -1, self.n_inputs).clone(), reason)
+
+    @property
+    def parameters(self) -> Mapping[str, Parameter]:  # type: ignore[override]
+        return {"transition_weights": Parameter(("state", "state_new", "input"), self.support)}
+
+    @cached_property
+    def _free(self) -> EntriesTransform:
+        return EntriesTransform(self.support)
+
+    def natural(self, prior: Parameters) -> Tensor:
+        """A standard normal, from which starts are drawn."""
+        like = next(iter(prior.values()))
+        size = int(self.support.free.sum())
+        return self.family.natural(like.new_zeros(size), torch.eye(size).to(like))
+
+    def point(self, values: Parameters) -> Tensor:
+        return self._free.inv(values["transition_weights"])  # pyright: ignore[reportReturnType]
+
+    def values(self, point: Tensor) -> Parameters:
+        return {"transition_weights": self._free(point)}  # pyright: ignore[reportReturnType]
+
+    def sites(self, prior: Parameters) -> list[Site]:
+        zero = next(iter(prior.values())).new_zeros(int(self.support.free.sum()))
+        normal = dist.Normal(zero, torch.full_like(zero, WEIGHT_SCALE)).to_event(1)
+        whole = dist.TransformedDistribution(normal, [self._free])
+
+        def density(values: Parameters) -> Tensor:
+            return normal.log_prob(self.point(values))
+
+        return [Site("transition_weights", lambda values: whole, density)]
+
+
+def log_rows(
+    probs: Float[Tensor, "*r K K"], weights: Float[Tensor, "*r K K C"], inputs: Float[Tensor, "*b S C"], n_batch: int
+) -> Float[Tensor, "*rb S K K"]:
+    """The logarithm of the transition table at each step; `n_batch` counts the axes `*b`."""
+    k = probs.shape[-1]
+    flat = widened(weights.flatten(-3, -2), 2, n_batch)
+    logits = (inputs @ flat.mT).unflatten(-1, (k, k)) + widened(log_probability(probs), 2, n_batch + 1)
+    return logits - logits.logsumexp(-1, keepdim=True)
+
+
+# ---- the M-step ------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class RowLikelihood:
+    """The objective of an M-step as a function of `[R, K, P]`, P numbers of each row: for every new state the change of
+    its log probability at inputs 0, then its weights.
+
+    Attributes:
+        log_base: the table that changes.
+        leaving: the expected number of moves from each state into each step.
+        moves: sums of the expected moves, and of their products with the inputs.
+        shrink: the precision of the weights' prior, 0 without a prior.
+        free: 1 at the numbers that may move.
+    """
+
+    log_base: Float[Tensor, "R K K"]
+    design: Float[Tensor, "N D"]
+    leaving: Float[Tensor, "R N K"]
+    moves: Float[Tensor, "R K K D"]
+    shrink: float
+    free: Float[Tensor, "R K P"]
+
+    def _pieces(self, changes: Float[Tensor, "R K K D"]) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+        """The design, the leaving weights [R, K, 1, n] and the logits [R, K, K, n] of some steps after others."""
+        r, k = self.log_base.shape[:2]
+        size = max(1, PIECE // (r * k * k))
+        flat = changes.flatten(1, 2)
+        for design, leaving in zip(self.design.split(size), self.leaving.split(size, 1), strict=True):
+            logits = (flat @ design.mT).unflatten(1, (k, k)).add_(self.log_base.unsqueeze(-1))
+            yield design, leaving.mT.unsqueeze(-2), logits
+
+    def _prior_and_moves(self, changes: Float[Tensor, "R K K D"]) -> Float[Tensor, "R K"]:
+        return (self.moves * changes).sum((-2, -1)) - self.shrink * changes[..., 1:].square().sum((-2, -1)) / 2
+
+    def value(self, numbers: Float[Tensor, "R K P"]) -> Float[Tensor, "R K"]:
+        """The objective of each row."""
+        changes = numbers.unflatten(-1, self.moves.shape[-2:])
+        total = self._prior_and_moves(changes)
+        for _, leaving, logits in self._pieces(changes):
+            top = logits.amax(2, keepdim=True)
+            log_total = logits.sub_(top).exp_().sum(2, keepdim=True).log_().add_(top)
+            total = total - (log_total * leaving).sum((-2, -1))
+        return total
+
+    def slopes(self, numbers: Float[Tensor, "R K P"]) -> tuple[Float[Tensor, "R K P"], Float[Tensor, "R K P P"]]:
+        """The gradient of each row's objective, and minus its curvature."""
+        k, d = self.moves.shape[-2:]
+        changes = numbers.unflatten(-1, (k, d))
+        gradient = self.moves.clone()
+        gradient[..., 1:] -= self.shrink * changes[..., 1:]
+        blocks = gradient.new_zeros(*gradient.shape[:2], d, d, k, k)
+        for design, leaving, logits in self._pieces(changes):
+            probs = logits.sub_(logits.amax(2, keepdim=True)).exp_()
+            probs.div_(probs.sum(2, keepdim=True))
+            used = probs * leaving
+            gradient -= used @ design
+            for a in range(d):
+                weighted = used if a == 0 else used * design[:, a]
+                for b in range(a, d):
+                    other = probs if b == 0 else probs * design[:, b]
+                    blocks[..., a, b, :, :] -= weighted @ other.mT
+                    blocks[..., a, b, :, :] += torch.diag_embed(weighted @ design[:, b])
+        upper = torch.triu_indices(d, d, 1, device=blocks.device)
+        blocks[..., upper[1], upper[0], :, :] = blocks[..., upper[0], upper[1], :, :].mT
+        curvature = blocks.permute(0, 1, 4, 2, 5, 3).flatten(4, 5).flatten(2, 3)
+        ridge = torch.zeros_like(changes)
+        ridge[..., 1:] = self.shrink
+        ridge = ridge.flatten(-2) + 1e-12 * (1 + curvature.diagonal(dim1=-2, dim2=-1))
+        both = self.free.unsqueeze(-1) * self.free.unsqueeze(-2)
+        curvature = (curvature + torch.diag_embed(ridge)) * both + torch.diag_embed(1 - self.free)
+        return gradient.flatten(-2) * self.free, curvature
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Tables `[R, K, K]` and weights `[R, K, K, C]` of restarts, and which of the two may change."""
+
+    probs: Float[Tensor, "R K K"]
+    weights: Float[Tensor, "R K K C"]
+    probs_free: bool
+    weights_free: bool
+
+    def maximized(
+        self,
+        pairs: Float[Tensor, "R N K K"],
+        inputs: Float[Tensor, "N C"],
+        concentration: Float[Tensor, "K K"] | None,
+        support: Entries,
+    ) -> tuple[Float[Tensor, "R K K"], Float[Tensor, "R K K C"]]:
+        """The M-step from expected moves; maximum likelihood without a concentration.
+
+        Moves of probability 0 stay impossible, and so become moves that are not expected, unless there is a prior.
+        """
+        pairs, design = pairs.double(), with_intercept(inputs.double())
+        leaving = pairs.sum(-1)
+        moves = (pairs.flatten(2).mT @ design).unflatten(1, pairs.shape[-2:])
+        log_base = self.probs.double().log()
+        if concentration is not None:
+            extra = torch.where(log_base > -torch.inf, concentration.double() - 1, 0.0)
+            moves[..., 0] += extra
+            leaving = torch.cat([leaving, extra.sum(-1).unsqueeze(1)], 1)
+            design = torch.cat([design, torch.eye(1, design.shape[-1]).to(design)])
+        elif self.probs_free:
+            never = (moves[..., 0] <= 0) & (moves[..., 0].amax(-1, keepdim=True) > 0)
+            log_base = log_base.masked_fill(never, -torch.inf)
+        shrink = 0.0 if concentration is None else WEIGHT_SCALE**-2
+        free = self._free(log_base, moves, support)
+        start = torch.cat([torch.zeros_like(log_base).unsqueeze(-1), self.weights.double()], -1).flatten(-2)
+        likelihood = RowLikelihood(log_base, design, leaving, moves, shrink, free)
+        changes = fisher_scoring(likelihood, start, NEWTON_STEPS).unflatten(-1, moves.shape[-2:])
+        probs = torch.softmax(log_base + changes[..., 0], -1) if self.probs_free else self.probs
+        return probs.to(self.probs), changes[..., 1:].to(self.weights)
+
+    def _free(self, log_base: Tensor, moves: Tensor, support: Entries) -> Float[Tensor, "R K P"]:
+        """Where numbers may move: probabilities are relative to the most expected one of each row."""
+        possible = log_base > -torch.inf
+        most = torch.where(possible, moves[..., 0], -torch.inf).argmax(-1, keepdim=True)
+        of_probs = possible.to(log_base).scatter(-1, most, 0.0) * self.probs_free
+        of_weights = support.free.to(log_base).expand(*log_base.shape, -1) * self.weights_free
+        return torch.cat([of_probs.unsqueeze(-1), of_weights], -1).flatten(-2)
