@@ -22,7 +22,6 @@ $$u, v = \pm E[\psi]/2 - \log\big(2 \cosh(\sqrt{E[\psi^2]}/2)\big).$$
 """
 
 from dataclasses import dataclass
-from typing import Protocol
 
 import torch
 from jaxtyping import Float
@@ -49,18 +48,6 @@ def with_intercept(inputs: Float[Tensor, "*b C"]) -> Float[Tensor, "*b P"]:
 
 
 # ---- at a point ------------------------------------------------------------------------------------------------------
-
-
-class Scored(Protocol):
-    """A function of weights `[*r, P]`, one for each of *r."""
-
-    def value(self, weights: Float[Tensor, "*r P"], /) -> Float[Tensor, "*r"]:
-        """Its values."""
-        ...
-
-    def slopes(self, weights: Float[Tensor, "*r P"], /) -> tuple[Float[Tensor, "*r P"], Float[Tensor, "*r P P"]]:
-        """Its gradients, and minus its expected curvatures."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -107,12 +94,10 @@ class GateLikelihood:
         return gradient * self.free, (curvature + torch.diag_embed(ridge)) * both + torch.diag_embed(1 - self.free)
 
 
-def fisher_scoring(
-    likelihood: Scored, weights: Float[Tensor, "*r P"], max_steps: int = MAX_STEPS
-) -> Float[Tensor, "*r P"]:
+def fisher_scoring(likelihood: GateLikelihood, weights: Float[Tensor, "*r P"]) -> Float[Tensor, "*r P"]:
     """The weights that maximise the likelihood; each step is halved until the objective rises."""
     value = likelihood.value(weights)
-    for _ in range(max_steps):
+    for _ in range(MAX_STEPS):
         gradient, curvature = likelihood.slopes(weights)
         step = torch.linalg.solve(curvature, gradient.unsqueeze(-1)).squeeze(-1).clamp(-LONGEST_STEP, LONGEST_STEP)
         if bool(((gradient * step).sum(-1) <= 1e-15 * (1 + value.abs())).all()):

@@ -7,7 +7,8 @@ the M-step of a row maximises
 
 $$\sum_t \sum_j n_t(i, j) \log A_t[i, j] + \sum_j (\alpha_{ij} - 1) \log P_{ij} - \sum_j |w_{ij}|^2 / (2 s^2)$$
 
-by Newton's method on w and on the change d of $\log P$. The prior of P counts as $\alpha_{ij} - 1$ moves at inputs 0.
+by a step of Newton's method on w and on the change of $\log P$; the next M-step continues (Lange 1995, *A gradient
+algorithm locally equivalent to the EM algorithm*). The prior of P counts as $\alpha_{ij} - 1$ moves at inputs 0.
 With $p_t$ the row, $m_t(i) = \sum_j n_t(i, j)$ and $x_t = (1, c_t)$, score and information are
 
 $$\sum_t (n_t(i, j) - m_t(i)\, p_{tj})\, x_t, \qquad \sum_t m_t(i)\, p_{tj} (\delta_{jk} - p_{tk})\, x_t x_t^\top.$$
@@ -29,10 +30,9 @@ from ...inference.numerics.logs import log_probability
 from ..entries import Entries, EntriesTransform
 from ..parameters import Parameter, Parameters, widened
 from ..priors import Conjugate, Site
-from .gates import WEIGHT_SCALE, fisher_scoring, with_intercept
+from .gates import LONGEST_STEP, MAX_HALVINGS, WEIGHT_SCALE, with_intercept
 
 PIECE = 2**18  # numbers in the tables of a piece of the steps
-NEWTON_STEPS = 2  # at most, in one M-step; the next M-step continues
 
 
 @dataclass(frozen=True)
@@ -88,7 +88,8 @@ def log_rows(
     k = probs.shape[-1]
     flat = widened(weights.flatten(-3, -2), 2, n_batch)
     logits = (inputs @ flat.mT).unflatten(-1, (k, k)) + widened(log_probability(probs), 2, n_batch + 1)
-    return logits - logits.logsumexp(-1, keepdim=True)
+    total = logits.logsumexp(-1, keepdim=True)
+    return logits - total if logits.requires_grad else logits.sub_(total)
 
 
 # ---- the M-step ------------------------------------------------------------------------------------------------------
@@ -136,16 +137,21 @@ class RowLikelihood:
             total = total - (log_total * leaving).sum((-2, -1))
         return total
 
-    def slopes(self, numbers: Float[Tensor, "R K P"]) -> tuple[Float[Tensor, "R K P"], Float[Tensor, "R K P P"]]:
-        """The gradient of each row's objective, and minus its curvature."""
+    def slopes(
+        self, numbers: Float[Tensor, "R K P"]
+    ) -> tuple[Float[Tensor, "R K"], Float[Tensor, "R K P"], Float[Tensor, "R K P P"]]:
+        """The objective of each row, its gradient, and minus its curvature."""
         k, d = self.moves.shape[-2:]
         changes = numbers.unflatten(-1, (k, d))
-        gradient = self.moves.clone()
+        total, gradient = self._prior_and_moves(changes), self.moves.clone()
         gradient[..., 1:] -= self.shrink * changes[..., 1:]
         blocks = gradient.new_zeros(*gradient.shape[:2], d, d, k, k)
         for design, leaving, logits in self._pieces(changes):
-            probs = logits.sub_(logits.amax(2, keepdim=True)).exp_()
-            probs.div_(probs.sum(2, keepdim=True))
+            top = logits.amax(2, keepdim=True)
+            probs = logits.sub_(top).exp_()
+            mass = probs.sum(2, keepdim=True)
+            probs.div_(mass)
+            total = total - (mass.log_().add_(top) * leaving).sum((-2, -1))
             used = probs * leaving
             gradient -= used @ design
             for a in range(d):
@@ -162,7 +168,20 @@ class RowLikelihood:
         ridge = ridge.flatten(-2) + 1e-12 * (1 + curvature.diagonal(dim1=-2, dim2=-1))
         both = self.free.unsqueeze(-1) * self.free.unsqueeze(-2)
         curvature = (curvature + torch.diag_embed(ridge)) * both + torch.diag_embed(1 - self.free)
-        return gradient.flatten(-2) * self.free, curvature
+        return total, gradient.flatten(-2) * self.free, curvature
+
+    def raised(self, numbers: Float[Tensor, "R K P"]) -> Float[Tensor, "R K P"]:
+        """The numbers after a step of Newton's method, which is halved until the objective of its row rises."""
+        value, gradient, curvature = self.slopes(numbers)
+        step = torch.linalg.solve(curvature, gradient.unsqueeze(-1)).squeeze(-1).clamp(-LONGEST_STEP, LONGEST_STEP)
+        done = (gradient * step).sum(-1) <= 1e-15 * (1 + value.abs())  # the remaining gain is rounding
+        for _ in range(MAX_HALVINGS):
+            if bool(done.all()):
+                break
+            better = ~done & (self.value(numbers + step) > value)
+            numbers = torch.where(better.unsqueeze(-1), numbers + step, numbers)
+            done, step = done | better, 0.5 * step
+        return numbers
 
 
 @dataclass(frozen=True)
@@ -201,7 +220,7 @@ class Rows:
         free = self._free(log_base, moves, support)
         start = torch.cat([torch.zeros_like(log_base).unsqueeze(-1), self.weights.double()], -1).flatten(-2)
         likelihood = RowLikelihood(log_base, design, leaving, moves, shrink, free)
-        changes = fisher_scoring(likelihood, start, NEWTON_STEPS).unflatten(-1, moves.shape[-2:])
+        changes = likelihood.raised(start).unflatten(-1, moves.shape[-2:])
         probs = torch.softmax(log_base + changes[..., 0], -1) if self.probs_free else self.probs
         return probs.to(self.probs), changes[..., 1:].to(self.weights)
 

@@ -454,13 +454,15 @@ def test_entropy_of_improbable_steps_does_not_cancel(dtype):
     assert abs(float(actual) - float(expected)) <= 16 * max(torch.finfo(dtype).eps, 1e-13) * float(expected)
 
 
+@pytest.mark.parametrize("varies", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
-def test_a_belief_that_underflows_comes_back(dtype):
+def test_a_belief_that_underflows_comes_back(dtype, varies):
     """Two regimes without a way between them: first the one is likelier by far, in the end the other."""
     gap = torch.cat([torch.full((300,), 5.0), torch.full((300,), -5.01)]).to(dtype)
     likelihood = torch.stack([gap, torch.zeros_like(gap)], -1)
     initial = torch.zeros(2, dtype=dtype)
-    chain = MarkovChain(initial, torch.eye(2, dtype=dtype).log(), likelihood)
+    moves = torch.eye(2, dtype=dtype).log()
+    chain = MarkovChain(initial, moves.expand(599, 2, 2) if varies else moves, likelihood)
     odds = gap.double().cumsum(0)
     close(chain.filter().state[:, 0], odds.sigmoid())
     close(chain.filter().log_normalizer, torch.nn.functional.softplus(odds[-1]))

@@ -1,7 +1,8 @@
 """Markov chains on the CPU: the choice of the kernel.
 
 - `cpu_scaled` takes constant transition tables, and reports sequences of which it is not certain.
-- `cpu_log` takes these sequences, small calls, which it serves sooner, and chains with a table for every step. It also
+- `cpu_tables` smooths chains with a table for every step, and reports such sequences too.
+- `cpu_log` takes these sequences, and small calls, which it serves sooner. It filters chains with a table for every step,
   finds the best paths and draws paths.
 
 No table is expanded to the batch axes of the others.
@@ -19,6 +20,7 @@ from ...numerics.threads import in_parallel, ranges, sum_of_steps
 from . import op
 from .cpu_log import best_paths, draw_paths, filter_logs, smooth_logs
 from .cpu_scaled import Tables, filter_scaled, flatten, smooth_scaled
+from .cpu_tables import smooth_tables
 
 Results = tuple[Tensor, ...]
 SMALL = 1 << 10  # transitions of all steps, up to which logarithms take less time than preparing tables
@@ -30,7 +32,7 @@ def filter(*tables: Tensor) -> tuple[Tensor, ...]:
         log_state, increment, failed = _filter_logs(flat)
         return failed, (sum_of_steps(increment), log_state.exp_(), increment)
 
-    return _answer(tables, filter_scaled, exactly)
+    return _answer(tables, filter_scaled if tables[1].shape[-3] == 1 else None, exactly)
 
 
 @op.posterior.kernel("cpu")
@@ -41,7 +43,7 @@ def posterior(*tables: Tensor) -> tuple[Tensor, ...]:
         _over_sequences(smooth_logs, flat, state, pairs)
         return failed, (sum_of_steps(increment), state, pairs)
 
-    return _answer(tables, smooth_scaled, exactly)
+    return _answer(tables, smooth_scaled if tables[1].shape[-3] == 1 else _smooth_tables, exactly)
 
 
 @op.viterbi.kernel("cpu")
@@ -66,13 +68,14 @@ def sample(*arguments: Tensor) -> tuple[Tensor, ...]:
 
 def _answer(
     arguments: tuple[Tensor, ...],
-    quickly: Callable[[Tables], tuple[np.ndarray, Results]],
+    quickly: Callable[[Tables], tuple[np.ndarray, Results]] | None,
     exactly: Callable[[Tables], tuple[Tensor, Results]],
 ) -> tuple[Tensor, ...]:
-    """Results for all sequences: from `quickly` for sequences of which it is certain, from `exactly` for the others."""
+    """Results for all sequences: from `quickly`, if there is one, for sequences of which it is certain, from `exactly` for
+    the others."""
     tables, lengths = flatten(*arguments), arguments[3]
     n_moves = lengths.numel() * math.prod(tables.log_likelihood.shape[1:]) * tables.log_transition.shape[-1]
-    if tables.log_transition.shape[1] == 1 and n_moves > SMALL:
+    if quickly is not None and n_moves > SMALL:
         failed = torch.full((lengths.numel(),), -1)
         certain, results = quickly(tables)
         (doubtful,) = np.nonzero(~certain)
@@ -86,6 +89,12 @@ def _answer(
     if lengths.dim() == 1:
         return *results, failed
     return tuple(table.reshape((*lengths.shape, *table.shape[1:])) for table in (*results, failed))
+
+
+def _smooth_tables(tables: Tables) -> tuple[np.ndarray, Results]:
+    certain, results = smooth_tables(tables.double())
+    dtype = torch.from_numpy(tables.log_likelihood[:0]).dtype
+    return certain, tuple(table.to(dtype) for table in results)
 
 
 def _filter_logs(tables: Tables) -> tuple[Tensor, Tensor, Tensor]:
