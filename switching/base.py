@@ -176,6 +176,11 @@ class Model(Named, ABC):
     def _check_observations(self, series: Series) -> None:
         """ValueError if the model cannot have produced these observations."""
 
+    def _check_knowledge(self, series: Series) -> Series:
+        """The series, if known states and weights fit the model; ValueError otherwise."""
+        series.check_plain(f"a {self.name}")
+        return series
+
     def _check_drive(self, series: Series, n_steps: int) -> None:
         """ValueError if gaps of `n_steps` steps do not fit the model."""
         if series.gaps is not None:
@@ -364,7 +369,8 @@ class Model(Named, ABC):
         """The observations, their inputs, gaps and labels as one `Series`, checked against this model.
 
         Arguments:
-            x, lengths, inputs, input_names, dt: as in every method. A Series is checked and returned unchanged.
+            x, lengths, inputs, input_names, dt, states, weights: as in every method. A Series is checked and returned
+                unchanged.
             horizon: number of future steps, for which inputs and gaps are passed too: `[*batch, T + horizon, ...]`;
                 if x is a Series, which has its own, those of the steps to come: `[*batch, horizon, ...]`.
 
@@ -381,6 +387,7 @@ class Model(Named, ABC):
         if series.checked is not None and all(a is b for a, b in zip(series.checked, parts, strict=False)):
             return series
         series.check(self._check_observations)
+        series = self._check_knowledge(series)
         n_steps = max(series.n_steps, series.n_driven) if isinstance(x, Series) else series.n_steps + horizon
         if series.packed and not any(isinstance(table, Tensor) for table in (series.inputs, series.dt)):
             series.check(lambda part: self._check_drives(part, part.n_steps))
@@ -419,7 +426,8 @@ class Model(Named, ABC):
         Returns:
             A row for each step. For a panel or a table of several sequences, the index is that of the table, in its
             order. For other sequences, it is the sequence and the time. Columns:
-            `state`, the most probable one; `state_0`, `state_1`, ..., P(s_t | x);
+            `state`, the most probable one; `state_0`, `state_1`, ..., P(s_t | x). If known states have labels, these
+            stand in place of the numbers;
             `redraw`, P(z_t = 1 | x), for copy dynamics; `change`, P(s_t != s_t-1 | x), 0 at the first step.
             For a linear model, `latent_mean_level`, `latent_sd_level`, ...: mean and standard deviation of each latent.
             For a model of several chains, these for each chain, counted from 1, without `change`: `state_1`,

@@ -91,6 +91,7 @@ class StepTables(NamedTuple):
     @staticmethod
     def of(model: SwitchingSSM, series: Series) -> "StepTables":
         """The tables of a model with copy dynamics."""
+        series.check_plain("this filter")
         observed, values = series.observations, model.values_like(series.observations)
         redrawn, held = model.emission.log_likelihood(rows_read(model.emission, series), values)
         log_rho, log_hold = model.dynamics.log_gate(values, series.drive, len(series.batch_shape))

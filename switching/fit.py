@@ -10,6 +10,7 @@ import pandas as pd
 import torch
 from torch import Tensor
 
+from .data.knowledge import coded
 from .data.series import Series
 from .fitting.result import Result
 from .peers import missing_member
@@ -59,6 +60,11 @@ class Fit(Result, Generic[Model]):
         return cls(model=model, **fields)
 
     @property
+    def state_names(self) -> tuple[str, ...] | None:
+        """The labels of the states, if the fitted states had labels."""
+        return None if self.series is None else self.series.state_names
+
+    @property
     def active_states(self) -> Any:
         """`[K]`, whether each state is in use: it is expected at one step or more."""
         empty = self.empty_states
@@ -84,9 +90,9 @@ class Fit(Result, Generic[Model]):
 
     @property
     def loglik(self) -> float:
-        """log p(x) of all fitted sequences, at the fitted values."""
+        """log p(x) of all fitted sequences, each times its weight, at the fitted values."""
         with torch.no_grad():
-            return float(self._model.log_evidence(self._given(None)).sum())
+            return float(self._given(None).weighed(self._model.log_evidence(self._given(None))).sum())
 
     @property
     def n_parameters(self) -> int:
@@ -103,7 +109,8 @@ class Fit(Result, Generic[Model]):
     def bic(self) -> float:
         """Schwarz's criterion, log(observed steps) n_parameters - 2 loglik, for a fit by EM."""
         self._check_point("bic")
-        return math.log(self._given(None).n_observed) * self.n_parameters - 2 * self.loglik
+        series = self._given(None)
+        return math.log(float(series.weighed(series.n_seen).sum())) * self.n_parameters - 2 * self.loglik
 
     def summary(self, level: float = 0.9) -> "Summary":
         """The course of the fit, its parameters with standard errors and intervals, and its states; print it.
@@ -125,23 +132,27 @@ class Fit(Result, Generic[Model]):
 
     def log_evidence(self, x: Any = None, **given: Any) -> Tensor:
         """See `model.log_evidence`. Without x, this method and the next six use the fitted series."""
-        return self._model.log_evidence(self._given(x), **given)
+        return self._model.log_evidence(self._given(x), **self._numbered(given))
 
     def filter(self, x: Any = None, **given: Any) -> Any:
         """See `model.filter`."""
-        return self._model.filter(self._given(x), **given)
+        return self._model.filter(self._given(x), **self._numbered(given))
 
     def smooth(self, x: Any = None, **given: Any) -> Any:
         """See `model.smooth`."""
-        return self._model.smooth(self._given(x), **given)
+        return self._model.smooth(self._given(x), **self._numbered(given))
 
     def viterbi(self, x: Any = None, **given: Any) -> Any:
         """See `model.viterbi`."""
-        return self._model.viterbi(self._given(x), **given)
+        return self._model.viterbi(self._given(x), **self._numbered(given))
 
     def states(self, x: Any = None, **given: Any) -> pd.DataFrame:
         """See `model.states`."""
-        return self._model.states(self._given(x), **given)
+        if self.state_names is None:
+            return self._model.states(self._given(x), **given)
+        from .views.states import states
+
+        return states(self._model, self._given(x), self.state_names, **self._numbered(given))
 
     def forecast(self, x: Any = None, horizon: int | None = None, **given: Any) -> Any:
         """See `model.forecast`. `fit.forecast(12)` forecasts the fitted series, as does `fit.forecast(horizon=12)`; one
@@ -151,7 +162,7 @@ class Fit(Result, Generic[Model]):
             if horizon is not None:
                 raise ValueError(f"x: got {x}, a single number, and horizon={horizon}; give one number of steps.")
             x, horizon = None, int(x)
-        return self._model.forecast(self._given(x), 1 if horizon is None else horizon, **given)
+        return self._model.forecast(self._given(x), 1 if horizon is None else horizon, **self._numbered(given))
 
     def save(self, path: str | Path) -> None:
         """Write the fitted model into the folder `path`; see `model.save`. `sh.load(path)` reads it."""
@@ -162,6 +173,12 @@ class Fit(Result, Generic[Model]):
         if x is None and self.series is None:
             raise ValueError("x: got None, but this fit keeps no series; give one.")
         return self.series if x is None else x
+
+    def _numbered(self, given: dict[str, Any]) -> dict[str, Any]:
+        """Arguments beside x, with labels of states as the numbers that they have in this fit."""
+        if self.state_names is None or given.get("states") is None:
+            return given
+        return given | {"states": coded(given["states"], self.state_names)[0]}
 
     def _check_point(self, name: str) -> None:
         if self.posterior is not None:

@@ -23,8 +23,9 @@ from ..inference.numerics.randomness import Seed
 from ..inference.numerics.records import Record
 from ..inference.numerics.scalars import check_batch_shape, check_integer, check_kind
 from .base import Model, Probabilities
+from .data.knowledge import check_states, with_states
 from .data.ragged import by_sequence
-from .data.reading import check_finite, check_rank, read_inputs, read_row, to_tensor
+from .data.reading import check_finite, check_rank, read_inputs, read_row, read_states, to_tensor
 from .data.series import Drive, Given, Series
 from .dynamics.contract import Dynamics
 from .emissions.contract import Emission
@@ -209,6 +210,9 @@ class SwitchingSSM(Model):
     def _check_observations(self, series: Series) -> None:
         self.emission.check(series.observations)
 
+    def _check_knowledge(self, series: Series) -> Series:
+        return check_states(series, self.n_states)
+
     def _check_drive(self, series: Series, n_steps: int) -> None:
         self.dynamics.check_drive(series.whole_drive, series.batch_shape, n_steps)
 
@@ -259,6 +263,8 @@ class SwitchingSSM(Model):
         if n_steps is None:
             raise ValueError("n_steps: got None; without x, give the number of steps to draw.")
         n_steps, batch_shape = check_integer("n_steps", n_steps), check_batch_shape("batch_shape", batch_shape)
+        if given.get("weights") is not None:
+            raise ValueError("weights: got some without x, but draws have no weights; leave it out.")
         shape = (*batch_shape, n_steps, self.emission.n_features)
         return self.problem(self._like.new_full(shape, torch.nan), **given)
 
@@ -336,12 +342,12 @@ class SwitchingSSM(Model):
         return StreamState(None, self._like.new_zeros(check_batch_shape("batch_shape", batch_shape)), 0)
 
     def update(
-        self, state: StreamState, x_t: Any, *, inputs: Any = None, dt: Any = None
+        self, state: StreamState, x_t: Any, *, inputs: Any = None, dt: Any = None, states: Any = None
     ) -> tuple[StreamState, StreamOutput]:
         """Add one observation of each stream: `x_t [*batch, F]` (or `[*batch]` for one feature), NaN where missing.
 
-        `inputs [*batch, C]` and `dt [*batch]` are those of this step. The result equals `filter` on the whole
-        series, to rounding.
+        `inputs [*batch, C]` and `dt [*batch]` are those of this step, and so are known `states [*batch]`, numbers with
+        -1 where unknown, or their weights `[*batch, K]`. The result equals `filter` on the whole series, to rounding.
         """
         check_kind("state", state, StreamState, "the state from start() or update()")
         batch = tuple(state.log_evidence.shape)
@@ -357,6 +363,8 @@ class SwitchingSSM(Model):
         with naming("x_t"):
             names = None if inputs is None or isinstance(self.inputs, int) else self.inputs
             series = Series(x_t.unsqueeze(-2), None, inputs, dt, drivers=names)
+            if states is not None:
+                series = check_states(with_states(series, read_states(states, x_t), None), self.n_states)
             check_finite(series)
             self._check_observations(series)
             self._check_drives(series, 1)

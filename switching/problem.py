@@ -7,7 +7,7 @@ problem serves all of them at once.
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property, reduce
 from typing import Any, TypeVar
 
@@ -15,11 +15,12 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from ..inference.chains.contract import Chain, Filtered
+from ..inference.chains.contract import Chain, Filtered, Marginals
 from ..inference.numerics.checks import check_possible
 from ..inference.numerics.deferred import recompute
 from ..inference.numerics.logs import log_probability
 from ..inference.numerics.records import Record
+from .data.packed import rows_of
 from .data.series import Drive, Series
 from .dynamics.contract import Dynamics
 from .emissions.contract import ByGate, Emission
@@ -107,7 +108,12 @@ class SeriesProblem(Record, ABC):
         return {name: self.series.in_rows(table[order.to(table.device)]) for name, table in rows.items()}
 
     def total(self, evidence: Float[Tensor, "*rb"]) -> Float[Tensor, "*r"]:
-        """The evidence of all sequences, added up."""
+        """The evidence of all sequences times their weights, added up."""
+        weights = self.series.weights
+        return self.summed(evidence if weights is None else evidence * weights)
+
+    def summed(self, evidence: Float[Tensor, "*rb"]) -> Float[Tensor, "*r"]:
+        """A number of each sequence, added up."""
         n_batch = len(self.series.batch_shape)
         return evidence.flatten(evidence.ndim - n_batch).sum(-1) if n_batch else evidence
 
@@ -170,8 +176,18 @@ class Problem(SeriesProblem):
 
     @property
     def numbered(self) -> bool:
-        """Whether fixed parameters distinguish the states; then states keep their order."""
-        return any("state" in self.parameters[name].dims for name in self.fixed)
+        """Whether fixed parameters, or known states, distinguish the states; then states keep their order."""
+        by_values = any("state" in self.parameters[name].dims for name in self.fixed)
+        return by_values or len(self.known_states) >= max(1, self.n_states - 1)
+
+    @cached_property
+    def known_states(self) -> list[int]:
+        """The numbers of the states that some step is known to have; if there are weights of states, all."""
+        states = self.series.states
+        if states is None:
+            return []
+        rows = rows_of(states)
+        return [*range(self.n_states)] if rows.is_floating_point() else [n for n in rows.unique().tolist() if n >= 0]
 
     def values_of(self, tables: Mapping[str, Any]) -> Parameters:
         """Parameters from numbers by name, in any form that the dynamics and the emission accept.
@@ -192,15 +208,41 @@ class Problem(SeriesProblem):
     def chain(self, values: Parameters) -> Chain:
         """The chain over paths under these parameters."""
         series = self.series
-        likelihood = self.emission.log_likelihood(rows_read(self.emission, series), values)
+        likelihood = self.with_knowledge(self.emission.log_likelihood(rows_read(self.emission, series), values))
         return self.dynamics.chain(values, likelihood, series.drive, series.lengths)
+
+    def with_knowledge(self, likelihood: ByGate) -> ByGate:
+        """Likelihood tables with the weights of steps, and with what is known about their states."""
+        powers, known = self.series.powers, self.series.log_states(self.n_states)
+        if powers is None and known is None:
+            return likelihood
+
+        def weighed(table: Tensor) -> Tensor:
+            table = table if powers is None else table * powers.unsqueeze(-1)
+            return table if known is None else table + known
+
+        redrawn = weighed(likelihood.redrawn)
+        return ByGate(redrawn, redrawn if likelihood.held is likelihood.redrawn else weighed(likelihood.held))
+
+    def marginals(self, values: Parameters) -> Marginals:
+        """The marginals of the chain, and its log-normalizer, times the weights of the sequences."""
+        marginals, weights = self.chain(values).marginals(), self.series.weights
+        if weights is None:
+            return marginals
+
+        def weighed(table: Tensor | None) -> Tensor | None:
+            axes = 0 if table is None else table.ndim - marginals.log_normalizer.ndim
+            return None if table is None else table * weights.reshape(*weights.shape, *[1] * axes)
+
+        tables = {part.name: weighed(getattr(marginals, part.name)) for part in fields(marginals)}
+        return Marginals(**tables)  # pyright: ignore[reportArgumentType] those that are not None stay so
 
     def after(self, values: Parameters, belief: Float[Tensor, "*b K"] | None) -> Filtered:
         """The belief after a series of one step, from the belief about the state before; None: it is the first step.
 
         It is computed directly: a chain of one step costs several times as much.
         """
-        likelihood = self.emission.log_likelihood(rows_read(self.emission, self.series), values)
+        likelihood = self.with_knowledge(self.emission.log_likelihood(rows_read(self.emission, self.series), values))
         if belief is None:
             ahead = (log_probability(self.dynamics.first(values)).unsqueeze(-2),)
         else:

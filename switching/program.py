@@ -22,6 +22,7 @@ from torch.distributions import constraints
 from ..inference.numerics.checks import ImpossibleError
 from ..inference.numerics.randomness import Seed
 from ..inference.numerics.records import Record
+from .data.packed import padded
 from .emissions.contract import ByGate, Emission
 from .emissions.driven import emission_at
 from .parameters import Parameters
@@ -40,13 +41,18 @@ class Simulated(Record):
 
 
 class Observation(TorchDistribution):
-    """One observation, given its state and gate, which broadcast to the batch shape; NaN features are marginalised."""
+    """One observation, given its state and gate, which broadcast to the batch shape; NaN features are marginalised.
+
+    Its density may have a power, `[*b]`.
+    """
 
     arg_constraints: dict = {}  # noqa: RUF012 the interface of torch.distributions
     has_enumerate_support = False
 
-    def __init__(self, emission: Emission, values: Parameters, state: Tensor, redraw: Tensor) -> None:
-        self.emission, self.values = emission, values
+    def __init__(
+        self, emission: Emission, values: Parameters, state: Tensor, redraw: Tensor, power: Tensor | None = None
+    ) -> None:
+        self.emission, self.values, self.power = emission, values, power
         self.state, self.redraw = torch.broadcast_tensors(state, redraw)
         super().__init__(self.state.shape, torch.Size((emission.n_features,)), validate_args=False)
 
@@ -55,14 +61,16 @@ class Observation(TorchDistribution):
         return constraints.independent(constraints.real, 1)
 
     def log_prob(self, value: Tensor) -> Tensor:
-        return self.emission.log_prob_at(value, self.values, self.state, self.redraw)
+        density = self.emission.log_prob_at(value, self.values, self.state, self.redraw)
+        return density if self.power is None else density * self.power
 
     def sample(self, sample_shape: torch.Size | tuple[int, ...] = ()) -> Tensor:
         shape = torch.Size(sample_shape) + self.batch_shape
         return self.emission.sample_at(self.values, self.state.expand(shape), self.redraw.expand(shape))
 
     def expand(self, batch_shape: Sequence[int], _instance: object = None) -> "Observation":
-        return Observation(self.emission, self.values, self.state.expand(batch_shape), self.redraw.expand(batch_shape))
+        state, redraw = self.state.expand(batch_shape), self.redraw.expand(batch_shape)
+        return Observation(self.emission, self.values, state, redraw, self.power)
 
 
 class PathMixture(TorchDistribution):
@@ -95,6 +103,7 @@ class PathMixture(TorchDistribution):
     def _evidence(self, value: Tensor) -> Tensor:
         series, batch = self.problem.series, value.shape[:-2]
         tables = {"lengths": series.lengths, "inputs": series.design, "dt": series.gaps}
+        tables |= {"states": None if series.states is None else padded(series.states), "step_weights": series.powers}
         n = len(series.batch_shape)
         expanded = {name: None if t is None else t.expand(*batch, *t.shape[n:]) for name, t in tables.items()}
         series = replace(series, x=value, **expanded)
@@ -104,14 +113,15 @@ class PathMixture(TorchDistribution):
         return self.simulate(torch.Size(sample_shape)).x
 
     def simulate(self, sample_shape: torch.Size = NO_AXES, seed: Seed = None) -> Simulated:
-        """Draw states, gates and observations from the prior over paths, by a chain with a constant likelihood.
+        """Draw states, gates and observations from the prior over paths, given known states, by a chain with a constant
+        likelihood.
 
         The observations come from torch's global generator, as in every torch distribution.
         """
         dynamics, series = self.problem.dynamics, self.problem.series
         emission = emission_at(self.problem.emission, series, series.drive)
         flat = dynamics.first(self.values).new_zeros(*self.batch_shape, self.event_shape[0], dynamics.n_states)
-        chain = dynamics.chain(self.values, ByGate(flat, flat), self.problem.series.drive)
+        chain = dynamics.chain(self.values, self.problem.with_knowledge(ByGate(flat, flat)), self.problem.series.drive)
         draw = chain.sample(sample_shape.numel(), seed)
         shape = sample_shape + self.batch_shape + self.event_shape[:1]
         path = draw.path.reshape(shape)
@@ -128,15 +138,27 @@ def collapsed_program(problem: Problem, values: Parameters, observed: bool) -> T
     with ExitStack() as scope:
         for plate in sequence_plates(problem.series.batch_shape):
             scope.enter_context(plate)
+        if problem.series.weights is not None:
+            scope.enter_context(pyro.poutine.scale(scale=problem.series.weights))
         return pyro.sample("x", mixture, obs=problem.series.observations if observed else None)
 
 
 def explicit_program(problem: Problem, values: Parameters, observed: bool) -> Tensor:
     """Sites `z_1, s_1, x_1, z_2, ...`, inside one plate for each batch axis; conditioned on the series if `observed`.
 
+    If the state of a step is known in all sequences, its site has this value. Other knowledge about states is a factor
+    `known_t`.
+
     Returns the observations.
+
+    Raises:
+        ValueError: weights of sequences, which are powers of sums over paths.
     """
     dynamics, emission, series = problem.dynamics, problem.emission, problem.series
+    if series.weights is not None:
+        raise ValueError("weights: got some of sequences, which no single path has; use model.collapsed(x, ...).")
+    states, known = series.states, series.log_states(problem.n_states)
+    labels = None if states is None or known is None or padded(states).is_floating_point() else padded(states)
     state: Tensor | None = None
     observations = []
     plates = sequence_plates(series.batch_shape)
@@ -146,12 +168,23 @@ def explicit_program(problem: Problem, values: Parameters, observed: bool) -> Te
                 scope.enter_context(plate)
             if series.lengths is not None:
                 scope.enter_context(pyro.poutine.mask(mask=(step <= series.lengths)))  # pyright: ignore[reportArgumentType]
-            redraw, state = dynamics.draw(values, step, state, series.drive)
+            certain = None if labels is None or bool((labels[..., step - 1] < 0).any()) else labels[..., step - 1]
+            with pyro.poutine.condition(data={} if certain is None else {f"s_{step}": certain}):
+                redraw, state = dynamics.draw(values, step, state, series.drive)
+            if known is not None and certain is None:
+                pyro.factor(f"known_{step}", _of_state(known[..., step - 1, :], state))
+            power = None if series.powers is None else series.powers[..., step - 1]
             here = emission_at(emission, series, series.drive.at(step - 1))
-            observation = Observation(here, values, state, redraw)
+            observation = Observation(here, values, state, redraw, power)
             seen = series.observations[..., step - 1, :] if observed else None
             observations.append(pyro.sample(f"x_{step}", observation, obs=seen))
     return torch.stack(observations, -2)
+
+
+def _of_state(table: Float[Tensor, "*b K"], state: Tensor) -> Tensor:
+    """The entries of a table at states that broadcast against its batch axes."""
+    shape = torch.broadcast_shapes(table.shape[:-1], state.shape)
+    return table.expand(*shape, -1).gather(-1, state.expand(shape).unsqueeze(-1)).squeeze(-1)
 
 
 def sequence_plates(batch_shape: Sequence[int]) -> list[pyro.plate]:

@@ -90,8 +90,8 @@ class _Paths(Family[Tables], Generic[Tables]):
         base: the tables of log h; None: nothing is added.
         before, after: [*b, K], if these steps are a part of a longer chain; see `Chain.between`.
         independent: use the best independent steps, `Chain.mean_field`, instead of the exact chain. A is then its
-            bound,
-            which an evaluation raises from its start.
+            bound, which an evaluation raises from its start.
+        weights: [*b], the weights of the sequences, which multiply A and its gradient; None: all are 1.
     """
 
     lengths: Tensor | None = None
@@ -99,6 +99,7 @@ class _Paths(Family[Tables], Generic[Tables]):
     before: Tensor | None = None
     after: Tensor | None = None
     independent: bool = False
+    weights: Tensor | None = None
     latent: ClassVar[bool] = True
 
     @abstractmethod
@@ -114,7 +115,7 @@ class _Paths(Family[Tables], Generic[Tables]):
         return chain if self.before is None and self.after is None else chain.between(self.before, self.after)
 
     def log_normalizer(self, eta: Tables) -> Float[Tensor, "*b"]:
-        return self.evaluate(eta)[0] if self.independent else self.chain(eta).log_normalizer()
+        return self.evaluate(eta)[0] if self.independent else self._weighed(self.chain(eta).log_normalizer())
 
     def mean(self, eta: Tables) -> Tables:
         return self.evaluate(eta)[1]
@@ -122,12 +123,25 @@ class _Paths(Family[Tables], Generic[Tables]):
     def evaluate(self, eta: Tables, start: Tables | None = None) -> tuple[Tensor, Tables]:
         chain = self.chain(eta)
         if self.independent:
-            drawn, held = (None, None) if start is None else start.steps
+            drawn, held = (None, None) if start is None else map(self.probabilities, start.steps)
             state = drawn if drawn is None or held is None else drawn + held
             marginals = chain.mean_field(state)
         else:
             marginals = chain.marginals()
-        return marginals.log_normalizer, self._used(marginals, eta)
+        n_batch = marginals.log_normalizer.ndim
+        used = tree_map(lambda table: self._weighed(table, table.ndim - n_batch), self._used(marginals, eta))
+        return self._weighed(marginals.log_normalizer), used
+
+    def _weighed(self, table: Tensor, n_axes: int = 0) -> Tensor:
+        """A table times the weights of the sequences, whose axes are before its last `n_axes`."""
+        return table if self.weights is None else table * self.weights.reshape(*self.weights.shape, *[1] * n_axes)
+
+    def probabilities(self, steps: Tensor | None) -> Tensor | None:
+        """Expected statistics of each step `[*b, T, n]` without the weights; those of weight 0 stay 0."""
+        if self.weights is None or steps is None:
+            return steps
+        weights = self.weights[..., None, None]
+        return torch.where(weights > 0, steps / weights, 0.0)
 
     def dot(self, eta: Tables, statistics: Tables) -> Float[Tensor, "*b"]:
         axes = _batch_axes(statistics)

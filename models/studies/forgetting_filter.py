@@ -62,6 +62,7 @@ def filter_forgetting(model: SwitchingSSM, x: Any, tol: float) -> Forgetting:
             "Copy(n_states) without inputs."
         )
     series = model.read(x)
+    series.check_plain("this study")
     model.filter(series)  # raises an error for impossible observations
     chain: Any = model.chain(series)  # with a gate, as was seen to: it has these two tables
     shape, dtype = chain.log_fresh.shape, chain.log_fresh.dtype

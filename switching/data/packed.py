@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Int, Shaped
 from torch import Tensor
 
 from ...inference.numerics.records import Record
@@ -23,7 +23,7 @@ class Packed(Record):
         beyond: the number that stands after the end of a sequence in a padded table.
     """
 
-    rows: Float[Tensor, "N *f"]
+    rows: Shaped[Tensor, "N *f"]
     lengths: Int[Tensor, "B"]
     beyond: float
 
@@ -37,11 +37,11 @@ class Packed(Record):
         """The shape of the padded table."""
         return torch.Size((len(self.lengths), int(self.lengths.max()), *self.rows.shape[1:]))
 
-    def padded(self) -> Float[Tensor, "B T *f"]:
+    def padded(self) -> Shaped[Tensor, "B T *f"]:
         """The whole table."""
         return self.part(torch.arange(len(self.lengths), device="cpu"))
 
-    def part(self, members: Int[Tensor, "n"]) -> Float[Tensor, "n t *f"]:
+    def part(self, members: Int[Tensor, "n"]) -> Shaped[Tensor, "n t *f"]:
         """The table of some sequences, with the length of the longest of them."""
         ends, lengths = self._ends, self.lengths.cpu()[members].tolist()
         parts = [self.rows[ends[i] - n : ends[i]] for i, n in zip(members.tolist(), lengths, strict=True)]
@@ -65,7 +65,7 @@ def wasteful(lengths: Int[Tensor, "*b"], n_steps: int) -> bool:
     return lengths.numel() * n_steps > WASTE * int(lengths.sum())
 
 
-def stored(parts: Sequence[Tensor], lengths: Int[Tensor, "B"], beyond: float) -> Float[Tensor, "B N *f"] | Packed:
+def stored(parts: Sequence[Tensor], lengths: Int[Tensor, "B"], beyond: float) -> Shaped[Tensor, "B N *f"] | Packed:
     """The tables of sequences as one, packed if most of it would be padding.
 
     Each has a row for each step of its sequence, or more, which are kept only if they exceed the longest sequence.

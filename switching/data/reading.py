@@ -1,8 +1,9 @@
 """Observations in any form, as one `Series`."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any, TypeGuard
 
 import numpy as np
@@ -14,6 +15,7 @@ from torch import Tensor
 from ...inference.numerics.arrays import floating
 from ...inference.numerics.checks import check_integers
 from ..inputs import Inputs, columns_of, count_inputs, named_or_counted, select_columns
+from .knowledge import by_name, coded, with_states, with_weights
 from .packed import Packed, padded, stored
 from .series import Series, number, place
 from .stacked import Stacked, check_levels, common_index, panel_of
@@ -21,7 +23,15 @@ from .timeline import check_times
 
 
 def read_series(
-    x: Any, n_features: int, *, lengths: Any = None, inputs: Any = None, input_names: Any = None, dt: Any = None
+    x: Any,
+    n_features: int,
+    *,
+    lengths: Any = None,
+    inputs: Any = None,
+    input_names: Any = None,
+    dt: Any = None,
+    states: Any = None,
+    weights: Any = None,
 ) -> Series:
     """Read observations in any form.
 
@@ -32,8 +42,8 @@ def read_series(
             sequences, one after another, with `lengths [B]` that sum to N. NaN is missing. Integers become float64;
             floating types are kept.
         n_features: F, the required number of features of `x`.
-        lengths, inputs, input_names, dt: see `Given`; inputs and gaps may extend beyond T. For a panel, rows `[N, F]`
-            or a list, they have the form of x, or are `[B, T, C]` and `[B, T]`.
+        lengths, inputs, input_names, dt, states, weights: see `Given`; inputs and gaps may extend beyond T. For a
+            panel, rows `[N, F]` or a list, they have the form of x, or are `[B, T, C]` and `[B, T]`.
 
     Raises:
         ValueError: wrong rank or number of features, infinite values, no steps, lengths that do not fit, an index that
@@ -48,7 +58,7 @@ def read_series(
         if lengths is not None:
             raise ValueError("lengths: got some besides a panel, but its index names the sequences; leave it out.")
         check_levels(x.index, "x")
-        return _read_stacked(x, panel_of(x.index, "x"), n_features, inputs, drivers, dt)
+        return _read_stacked(x, panel_of(x.index, "x"), n_features, inputs, drivers, dt, states, weights)
     names, labels = None, {}
     if isinstance(x, dict):
         names, x = tuple(map(str, x)), list(x.values())
@@ -67,18 +77,38 @@ def read_series(
         values = _with_feature_axis(to_tensor(x, "x"), n_features, "x")
         if lengths is not None and values.ndim == 2 and _counts(lengths, values).ndim == 1:
             rows = Stacked.by_lengths(_summing(lengths, values), x.index if _labelled(x) else None)
-            return _read_stacked(x, rows, n_features, inputs, drivers, dt)
+            return _read_stacked(x, rows, n_features, inputs, drivers, dt, states, weights)
         if _labelled(x):
             check_times([x.index], ["x"], dt is not None)
             labels = {"index": x.index, "features": _features(x)}
         counts = _read_lengths(lengths, values)
-    for table, name in ((inputs, "inputs"), (dt, "dt")):
+    for table, name in ((inputs, "inputs"), (dt, "dt"), (states, "states"), (weights, "weights")):
         if _labelled(table) and _names_sequences(table.index):
             raise ValueError(f"{name}: got an index of sequence and time, but x has none; give both the same.")
     driven = [_beside_x(d, n, values) for n, d in (("inputs", inputs), ("dt", dt))]
-    return _finished(
-        Series(values, counts, *driven, sequences=names, drivers=drivers, **labels)  # type: ignore[arg-type]
-    )
+    series = Series(values, counts, *driven, sequences=names, drivers=drivers, **labels)  # type: ignore[arg-type]
+    placed = partial(_beside, counts=counts) if isinstance(x, list | tuple) and counts is not None else _unchanged
+    return _with_knowledge(_finished(series), states, weights, names, placed)
+
+
+def _with_knowledge(
+    series: Series, states: Any, weights: Any, names: Sequence[str] | None, placed: Callable[..., Any]
+) -> Series:
+    """The series with known states and weights; `placed(table, name, beyond=...)` makes tables of rows."""
+    if states is not None:
+        numbers, labels = coded(by_name(states, names, "states"))
+        table = _beside_x(placed(numbers, "states", beyond=torch.nan), "states", series.x)
+        assert table is not None
+        series = with_states(series, table, labels)
+    if weights is None:
+        return series
+    table = _beside_x(placed(by_name(weights, names, "weights"), "weights", beyond=1.0), "weights", series.x)
+    assert table is not None
+    return with_weights(series, table)
+
+
+def _unchanged(table: Any, name: str, beyond: float) -> Any:
+    return table
 
 
 def with_steps_to_come(series: Series, horizon: int, inputs: Any, dt: Any) -> Series:
@@ -180,7 +210,14 @@ def _columns(option: str, names: Any) -> list[Any]:
 
 
 def _read_stacked(
-    x: Any, rows: Stacked, n_features: int, inputs: Any, drivers: tuple[str, ...] | None, dt: Any
+    x: Any,
+    rows: Stacked,
+    n_features: int,
+    inputs: Any,
+    drivers: tuple[str, ...] | None,
+    dt: Any,
+    states: Any = None,
+    weights: Any = None,
 ) -> Series:
     """Rows of several sequences as a batch, with inputs and gaps that may come in rows too."""
     table = _with_feature_axis(to_tensor(x, "x"), n_features, "x")
@@ -195,9 +232,23 @@ def _read_stacked(
         _beside_x(driver if driver is None else _driver(driver, name, n_axes, rows, counts), name, values)
         for driver, name, n_axes in ((inputs, "inputs", 2), (dt, "dt", 1))
     ]
-    return _finished(
-        Series(values, counts, *driven, sequences=rows.names, drivers=drivers, **labels)  # type: ignore[arg-type]
-    )
+    series = Series(values, counts, *driven, sequences=rows.names, drivers=drivers, **labels)  # type: ignore[arg-type]
+
+    def placed(table: Any, name: str, beyond: float) -> Any:
+        return _in_rows(table, name, rows, counts, beyond)
+
+    return _with_knowledge(_finished(series), states, weights, rows.names, placed)
+
+
+def _in_rows(table: Any, name: str, rows: Stacked, counts: Tensor, beyond: float) -> Tensor | Packed:
+    """Knowledge about steps, or about sequences, beside rows of several sequences."""
+    if isinstance(table, list | tuple) and table and _is_ragged_list(table):
+        return _beside(table, name, counts, beyond)
+    numbers, n_rows = to_tensor(table, name), sum(rows.lengths)
+    by_panel = _labelled(table) and _names_sequences(table.index)
+    of_sequences = name == "weights" and numbers.ndim == 1 and len(numbers) == len(counts) and not by_panel
+    n_axes = 0 if of_sequences else 2 if numbers.ndim == 2 and len(numbers) == n_rows else 1
+    return _driver(table, name, n_axes, rows, counts, beyond)
 
 
 def _beside_x(driver: Any, name: str, x: Tensor | Packed) -> Tensor | Packed | None:
@@ -208,16 +259,16 @@ def _beside_x(driver: Any, name: str, x: Tensor | Packed) -> Tensor | Packed | N
     return to_tensor(driver, name).to(like)
 
 
-def _driver(driver: Any, name: str, n_axes: int, rows: Stacked, counts: Tensor) -> Tensor | Packed:
-    """Inputs or gaps of several sequences, from rows like those of x or from a batch; 0 after the end of each."""
+def _driver(driver: Any, name: str, n_axes: int, rows: Stacked, counts: Tensor, beyond: float = 0.0) -> Tensor | Packed:
+    """Numbers beside several sequences, from rows like those of x or from a batch; `beyond` after the end of each."""
     table = to_tensor(driver, name)
     if _labelled(driver) and _names_sequences(driver.index):
         layout = panel_of(driver.index, name)
         pairs = zip(layout.times, rows.times, strict=False)
         if layout.names != rows.names or not all(theirs[: len(ours)].equals(ours) for theirs, ours in pairs):
             raise ValueError(f"{name}: got an index other than that of x; give a row for each row of x, in its order.")
-        return layout.split(table, counts, 0.0)
-    return rows.split(table, counts, 0.0) if table.ndim == n_axes and len(table) == sum(rows.lengths) else table
+        return layout.split(table, counts, beyond)
+    return rows.split(table, counts, beyond) if table.ndim == n_axes and len(table) == sum(rows.lengths) else table
 
 
 def _finished(series: Series) -> Series:
@@ -441,8 +492,8 @@ def _joined(x: Sequence[Any], n_features: int) -> tuple[Tensor | Packed, Tensor]
     return stored([part.to(dtype) for part in parts], lengths, torch.nan), lengths
 
 
-def _beside(driver: Any, name: str, counts: Tensor) -> Any:
-    """Inputs or gaps of a list of sequences: if they are a list of tables too, one table, with 0 after their
+def _beside(driver: Any, name: str, counts: Tensor, beyond: float = 0.0) -> Any:
+    """Numbers beside a list of sequences: if they are a list of tables too, one table, with `beyond` after their
     ends."""
     if not isinstance(driver, list | tuple) or not driver or not _is_ragged_list(driver):
         return driver
@@ -454,7 +505,7 @@ def _beside(driver: Any, name: str, counts: Tensor) -> Any:
         raise ValueError(f"{name}: got {len(tables)} tables for {len(counts)} sequences; give one for each.")
     if len({table.shape[1:] for table in tables}) > 1:
         raise ValueError(f"{name}: got tables of {[*{table.shape[-1] for table in tables}]} columns; give equal ones.")
-    return stored(tables, counts, 0.0)
+    return stored(tables, counts, beyond)
 
 
 def to_tensor(x: Any, name: str) -> Tensor:
@@ -571,3 +622,11 @@ def read_inputs(inputs: Any, row: Float[Tensor, "*b F"], names: Inputs) -> Float
     if tuple(table.shape) != expected:
         raise ValueError(f"inputs: got shape {tuple(table.shape)}, expected {expected}: this step's.")
     return table.unsqueeze(-2)
+
+
+def read_states(states: Any, row: Float[Tensor, "*b F"]) -> Tensor:
+    """The known states `[*batch, 1]`, or their weights `[*batch, 1, K]`, beside one observation of each stream."""
+    axes, table = row.ndim - 1, to_tensor(coded(states)[0], "states").to(row)
+    if table.ndim < axes or table.shape[:axes] != row.shape[:-1]:
+        raise ValueError(f"states: got shape {tuple(table.shape)}, expected {tuple(row.shape[:-1])}: this step's.")
+    return table.unsqueeze(axes)

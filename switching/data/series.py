@@ -34,12 +34,21 @@ class Given(TypedDict, total=False):
         input_names: the names of the columns of `inputs`, if it has none. Without names, the columns are those that the
             model reads, in the order of `model.inputs`.
         dt: [*batch, T], the gap before each step, in steps; the gap before the first step is ignored.
+        states: knowledge about the states of a `SwitchingSSM`. `[*batch, T]` has the number or the label of the state
+            of each step, and NaN, None, NA or -1 where it is unknown. Labels (text or categories) are states 0, 1, ...
+            in sorted order, or in the order of the categories. `[*batch, T, K]` has weights, which multiply
+            p(x_t | s_t); a state of weight 0 is impossible.
+        weights: for a `SwitchingSSM`, numbers of at least 0. `[*batch]` has a weight of each sequence, by which a fit
+            multiplies its log evidence. `[*batch, T]` has a weight of each step, the power of p(x_t | s_t, z_t); an
+            observation of weight 0 is missing.
     """
 
     lengths: Any
     inputs: Any
     input_names: Any
     dt: Any
+    states: Any
+    weights: Any
 
 
 @dataclass(frozen=True, repr=False)
@@ -70,10 +79,16 @@ class Series(Record):
         features: the names of the features: for all sequences, or one tuple for each.
         sequences: the names of the sequences.
         drivers: the names of the inputs.
+        states: the number of the known state of each step, -1 where unknown; or log weights of the states at each step.
+        state_names: the labels of the states, if they have some.
+        weights: the weight of each sequence in a fit.
+        step_weights: the power of the density of each observation.
         stacked: the rows of the table from which the steps come, if they come from one table.
     """
 
-    _NUMBERS: ClassVar = ("x", "inputs", "dt")
+    _NUMBERS: ClassVar = ("x", "inputs", "dt", "weights", "step_weights")
+    _PLACES: ClassVar = ("lengths", "states")
+    _BY_STEP: ClassVar = ("states", "step_weights")
 
     x: Float[Tensor, "*b T F"] | Packed
     lengths: Int[Tensor, "*b"] | None = None
@@ -83,6 +98,10 @@ class Series(Record):
     features: tuple[str, ...] | tuple[tuple[str, ...], ...] | None = None
     sequences: tuple[str, ...] | None = None
     drivers: tuple[str, ...] | None = None
+    states: Int[Tensor, "*b T"] | Float[Tensor, "*b T K"] | Packed | None = None
+    state_names: tuple[str, ...] | None = None
+    weights: Float[Tensor, "*b"] | None = None
+    step_weights: Float[Tensor, "*b T"] | Packed | None = None
     stacked: Stacked | None = field(default=None, repr=False, compare=False)
     checked: Any = field(default=None, repr=False, compare=False)  # the model parts that have checked the observations
 
@@ -107,6 +126,41 @@ class Series(Record):
     def gaps(self) -> Float[Tensor, "*b N"] | None:
         """The gap before each step, as `inputs`."""
         return None if self.dt is None else padded(self.dt)
+
+    def log_states(self, n_states: int) -> Float[Tensor, "*b T K"] | None:
+        """Log weights of the states at each step, -inf where a state is impossible; None if nothing is known."""
+        if self.states is None:
+            return None
+        table = padded(self.states)
+        if table.is_floating_point():
+            return table.to(self.like)
+        numbers = torch.arange(n_states, device=table.device)
+        possible = (table.unsqueeze(-1) == numbers) | (table < 0).unsqueeze(-1)
+        return torch.where(possible, self.like.new_zeros(()), -torch.inf)
+
+    @property
+    def likely_states(self) -> Int[Tensor, "*b T"] | None:
+        """The known state of each step, or the only one of greatest weight, and -1 where there is none."""
+        if self.states is None:
+            return None
+        table = padded(self.states)
+        if not table.is_floating_point():
+            return table
+        best = table == table.amax(-1, keepdim=True)
+        return torch.where(best.sum(-1) == 1, best.long().argmax(-1), -1)
+
+    @property
+    def powers(self) -> Float[Tensor, "*b T"] | None:
+        """The power of the density of each observation; None: all are 1."""
+        return None if self.step_weights is None else padded(self.step_weights)
+
+    def weighed(self, numbers: Tensor) -> Tensor:
+        """Numbers of the sequences `[*b]`, times their weights."""
+        return numbers if self.weights is None else numbers * self.weights
+
+    def powered(self, table: Float[Tensor, "*r m K"]) -> Float[Tensor, "*r m K"]:
+        """A table of all `padded_rows`, times the powers of their densities."""
+        return table if self.powers is None else table * self.powers.reshape(-1, 1)
 
     @property
     def packed(self) -> bool:
@@ -283,14 +337,14 @@ class Series(Record):
             flat = table.reshape(self.n_sequences, *table.shape[len(self.batch_shape) :])
             return flat[first : first + n] if in_order else flat[members.to(flat.device)]
 
-        lengths = some(self.lengths)
+        lengths, known = some(self.lengths), {name: some(getattr(self, name)) for name in (*self._BY_STEP, "weights")}
         if lengths is not None and (longest := int(lengths.max())) < self.n_steps:
             if not self.packed:
                 return self.stretch(0, longest).part(members)
             inputs, dt = (None if table is None else table[:, :longest] for table in (some(self.inputs), some(self.dt)))
         else:
             inputs, dt = some(self.inputs), some(self.dt)
-        return Series(some(self.x), lengths, inputs, dt, drivers=self.drivers, checked=self.checked)  # pyright: ignore[reportArgumentType]
+        return Series(some(self.x), lengths, inputs, dt, drivers=self.drivers, **known, checked=self.checked)  # pyright: ignore[reportArgumentType]
 
     def groups(self) -> list[Int[Tensor, "n"]]:
         """Numbers of the sequences in groups, in which none is more than twice as long as another; one group of all if
@@ -308,6 +362,12 @@ class Series(Record):
         for members in self.groups():
             yield self.part(members)
 
+    def check_plain(self, reader: str) -> None:
+        """Raise ValueError if there is knowledge about steps, which this reader of the series does not use."""
+        for name, tables in {"states": (self.states,), "weights": (self.weights, self.step_weights)}.items():
+            if any(table is not None for table in tables):
+                raise ValueError(f"{name}: got some, but {reader} takes none; leave it out.")
+
     def check(self, check: Callable[["Series"], None]) -> None:
         """Call a function that raises a ValueError if something is wrong, for each of `parts`. An error has the number
         of a sequence among all sequences."""
@@ -324,11 +384,26 @@ class Series(Record):
         ends = self.last + 1 - first
         lengths = ends.clamp(1, observations.shape[-2])
         drive = self.drive.at(slice(first, first + size))
-        return Series(observations, lengths, drive.inputs, drive.gaps, drivers=self.drivers, checked=self.checked)
+        known = self._by_step(lambda table: table.narrow(len(self.batch_shape), first, observations.shape[-2]))
+        return Series(
+            observations,
+            lengths,
+            drive.inputs,
+            drive.gaps,
+            drivers=self.drivers,
+            **known,
+            weights=self.weights,
+            checked=self.checked,
+        )
+
+    def _by_step(self, change: Callable[[Tensor], Tensor]) -> dict[str, Any]:
+        """A change of the padded tables of knowledge about each step, by name."""
+        tables = {name: getattr(self, name) for name in self._BY_STEP}
+        return {name: None if table is None else change(padded(table)) for name, table in tables.items()}
 
     def cpu(self) -> "Series":
         """The series in the memory of the host, detached from the graph of gradients."""
-        return self._mapped(lambda table: table.detach().cpu(), *self._NUMBERS, "lengths")
+        return self._mapped(lambda table: table.detach().cpu(), *self._NUMBERS, *self._PLACES)
 
     def detached(self) -> "Series":
         """The series, detached from the graph of gradients."""
@@ -338,7 +413,7 @@ class Series(Record):
     def to(self, table: Tensor) -> "Series":
         """The series in the dtype and on the device of a table."""
         there = self._mapped(lambda number: number.to(table), *self._NUMBERS)
-        return there._mapped(lambda number: number.to(table.device), "lengths")
+        return there._mapped(lambda number: number.to(table.device), *self._PLACES)
 
     def double(self) -> "Series":
         """The series in float64."""
@@ -374,6 +449,8 @@ class Series(Record):
             lengths=None,
             inputs=None if alone.design is None else alone.design[0, keep],
             dt=None if alone.gaps is None else alone.gaps[0, keep],
+            **alone._by_step(lambda table: table[0, :n]),
+            weights=None if alone.weights is None else alone.weights[0],
             index=None if index is None else index[:n],
             stacked=None,
             features=None if self.features is None else self.features_of(sequence),

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Int, Shaped
 from torch import Tensor
 
 from .packed import Packed, stored
@@ -57,8 +57,8 @@ class Stacked:
         return [len(rows) for rows in self.members]
 
     def split(
-        self, table: Float[Tensor, "N *f"], lengths: Int[Tensor, "B"], beyond: float
-    ) -> Float[Tensor, "B T *f"] | Packed:
+        self, table: Shaped[Tensor, "N *f"], lengths: Int[Tensor, "B"], beyond: float
+    ) -> Shaped[Tensor, "B T *f"] | Packed:
         """The rows of each sequence as one table, with the number `beyond` after its end; see `stored`."""
         return stored([table[torch.from_numpy(rows).to(table.device)] for rows in self.members], lengths, beyond)
 

@@ -17,14 +17,17 @@ NEAR, UNLIKE = 0.5, 1.25  # means nearer than this share of a scale, and scales 
 
 
 def match_states(problem: Problem, draws: Parameters, reference: Parameters) -> Int[Tensor, "n K"]:
-    """For each draw of `[n, ...]`, the numbers of its states that match states 0, 1, ... of the reference."""
+    """For each draw of `[n, ...]`, the numbers of its states that match states 0, 1, ... of the reference. Known
+    states match themselves."""
     from scipy.optimize import linear_sum_assignment  # slow to import
 
     expected = problem.chain(reference).smooth().state.reshape(-1, problem.n_states)
+    known = torch.zeros(problem.n_states, device=expected.device).to(expected)
+    known[problem.known_states] = 1.0 + len(expected)  # more than all steps: these keep their numbers
     orders = []
     for some in problem.in_turns(draws):
         state = problem.chain(some).smooth().state
-        shared = expected.mT @ state.reshape(state.shape[0], -1, problem.n_states)
+        shared = expected.mT @ state.reshape(state.shape[0], -1, problem.n_states) + known.diag()
         orders += [linear_sum_assignment(table, maximize=True)[1] for table in shared.cpu().numpy()]
     return torch.stack([torch.from_numpy(order) for order in orders]).to(problem.series.like.device)
 

@@ -43,13 +43,16 @@ class Bucketing:
         assert observations is not None
         inputs = _taken([part.series.drive.inputs for part in parts], where, 0, 0.0)
         gaps = _taken([part.series.drive.gaps for part in parts], where, 0, 0.0)
-        packed = Series(observations, None, inputs, gaps, drivers=series.drivers, checked=series.checked)
+        powers = _taken([part.series.powers for part in parts], where, 0, 1.0)
+        packed = Series(
+            observations, None, inputs, gaps, drivers=series.drivers, step_weights=powers, checked=series.checked
+        )
         return Bucketing(problem, problem.of(packed), where)
 
     def marginals(self, values: Parameters) -> Marginals:
-        """Marginals of all steps under parameters `[*r, ...]`; states, gates and moves have the order of the packed
+        """`Problem.marginals` of all steps under parameters `[*r, ...]`; states and gates have the order of the packed
         steps."""
-        groups = self.source.by_group(lambda part: part.chain(values).marginals())
+        groups = self.source.by_group(lambda part: part.marginals(values))
         evidence = torch.cat([part.log_normalizer for part in groups], -1)
         n_lead = evidence.ndim - 1
         by_step = ("fresh", "held", *(["gates"] if _by_step(groups) else []))

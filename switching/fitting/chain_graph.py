@@ -17,7 +17,7 @@ from torch import Tensor
 
 from ...inference.chains.contract import Chain
 from ...inference.families import CopyTables, FactoredTables, MarkovTables, VectorFamily
-from ...inference.message_passing.factor_graph import Block, Factor
+from ...inference.message_passing.factor_graph import Block, Factor, add_message, fit_message
 from ..data.series import Series
 from ..dynamics.contract import PATHS, Dynamics
 from ..dynamics.factors import named
@@ -27,6 +27,8 @@ from ..parameters import Parameter, Parameters, prefixed, with_prefix
 from ..priors import Conjugate, log_prior
 from ..problem import Problem
 from .graph import Etas, Graph, Points
+
+LEAST = -1e4  # the log weight of an impossible state; its exponential is 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,8 +85,12 @@ class ChainGraph(Graph):
             counted[0] = 0.0
         parts = problem.emission.parts
         gated = len(parts) > 1
-        family, zero = dynamics.paths(series, (), gated, alike=parts[-1].alike and not independent)
-        cut = {"before": before, "after": after, "independent": independent}
+        known = series.log_states(problem.n_states)
+        alike = parts[-1].alike and not independent and known is None
+        family, zero = dynamics.paths(series, (), gated, alike=alike)
+        cut = {"before": before, "after": after, "independent": independent, "weights": series.weights}
+        if known is not None:
+            cut["base"] = base_of(known, counted, zero, family.base, independent)  # pyright: ignore[reportAttributeAccessIssue]
         priors = {name: (block, with_prefix(prior, prefix)) for name, (prefix, block) in blocks.items()}
         factor_priors = [name for name, (block, _) in priors.items() if block.prior_is_factor]
         return ChainGraph(
@@ -129,6 +135,20 @@ class ChainGraph(Graph):
     def point(self, values: Parameters) -> Etas:
         """Expected statistics of a q that is concentrated on these parameters."""
         return {n: block.statistics(with_prefix(values, prefix)) for n, (prefix, block) in self.blocks.items()}
+
+
+def base_of(known: Tensor, counted: Tensor | None, zero: Any, base: Any, independent: bool) -> Any:
+    """The tables of log h of paths whose states are known, from log weights `[*b, T, K]` of the states.
+
+    Arguments:
+        zero: tables of the paths.
+        base: other knowledge about the paths; None: there is none.
+    """
+    if counted is not None:
+        known = torch.where(counted.unsqueeze(-1) > 0, known, 0.0)
+    if independent:  # 0 times the logarithm of 0 has no value
+        known = known.clamp_min(LEAST)
+    return add_message(base, fit_message(type(zero).of_steps(known, known), zero), 1.0)
 
 
 @dataclass(frozen=True)
@@ -252,7 +272,7 @@ def emitted(
     Arguments:
         beside: the part of held steps, if its parameters are in the block of the part, after those of redrawn steps.
     """
-    emission = part.emission
+    emission, powers = part.emission, series.powers
     assert isinstance(emission, ConjugateEmission)
     at_drawn, at_held = alone or not part.prefix, alone or bool(part.prefix)
 
@@ -273,12 +293,14 @@ def emitted(
 
     def elog(paths: CopyTables | FactoredTables | MarkovTables, statistics: Tensor) -> Tensor:
         used = weights(paths)
+        used = used if powers is None else used * powers.unsqueeze(-1)
         return torch.where(used == 0, 0.0, used * emission.expected_table(rows(), statistics)).sum(-1)
 
     def to_chain(
         paths: CopyTables | FactoredTables | MarkovTables, statistics: Tensor
     ) -> CopyTables | FactoredTables | MarkovTables:
         table = emission.expected_table(rows(), statistics)
+        table = table if powers is None else table.mul_(powers.unsqueeze(-1))
         table = table if counted is None else table.mul_(counted.unsqueeze(-1))
         if beside is not None:
             k = paths.steps[0].shape[-1]
@@ -288,11 +310,9 @@ def emitted(
     def to_block(paths: CopyTables | FactoredTables | MarkovTables, statistics: Tensor) -> Tensor:
         flat, n_axes = rows().flatten(0, -2), len(series.batch_shape) + 2
         counted_weights = weights(paths) if counted is None else weights(paths) * counted.unsqueeze(-1)
-        return emission.expected_message(
-            flat,
-            counted_weights.reshape(*counted_weights.shape[: counted_weights.ndim - n_axes], len(flat), -1),
-            statistics,
-        )
+        shape = counted_weights.shape[: counted_weights.ndim - n_axes]
+        powered = series.powered(counted_weights.reshape(*shape, len(flat), -1))
+        return emission.expected_message(flat, powered, statistics)
 
     messages = {chain: to_chain, part.block: to_block}
     return Factor(named(part.block, elog), (chain, part.block), messages, mask=counted, convex=(part.block,))

@@ -167,7 +167,8 @@ class ChunkedVMP:
             part, engine = stretch(i, log_belief, None)
             paths = engine.blocks[PATHS]
             filtered = paths.family.chain(paths.eta).filter()  # type: ignore[attr-defined]
-            passed.append((log_belief, filtered.log_normalizer.reshape(len(filtered.log_normalizer), -1).sum(-1)))
+            evidence = part.problem.series.weighed(filtered.log_normalizer)
+            passed.append((log_belief, evidence.reshape(len(evidence), -1).sum(-1)))
             last = part.problem.series.last[..., None, None].expand(
                 *filtered.state.shape[:-2], 1, filtered.state.shape[-1]
             )
@@ -178,7 +179,7 @@ class ChunkedVMP:
             part, engine = stretch(i, before, log_after)
             yield Chunk(engine, evidence, part.counted)
             if before is not None:
-                belief = engine.stats(PATHS).steps[0][..., 0, :]
+                belief = part.paths[0].family.probabilities(engine.stats(PATHS).steps[0])[..., 0, :]  # pyright: ignore
                 # if a_t is 0, b_t has no effect
                 log_after = torch.where(before == -math.inf, 0.0, belief.log() - before)
 

@@ -61,7 +61,7 @@ class EM:
                     values, collapsed = maximized(self.problem, self._marginals, self.tables, self._floor)
                     marginals = self._expected(values)
                     prior = self.problem.log_prior(values, inside=True)
-                now = (self.problem.total(marginals.log_normalizer) + prior).double()
+                now = (self.problem.summed(marginals.log_normalizer) + prior).double()
                 # from here to the end of this block one step's results belong together
                 self.tables, self._marginals, self.collapsed = values, marginals, collapsed
                 trace.append(now)
@@ -84,7 +84,7 @@ class EM:
 
     def height(self) -> Float[Tensor, "R"]:
         self._marginals = self._expected(self.tables)
-        return self.problem.total(self._marginals.log_normalizer) + self.problem.log_prior(self.tables)
+        return self.problem.summed(self._marginals.log_normalizer) + self.problem.log_prior(self.tables)
 
     def select(self, restarts: Tensor) -> "EM":
         """Some of the restarts."""
@@ -110,7 +110,7 @@ class EM:
         """The E-step."""
         if self._buckets is not None:
             return self._buckets.marginals(values)
-        return self.problem.chain(values).marginals()
+        return self.problem.marginals(values)
 
 
 def maximized(
@@ -121,7 +121,7 @@ def maximized(
     moved = problem.dynamics.maximize(marginals, problem.prior, values, problem.series.drive, problem.fixed)
     rows = rows_read(problem.emission, problem.series).flatten(0, -2)
     weights = problem.emission.weights(marginals.fresh, marginals.held)
-    flat = [table.reshape(len(table), len(rows), -1) for table in weights]
+    flat = [problem.series.powered(table.reshape(len(table), len(rows), -1)) for table in weights]
     best = problem.emission.maximize_parts(rows, flat, values, problem.prior, floor, held)
     return moved | best.values, best.collapsed
 

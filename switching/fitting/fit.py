@@ -105,13 +105,19 @@ def _by_message_passing(begin: Initialization, options: Options) -> Result:
 
 
 def _order(problem: Problem, start: Parameters | None, values: Parameters) -> Int[Tensor, "K"]:
-    """The order of the states: by location, unless the user's start or fixed values number them."""
+    """The order of the states: by location, unless the user's start, fixed values or known states number them."""
     if problem.numbered:
         return torch.arange(problem.n_states, device=problem.series.like.device)
     if start is not None:
         some = {name: value.unsqueeze(0) for name, value in values.items()}
         return match_states(problem, some, {name: value[0] for name, value in start.items()})[0]
-    return state_levels(problem.emission, values).argsort(stable=True)
+    levels, known = state_levels(problem.emission, values), problem.known_states
+    if not known:
+        return levels.argsort(stable=True)
+    order = torch.arange(problem.n_states, device=levels.device)
+    others = torch.tensor([k for k in range(problem.n_states) if k not in known], device=levels.device)
+    order[others] = others[levels[others].argsort(stable=True)]
+    return order
 
 
 def check_enough(series: Series, n_states: int) -> None:

@@ -11,6 +11,9 @@
                parameters drawn from their prior: states that differ little from each other at first
     free       clusters, transition parameters drawn from their prior
     stretches  random stretches of time: states that last, with any other differences
+    known      the known states, and equal shares of all states at other steps; the first kind, if some are known
+
+In all kinds, a step whose state is known is in this state.
 
 All are computed on the device of the data. The host only draws numbers and reads counts of states. Starts without
 clusters are cheap: beyond the first starts there are only such. See `perturbation` for starts from ends of others.
@@ -82,6 +85,8 @@ def first_guesses(
     kinds = [KINDS[i % len(KINDS)] if i < n_varied else CHEAP[i % len(CHEAP)] for i in range(n)]
     if points is None:
         kinds = ["few steps" if kind in CHEAP else "stretches" for kind in kinds]
+    if problem.series.states is not None:
+        kinds[0] = "known"
     return guessed(problem, (_guess(kind, problem, points, rng, generator) for kind in kinds), kinds)
 
 
@@ -92,11 +97,15 @@ def _guess(
     rng: np.random.Generator,
     generator: torch.Generator,
 ) -> Guess:
+    known = problem.series.likely_states
+    if kind == "known" and known is not None:
+        return from_known(problem, known)
     if kind == "few steps":
-        return Guess(_few(problem, rng), drawn_moves(problem, generator))
+        return Guess(_directed(_few(problem, rng), problem), drawn_moves(problem, generator))
     if kind == "soft" and points is not None:
-        return Guess(_soft(problem, points, rng), drawn_moves(problem, generator))
+        return Guess(_directed(_soft(problem, points, rng), problem), drawn_moves(problem, generator))
     labels = _labels(kind, problem.series, problem.n_states, points, rng)
+    labels = labels if known is None else matched(labels, known.flatten(), problem.n_states)
     return labelled(problem, labels, drawn_moves(problem, generator) if kind == "free" else None)
 
 
@@ -134,7 +143,9 @@ def _from_weights(
     series, n = problem.series, len(weights)
     rows = rows_read(problem.emission, series).flatten(0, -2)
     begin = {name: value.expand(n, *value.shape[1:]) for name, value in near.items()}
-    flat = [table.reshape(n, len(rows), -1) for table in problem.emission.weights(weights, 0.1 * weights)]
+    flat = [
+        series.powered(table.reshape(n, len(rows), -1)) for table in problem.emission.weights(weights, 0.1 * weights)
+    ]
     best = problem.emission.maximize_parts(rows, flat, begin, None, variance_floor(series))
     return opened(problem, dict(moves) | best.values)
 
@@ -165,12 +176,35 @@ def stacked(problem: Problem, guesses: list[Parameters]) -> Parameters:
 
 def from_labels(problem: Problem, labels: Int[Tensor, "*b T"]) -> Parameters:
     """Parameters `[1, ...]` from a state for every step, -1 if it is not known."""
-    series, n_states = problem.series, problem.n_states
-    labels = labels.to(series.observations.device).unsqueeze(0)
-    known = (labels >= 0).unsqueeze(-1)
-    weights = torch.where(known, softened(labels.clamp_min(0), n_states, series), 1 / n_states)
+    return guessed(problem, [from_known(problem, labels.to(problem.series.like.device))], ()).values
+
+
+def from_known(problem: Problem, labels: Int[Tensor, "*b T"]) -> Guess:
+    """A guess from a state for every step, -1 if it is not known: all states then have equal shares."""
+    series, n_states, labels = problem.series, problem.n_states, labels.unsqueeze(0)
+    weights = torch.where((labels >= 0).unsqueeze(-1), softened(labels.clamp_min(0), n_states, series), 1 / n_states)
     moves = problem.dynamics.start(labels.clamp_min(0), series)
-    return guessed(problem, [Guess(weights * series.inside.unsqueeze(-1), moves)], ()).values
+    return Guess(weights * series.inside.unsqueeze(-1), moves)
+
+
+def matched(labels: Int[Tensor, "N"], known: Int[Tensor, "N"], n_states: int) -> Int[Tensor, "N"]:
+    """Labels with the numbers of the known states that they share most steps with, and at these steps the known
+    ones."""
+    from scipy.optimize import linear_sum_assignment  # slow to import
+
+    both = known >= 0
+    pairs = torch.bincount(labels[both] * n_states + known[both], minlength=n_states**2).reshape(n_states, n_states)
+    number_of = torch.from_numpy(linear_sum_assignment(pairs.cpu().numpy(), maximize=True)[1]).to(labels)
+    return torch.where(both, known, number_of[labels])
+
+
+def _directed(weights: Float[Tensor, "1 *b T K"], problem: Problem) -> Float[Tensor, "1 *b T K"]:
+    """Weights of the states, at steps with a known state near it alone."""
+    known = problem.series.likely_states
+    if known is None:
+        return weights
+    certain = softened(known.clamp_min(0).unsqueeze(0), problem.n_states, problem.series)
+    return torch.where((known >= 0).unsqueeze(-1), certain, weights)
 
 
 def opened(problem: Problem, values: Parameters) -> Parameters:
@@ -325,4 +359,6 @@ def sample_of(series: Series, seed: int) -> Series:
         inputs=joined([part.design for part in parts]),
         drivers=series.drivers,
         dt=joined([part.gaps for part in parts]),
+        states=joined([part.states for part in parts]),  # pyright: ignore[reportArgumentType] parts are not packed
+        step_weights=joined([part.powers for part in parts]),
     )

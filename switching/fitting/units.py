@@ -103,12 +103,15 @@ class Units:
         return _like(table, moved(self.emission.in_units(wide, 1 / self.unit), self.about))
 
     def log_volume(self, series: Series) -> Float[Tensor, "*b"]:
-        """The increase of the log density of each sequence in these units."""
-        if series.lengths is None:
-            return (~torch.isnan(series.observations)).to(self.unit).sum(-2) @ self.unit.log()
-        each = (~torch.isnan(series.rows)).to(self.unit) @ self.unit.log()
-        total = each.new_zeros(series.n_sequences).index_add(0, series.sequence_of_rows, each)
-        return total.reshape(series.batch_shape)
+        """The increase of the log density of each sequence in these units, times its weight."""
+        if series.lengths is None and series.powers is None:
+            total = (~torch.isnan(series.observations)).to(self.unit).sum(-2) @ self.unit.log()
+        else:
+            each = (~torch.isnan(series.rows)).to(self.unit) @ self.unit.log()
+            each = each if series.powers is None else each * series.powers[series.inside].to(each)
+            total = each.new_zeros(series.n_sequences).index_add(0, series.sequence_of_rows, each)
+            total = total.reshape(series.batch_shape)
+        return total if series.weights is None else total * series.weights.to(total)
 
     def log_prior_volume(self, problem: Problem) -> float:
         """The increase of the log density of the prior in these units."""

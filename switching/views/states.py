@@ -2,6 +2,7 @@
 
 from typing import Any, Unpack
 
+import numpy as np
 import pandas as pd
 import torch
 from torch import Tensor
@@ -12,9 +13,10 @@ from ..problem import SeriesProblem
 
 
 @torch.no_grad()
-def states(model: Any, x: Any, **given: Unpack[Given]) -> pd.DataFrame:
-    """See `model.states`."""
+def states(model: Any, x: Any, names: tuple[str, ...] | None = None, **given: Unpack[Given]) -> pd.DataFrame:
+    """See `model.states`; `names` are labels of the states, if the series has none."""
     series = model.read(x, **given)
+    state_names = names if series.state_names is None else series.state_names
     problem, values = model.problem(series), model.values_like(series.like)
     axes: dict[str, tuple[str, ...]] = {}
 
@@ -29,12 +31,14 @@ def states(model: Any, x: Any, **given: Unpack[Given]) -> pd.DataFrame:
     for name, table in steps.items():
         rows, short = table.cpu().numpy(), name.replace("_probability", "")
         if name.startswith("state"):  # state, or state_1, state_2, ... of several chains
-            columns[short] = rows.argmax(-1)
-            columns |= {f"{short}_{k}": rows[:, k] for k in range(rows.shape[-1])}
+            best = rows.argmax(-1)
+            columns[short] = best if state_names is None else np.asarray(state_names, dtype=object)[best]
+            of_states = range(rows.shape[-1]) if state_names is None else state_names
+            columns |= {f"{short}_{k}": column for k, column in zip(of_states, rows.T, strict=True)}
         elif axes[name]:
             labels: dict[Any, Any] = {("latent",): model.latents, ("chain_latent",): range(rows.shape[-1])}
-            names = labels.get(axes[name], range(1, rows.shape[-1] + 1))
-            columns |= {f"{short}_{label}": rows[:, place] for place, label in enumerate(names)}
+            entries = labels.get(axes[name], range(1, rows.shape[-1] + 1))
+            columns |= {f"{short}_{label}": rows[:, place] for place, label in enumerate(entries)}
         else:
             columns[short] = rows
     return pd.DataFrame(columns, index=series.labels)

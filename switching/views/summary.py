@@ -231,7 +231,8 @@ def _states(fit: Any, series: Series) -> pd.DataFrame:
     shares = [table.flatten(0, -2).nansum(0) / n_steps for table in tables]
     durations = durations if isinstance(durations, tuple) else (durations,)
     columns = {"share of steps": torch.cat(shares), "expected duration": torch.cat(durations)}
-    return pd.DataFrame({name: column.double().cpu().numpy() for name, column in columns.items()}, index=states(model))
+    index = states(model, series.state_names)
+    return pd.DataFrame({name: column.double().cpu().numpy() for name, column in columns.items()}, index=index)
 
 
 # ---- the words -------------------------------------------------------------------------------------------------------
@@ -292,9 +293,9 @@ def _notes(fit: Any, missing: bool) -> Iterator[str]:
     empty = fit.empty_states if isinstance(fit.empty_states, tuple) else (fit.empty_states,)
     collapsed = fit.collapsed_states if isinstance(fit.collapsed_states, tuple) else (fit.collapsed_states,)
     for flags, meaning in ((empty, "is expected to have less than one step"), (collapsed, "sits on a single point")):
-        for name, flag in zip(states(fit.model), torch.cat(flags).tolist(), strict=True):
+        for name, flag in zip(states(fit.model, fit.state_names), torch.cat(flags).tolist(), strict=True):
             if flag:
-                yield f"{name.capitalize()} {meaning}."
+                yield f"{name[:1].upper()}{name[1:]} {meaning}."
     if not fit.converged:
         yield f"{fit.reason.capitalize()}."
     if not fit.converged and fit.posterior is None and fit.model.differentiable:

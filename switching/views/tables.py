@@ -50,6 +50,8 @@ def coordinates(series: Series, model: Any) -> dict[str, Any]:
     if series.sequences is not None:
         coords["sequence"] = list(series.sequences)
     coords |= {dim: np.arange(size) for dim, size in model.sizes.items()}
+    if series.state_names is not None:
+        coords |= {dim: list(series.state_names) for dim in ("state", "state_new")}
     coords |= {dim: list(model.latents) for dim in ("latent", "latent_new") if model.latents}
     features: list[Any] = list(range(series.n_features))
     if series.features is not None and not isinstance(series.features[0], tuple):
@@ -83,13 +85,16 @@ def rows(model: Any, coords: dict[str, Any]) -> Iterator[Row]:
             state = _state(model, named_axes[0][1], labels[0]) if of_state else ""
             whole = f"{name}[{', '.join(labels)}]" if labels else name
             numbered.append(Row(name, index, state, tuple(labels[1:] if of_state else labels), whole))
-    order = {state: place for place, state in enumerate(dict.fromkeys(["", *states(model)]))}
+    order = {state: place for place, state in enumerate(dict.fromkeys(["", *states(model, coords.get("state"))]))}
     yield from sorted(numbered, key=lambda row: order[row.state])
 
 
-def states(model: Any) -> list[str]:
-    """What the states are called, chain after chain."""
+def states(model: Any, labels: Any = None) -> list[str]:
+    """What the states are called, chain after chain; by the labels of the states of a single chain, if there are
+    some."""
     chains = enumerate(model.chain_sizes, start=1)
+    if labels is not None and len(model.chain_sizes) == 1 and not model.chain_name:
+        return [_state(model, "state", str(label)) for label in labels]
     return [_state(model, f"state_{d}" if model.chain_name else "state", str(k)) for d, n in chains for k in range(n)]
 
 
@@ -105,7 +110,11 @@ def by_state(model: Any, coords: dict[str, Any]) -> pd.DataFrame:
     cells: dict[str, dict[str, float]] = {}
     for row in rows(model, coords):
         cells.setdefault(row.within, {})[row.state] = float(tables[row.parameter][row.index])
-    columns = [state for state in ["", *states(model)] if any(state in entries for entries in cells.values())]
+    columns = [
+        state
+        for state in ["", *states(model, coords.get("state"))]
+        if any(state in entries for entries in cells.values())
+    ]
     return pd.DataFrame.from_dict(cells, orient="index", columns=columns)
 
 

@@ -350,6 +350,16 @@ def _drive(r: Draw, dynamics: str, batch: tuple[int, ...], n: int) -> dict[str, 
     return found
 
 
+def _knowledge(r: Draw) -> dict[str, Any]:
+    """Known states, as numbers or as weights, and weights of sequences or of steps."""
+    beside: dict[str, Any] = {}
+    if r.random.random() < 0.5:
+        beside["states"] = r.one(torch.randint(-1, r.K, (*r.batch, r.T)), torch.rand(*r.batch, r.T, r.K) + 0.01)
+    if r.random.random() < 0.5 or not beside:
+        beside["weights"] = r.one(torch.rand(r.batch) + 0.1, torch.randint(0, 3, (*r.batch, r.T)).to(r.dtype))
+    return beside
+
+
 VERBS = (
     "log_evidence",
     "log_evidence",
@@ -390,6 +400,19 @@ def _(r: Draw) -> Call:
         return None if close(result.state, state, 1e-3) else "state is not that of the reference"
 
     return Call(getattr(model, method), given, reference=check)
+
+
+@function("SwitchingSSM with known states and weights", 6)
+def _(r: Draw) -> Call:
+    dynamics, emission, moves, made = _parts(r)
+    model = sh.SwitchingSSM(moves, made).with_values(_values(r, dynamics, emission))
+    method = r.one(*(verb for verb in VERBS if verb != "durations"), "sample_posterior", "forecast")
+    given = {"x": _x(r, emission)} | _knowledge(r)
+    given |= {"forecast": {"horizon": 2}, "sample_posterior": {"n": 2}}.get(method, {})
+    if dynamics != "Driven":
+        return Call(getattr(model, method), given | {"lengths": r.lengths()})
+    driven = _drive(r, "Driven", r.batch, r.T + 2 * (method == "forecast"))
+    return Call(getattr(model, method), given | driven)
 
 
 @function("forecast", 2)

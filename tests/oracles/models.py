@@ -72,16 +72,28 @@ def trace_log_prob(program, *args, data=None, **keywords) -> Tensor:
     return pyro.poutine.trace(conditioned).get_trace(*args, **keywords).log_prob_sum()
 
 
-def enumerate_evidence(model: SwitchingSSM, x: Tensor, **keywords) -> Tensor:
-    """log p(x) of one sequence: the Pyro program's joint density summed over every path of states and gates."""
+def every_path(model: SwitchingSSM, x: Tensor, power: Tensor | None = None, **keywords) -> tuple[Tensor, Tensor]:
+    """Every path of states of one sequence `[P, T]`, once for each path of gates, and the log of its joint density with
+    x `[P]`; log p(x_t | s_t, z_t) enters with its `power` `[T]`."""
     n_steps, copies = x.shape[0], isinstance(model.dynamics, Copy)
     gates = list(itertools.product((0.0, 1.0), repeat=n_steps - 1)) if copies else [()]
-    terms = []
+    paths, terms = [], []
     for states in itertools.product(range(model.n_states), repeat=n_steps):
         for redraws in gates:
             if any(z == 0 and states[t] != states[t + 1] for t, z in enumerate(redraws)):
                 continue  # a held state that moves has probability 0
             data = {f"s_{t + 1}": torch.tensor(s) for t, s in enumerate(states)}
             data |= {f"z_{t + 2}": torch.tensor(z, dtype=x.dtype) for t, z in enumerate(redraws)}
-            terms.append(trace_log_prob(model, x, data=data, **keywords))
-    return torch.stack(terms).logsumexp(0)
+            trace = pyro.poutine.trace(pyro.condition(model, data=data)).get_trace(x, **keywords)
+            total = trace.log_prob_sum()
+            if power is not None:
+                seen = torch.stack([trace.nodes[f"x_{t + 1}"]["log_prob"] for t in range(n_steps)])
+                total = total + ((power - 1) * seen).sum()
+            paths.append(states)
+            terms.append(total)
+    return torch.tensor(paths), torch.stack(terms)
+
+
+def enumerate_evidence(model: SwitchingSSM, x: Tensor, **keywords) -> Tensor:
+    """log p(x) of one sequence: the Pyro program's joint density summed over every path of states and gates."""
+    return every_path(model, x, **keywords)[1].logsumexp(0)
