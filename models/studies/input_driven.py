@@ -15,14 +15,15 @@ x_t)$ in place of the marginal, so that 0 is no memory.
     left-right  it stays with 0.8 or advances; the last one stays with 0.9 or starts again
     random m    a random table for each seed, whose second eigenvalue has the modulus m: the greater, the slower A mixes
 
-All seeds and chains of a network are trained at once, as one stack of parameters. The rate of Adam falls to 0 as a
-cosine up to the first budget, starts again, and falls to 0 up to the second.
+All seeds of a network on some chains are trained at once, as one stack of parameters. The rate of Adam falls to 0 as
+a cosine up to the first budget, starts again, and falls to 0 up to the next.
 """
 
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from itertools import pairwise, product
 from typing import Any
 
 import pandas as pd
@@ -122,19 +123,24 @@ class Plan:
     """How much is trained and judged."""
 
     seeds: int
-    budgets: tuple[int, int]  # updates
     pool: int  # sequences to train on
     judged: tuple[int, int]  # sequences, and their steps
-    sizes: tuple[tuple[Size, tuple[str, ...]], ...]  # with the chains for each
+    sizes: tuple[Size, ...]
+    budgets: dict[tuple[str, ...], tuple[int, ...]]  # updates after which networks are judged, by chains
+
+    @property
+    def common(self) -> int:
+        """The largest budget of all chains."""
+        return min(max(budgets) for budgets in self.budgets.values())
 
 
-SMALL: tuple[Size, ...] = (*((name, 16, 1) for name in NETWORKS), ("MinGRU", 16, 2))
-DEEP: tuple[Size, ...] = (("MinGRU", 16, 4),)
-LARGE: tuple[Size, ...] = (("MinGRU", 64, 1), ("MinGRU", 64, 2), ("MinGRU", 64, 4), ("RotatingGRU", 64, 1))
-PAIR, FOUR = ("copies", "cycle"), ("copies", "cycle", "hazy copies", "hazy cycle")
-SIZES = tuple((size, some) for sizes, some in ((SMALL, tuple(CHAINS)), (DEEP, FOUR), (LARGE, PAIR)) for size in sizes)
-FULL = Plan(5, (400, 1200), 4096, (256, 256), SIZES)
-QUICK = Plan(1, (30, 90), 512, (64, 128), ((("MinGRU", 16, 2), PAIR), (("RotatingGRU", 16, 1), PAIR)))
+SIZES: tuple[Size, ...] = (
+    *((name, 16, 1) for name in NETWORKS), ("MinGRU", 16, 2), ("MinGRU", 16, 4),
+    *((name, 64, 1) for name in NETWORKS), ("MinGRU", 64, 2), ("MinGRU", 64, 4),
+)  # fmt: skip
+PAIR, OTHERS = ("copies", "cycle"), tuple(name for name in CHAINS if name not in ("copies", "cycle"))
+FULL = Plan(5, 4096, (256, 256), SIZES, {PAIR: (400, 1200, 4800), OTHERS: (400, 1200)})
+QUICK = Plan(1, 512, (64, 128), (("MinGRU", 16, 2), ("RotatingGRU", 16, 1)), {PAIR: (30, 90)})
 
 
 class Predictor(nn.Module):
@@ -197,16 +203,16 @@ def predictions(network: nn.Module, parameters: dict[str, Tensor], x: Tensor) ->
     return (log_probs * x[..., 1:, :]).sum(-1).mean((-1, -2))
 
 
-def trained(size: Size, members: list[Member], plan: Plan) -> tuple[list[list[float]], Any]:
+def trained(size: Size, members: list[Member], budgets: tuple[int, ...]) -> tuple[list[list[float]], Any]:
     """The mean log p of judged symbols for each budget and member; and the stack (network, parameters)."""
     networks = [Predictor(size, one.seed) for one in members]
     parameters = {name: value.detach().requires_grad_() for name, value in stack_module_state(networks)[0].items()}
     optimizer = torch.optim.Adam(list(parameters.values()), RATE)
     pool, random, judged = torch.stack([one.train for one in members]), torch.Generator().manual_seed(0), []
-    for start, end in zip((0, *plan.budgets), plan.budgets, strict=False):
+    for start, end in pairwise((0, *budgets)):
         for update in range(end - start):
             optimizer.param_groups[0]["lr"] = RATE * (1 + math.cos(math.pi * update / (end - start))) / 2
-            rows = torch.randint(plan.pool, (BATCH,), generator=random)
+            rows = torch.randint(pool.shape[1], (BATCH,), generator=random)
             optimizer.zero_grad()
             (-predictions(networks[0], parameters, pool[:, rows])).sum().backward()
             optimizer.step()
@@ -228,23 +234,22 @@ def study(scale: str, track: Track[Any], seed: int = 0) -> Findings:
     """What networks keep of each chain, for each seed and as means; and the past in the gates of two layers."""
     plan, rows, gates = QUICK if scale == "quick" else FULL, [], []
     seeds = tuple(range(seed, seed + plan.seeds))
-    chains = dict.fromkeys(chain for _, some in plan.sizes for chain in some)
     with one_thread_if_small(0):
-        members = [member(chain, number, plan) for chain in chains for number in seeds]
-        for size, some in track(list(plan.sizes), "networks in training"):
-            chosen = [one for one in members if one.chain in some]
-            judged, stack = trained(size, chosen, plan)
+        members = [member(chain, number, plan) for chains in plan.budgets for chain in chains for number in seeds]
+        for size, chains in track(list(product(plan.sizes, plan.budgets)), "networks in training"):
+            chosen, budgets = [one for one in members if one.chain in chains], plan.budgets[chains]
+            judged, stack = trained(size, chosen, budgets)
             about = dict(zip(("network", "units", "layers"), size, strict=True))
             rows += [
                 about | {"updates": budget} | one.row(log_prob)
-                for budget, scores in zip(plan.budgets, judged, strict=True)
+                for budget, scores in zip(budgets, judged, strict=True)
                 for one, log_prob in zip(chosen, scores, strict=True)
             ]
             if size[0] == "MinGRU" and size[2] > 1:
                 gates += [about | row for k, one in enumerate(chosen) for row in past_of(stack, k, one)]
     kept = pd.DataFrame(rows)
     tables = {"input_driven_kept": kept, "input_driven_means": means(kept), "input_driven_gates": pd.DataFrame(gates)}
-    figures = {"input_driven": drawn(kept)}
+    figures = {"input_driven": drawn(kept, plan.common)}
     return Findings(tables, figures, seeds, note_of(scale))
 
 
@@ -267,12 +272,12 @@ def means(kept: pd.DataFrame) -> pd.DataFrame:
     return pd.concat([groups.mean(), half], axis=1).reset_index()
 
 
-def drawn(kept: pd.DataFrame) -> Figure:
-    """What is kept of the past in copies and cycle by each network, and in all chains by the angle of their
-    eigenvalue."""
+def drawn(kept: pd.DataFrame, updates: int) -> Figure:
+    """What is kept of the past after these updates in copies and cycle by each network, and in all chains by the angle
+    of their eigenvalue."""
     figure = Figure(figsize=(12, 4.4), layout="constrained")
     left, right = figure.subplots(1, 2)
-    rows = [row for row in kept.to_dict("records") if row["updates"] == kept["updates"].max()]
+    rows = [row for row in kept.to_dict("records") if row["updates"] == updates]
     order = list(dict.fromkeys(name_of(row) for row in rows))
     for chain, color, shift in (("copies", "#1f77b4", -0.12), ("cycle", "#de4968", 0.12)):
         some = [row for row in rows if row["chain"] == chain]

@@ -44,21 +44,21 @@ def test_the_cycle_is_the_copy_chain_in_coordinates_that_turn(name):
 
 
 def test_networks_trained_as_one_stack_are_those_trained_alone():
-    plan = replace(QUICK, budgets=(3, 5), pool=32, judged=(4, 16))
+    plan = replace(QUICK, pool=32, judged=(4, 16))
     members = [member(name, seed, plan) for name, seed in (("copies", 0), ("cycle", 1))]
-    together = trained(("MinGRU", 4, 2), members, plan)[0]
-    alone = [trained(("MinGRU", 4, 2), [one], plan)[0] for one in members]
+    together = trained(("MinGRU", 4, 2), members, (3, 5))[0]
+    alone = [trained(("MinGRU", 4, 2), [one], (3, 5))[0] for one in members]
     assert_close(together, [[scores[k][0] for scores in alone] for k in range(2)], rtol=1e-5, atol=0)
     assert together[0][0] != together[0][1]
 
 
 @pytest.mark.slow
 def test_a_min_gru_keeps_copies_but_not_a_cycle_and_a_rotation_keeps_both():
-    plan = replace(QUICK, budgets=(50, 200), pool=1024)
+    plan = replace(QUICK, pool=1024)
     members = [member(name, 0, plan) for name in ("copies", "cycle")]
     kept = {}
     for name in ("MinGRU", "RotatingGRU"):
-        judged = trained((name, 16, 1), members, plan)[0]
+        judged = trained((name, 16, 1), members, (50, 200))[0]
         kept[name] = [one.row(score)["past kept"] for one, score in zip(members, judged[1], strict=True)]
     assert kept["MinGRU"][0] > 0.7
     assert kept["MinGRU"][1] < 0.4
