@@ -123,9 +123,9 @@ class _Paths(Family[Tables], Generic[Tables]):
     def evaluate(self, eta: Tables, start: Tables | None = None) -> tuple[Tensor, Tables]:
         chain = self.chain(eta)
         if self.independent:
-            drawn, held = (None, None) if start is None else map(self.probabilities, start.steps)
+            drawn, held = (None, None) if start is None else start.steps
             state = drawn if drawn is None or held is None else drawn + held
-            marginals = chain.mean_field(state)
+            marginals = chain.mean_field(None if state is None else self.probabilities(state))
         else:
             marginals = chain.marginals()
         n_batch = marginals.log_normalizer.ndim
@@ -136,12 +136,12 @@ class _Paths(Family[Tables], Generic[Tables]):
         """A table times the weights of the sequences, whose axes are before its last `n_axes`."""
         return table if self.weights is None else table * self.weights.reshape(*self.weights.shape, *[1] * n_axes)
 
-    def probabilities(self, steps: Tensor | None) -> Tensor | None:
-        """Expected statistics of each step `[*b, T, n]` without the weights; those of weight 0 stay 0."""
-        if self.weights is None or steps is None:
+    def probabilities(self, steps: Float[Tensor, "*b T K"]) -> Float[Tensor, "*b T K"]:
+        """Expected statistics of each step without the weights of sequences; equal ones if the weight is 0."""
+        if self.weights is None:
             return steps
         weights = self.weights[..., None, None]
-        return torch.where(weights > 0, steps / weights, 0.0)
+        return torch.where(weights > 0, steps / weights, 1 / steps.shape[-1])
 
     def dot(self, eta: Tables, statistics: Tables) -> Float[Tensor, "*b"]:
         axes = _batch_axes(statistics)

@@ -25,7 +25,7 @@ $\tfrac Nn \sum_b \log Z_b - KL(q \| p)$ estimates the bound. After the last pas
 import math
 from collections.abc import Callable, Iterator
 from copy import copy
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Int
@@ -179,7 +179,8 @@ class ChunkedVMP:
             part, engine = stretch(i, before, log_after)
             yield Chunk(engine, evidence, part.counted)
             if before is not None:
-                belief = part.paths[0].family.probabilities(engine.stats(PATHS).steps[0])[..., 0, :]  # pyright: ignore
+                family: Any = engine.blocks[PATHS].family
+                belief = family.probabilities(engine.stats(PATHS).steps[0])[..., 0, :]
                 # if a_t is 0, b_t has no effect
                 log_after = torch.where(before == -math.inf, 0.0, belief.log() - before)
 

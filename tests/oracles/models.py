@@ -85,6 +85,7 @@ def every_path(model: SwitchingSSM, x: Tensor, power: Tensor | None = None, **ke
             data = {f"s_{t + 1}": torch.tensor(s) for t, s in enumerate(states)}
             data |= {f"z_{t + 2}": torch.tensor(z, dtype=x.dtype) for t, z in enumerate(redraws)}
             trace = pyro.poutine.trace(pyro.condition(model, data=data)).get_trace(x, **keywords)
+            trace.compute_log_prob()
             total = trace.log_prob_sum()
             if power is not None:
                 seen = torch.stack([trace.nodes[f"x_{t + 1}"]["log_prob"] for t in range(n_steps)])
