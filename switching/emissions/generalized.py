@@ -248,13 +248,17 @@ class GeneralizedLinear(DrivenEmission):
         observed, inputs = self.split(rows)
         residual = (observed.nan_to_num(0.0).unsqueeze(-2) - self.at(values, inputs)["loc"]).movedim(-1, -3)
         square, count = ((weighted * part).sum(-2).mT for part in (residual.square(), torch.ones_like(residual)))
-        if prior is None:
-            variance = square / count
-        else:
-            pull = prior["count"] / values["precision"] * (values["loc"] - prior["loc"]).square()
-            variance = (2 * prior["rate"] + pull + square) / (2 * prior["shape"] - 1 + count)
+        if prior is not None:  # the prior of each location has the precision count times that of the observations
+            square = square + prior["count"] / values["precision"] * (values["loc"] - prior["loc"]).square()
+            count = count + 1
+        if values["precision"].shape[-2] < square.shape[-2]:
+            square, count = square.sum(-2, keepdim=True), count.sum(-2, keepdim=True)
+        if prior is not None:
+            square, count = square + 2 * prior["rate"], count + 2 * prior["shape"] - 2
+        variance = square / count
         held = variance.maximum(floor)
-        return Maximized(values | {"precision": 1 / held}, (variance <= floor).any(-1))
+        collapsed = (variance <= floor).any(-1).expand(weighted.shape[:-3] + weighted.shape[-1:])
+        return Maximized(values | {"precision": 1 / held}, collapsed)
 
     def _precision(self, prior: Parameters | None, like: Tensor) -> Tensor:
         """The precisions of the coefficients' priors, [B, J]."""

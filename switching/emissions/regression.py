@@ -12,7 +12,7 @@ Under a q with mean $m$ and precision $\tau V$ of M,
 $$E \log p(x \mid d) = \log N(x;\, d^\top m,\, 1/E[\tau]) + (E[\log\tau] - \log E[\tau] - d^\top V^{-1} d)/2.$$
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import InitVar, dataclass, field
 from typing import Any
 
@@ -42,7 +42,9 @@ class LinearRegression(DrivenEmission, ConjugateEmission):
     Arguments:
         n_features: F.
         inputs: the names of C inputs, or their number. Use inputs of about unit variance, which their prior assumes.
-        shared: the names of inputs whose coefficients all states share; then see `GeneralizedLinear`.
+        shared: the names of inputs whose coefficients all states share.
+        tied: `{"scale": "all states"}` for one scale of each feature, as in `Normal`. An emission with shared
+            coefficients or tied scales is a `GeneralizedLinear`, which message passing does not take.
 
     Example:
         >>> import torch
@@ -58,6 +60,7 @@ class LinearRegression(DrivenEmission, ConjugateEmission):
     n_features: int = 1
     inputs: Inputs | Sequence[str] = 1
     shared: InitVar[Sequence[str]] = field(default=(), kw_only=True, repr=False)
+    tied: InitVar[Mapping[str, str] | None] = field(default=None, kw_only=True, repr=False)
     have_unit = True
     holds_parts = False
     parameters = {  # noqa: RUF012 the same for all instances
@@ -66,9 +69,9 @@ class LinearRegression(DrivenEmission, ConjugateEmission):
         "precision": Normal.parameters["precision"],
     }
 
-    def __new__(cls, n_features: int = 1, inputs: Any = 1, *, shared: Any = ()) -> Any:
-        if len(shared):
-            return GeneralizedLinear(Normal(n_features), inputs, shared)
+    def __new__(cls, n_features: int = 1, inputs: Any = 1, *, shared: Any = (), tied: Any = None) -> Any:
+        if len(shared) or tied is not None:
+            return GeneralizedLinear(Normal(n_features, tied=tied), inputs, shared)
         return super().__new__(cls)
 
     def __post_init__(self, *_: Any) -> None:

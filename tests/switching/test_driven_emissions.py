@@ -16,6 +16,7 @@ NAMES = ["a", "b"]
 EMISSIONS = {
     "normal": sh.LinearRegression(2, inputs=NAMES),
     "normal, shared": sh.LinearRegression(1, inputs=NAMES, shared=["b"]),
+    "normal, tied": sh.LinearRegression(1, inputs=NAMES, tied={"scale": "all states"}),
     "counts": sh.Poisson(2, inputs=NAMES),
     "counts, shared": sh.Poisson(1, inputs=NAMES, shared=["a"]),
     "counts, all shared": sh.Poisson(1, inputs="a", shared="a"),

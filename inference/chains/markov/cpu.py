@@ -2,8 +2,8 @@
 
 - `cpu_scaled` takes constant transition tables, and reports sequences of which it is not certain.
 - `cpu_tables` smooths chains with a table for every step, and reports such sequences too.
-- `cpu_log` takes these sequences, and small calls, which it serves sooner. It filters chains with a table for every step,
-  finds the best paths and draws paths.
+- `cpu_log` takes these sequences, and small calls, which it serves sooner. It filters chains with a table for every
+  step, finds the best paths and draws paths.
 
 No table is expanded to the batch axes of the others.
 """
@@ -71,8 +71,8 @@ def _answer(
     quickly: Callable[[Tables], tuple[np.ndarray, Results]] | None,
     exactly: Callable[[Tables], tuple[Tensor, Results]],
 ) -> tuple[Tensor, ...]:
-    """Results for all sequences: from `quickly`, if there is one, for sequences of which it is certain, from `exactly` for
-    the others."""
+    """Results for all sequences: from `quickly`, if there is one, for sequences of which it is certain, from `exactly`
+    for the others."""
     tables, lengths = flatten(*arguments), arguments[3]
     n_moves = lengths.numel() * math.prod(tables.log_likelihood.shape[1:]) * tables.log_transition.shape[-1]
     if quickly is not None and n_moves > SMALL:
