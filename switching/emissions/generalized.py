@@ -235,7 +235,7 @@ class GeneralizedLinear(DrivenEmission):
             len(self._by_all),
         )
         flat = scoring.climbed(self._flat(near))
-        values = near | self._values(flat, near)
+        values = {name: near[name] for name in self.parameters} | self._values(flat, near)
         if self.have_unit:
             return self._with_precision(rows=x, weighted=unscaled, values=values, prior=prior, floor=floor)
         none = torch.zeros((*flat.shape[:-2], weights.shape[-1]), dtype=torch.bool, device=x.device)
