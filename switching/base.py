@@ -109,14 +109,14 @@ class Model(Named, ABC):
         return 0
 
     @property
+    def inputs_of(self) -> dict[str, Inputs]:
+        """The inputs along each axis of parameters, by the name of the axis."""
+        return {"input": self.inputs}
+
+    @property
     def n_inputs(self) -> int:
         """C, the number of inputs of the model."""
         return count_inputs(self.inputs)
-
-    @property
-    def axis_labels(self) -> dict[str, list[str]]:
-        """The names of the entries of axes of parameters that have names, besides features and latents."""
-        return {}
 
     @property
     def holds(self) -> bool:

@@ -1,4 +1,8 @@
-"""Tables whose entries are 0 except at some places, and their free coordinates: these entries one after another."""
+"""Tables whose entries are 0 except at some places, and their free coordinates.
+
+The coordinates of numbers are these numbers, one after another. Those of rows of probabilities are logarithms of ratios
+to the last possible probability of the row, whose Jacobian is the product of all possible probabilities.
+"""
 
 from typing import Any
 
@@ -15,12 +19,13 @@ class Entries(Constraint):
     Attributes:
         free: which entries may be other than 0.
         reason: why the others are 0, for errors.
+        relative: whether the first row is the reference of the others; it stays 0 if states are reordered.
     """
 
     is_discrete = False
 
-    def __init__(self, free: Bool[Tensor, "..."], reason: str) -> None:
-        self.free, self.reason = free.cpu(), reason
+    def __init__(self, free: Bool[Tensor, "..."], reason: str, relative: bool = False) -> None:
+        self.free, self.reason, self.relative = free.cpu(), reason, relative
         self.event_dim = free.ndim  # pyright: ignore[reportIncompatibleMethodOverride]
 
     def check(self, value: Tensor) -> Tensor:
@@ -36,41 +41,95 @@ class Entries(Constraint):
         return value
 
 
-class EntriesTransform(Transform):
-    """From the free entries `[P]` to the table."""
+class PossibleRows(Constraint):
+    """Tables whose rows are probabilities, 0 except at `free` entries `[I, K]`.
+
+    Attributes:
+        free: which entries may be other than 0; some in each row.
+        reason: why the others are 0, for errors.
+    """
+
+    is_discrete = False
+    event_dim = 2
+
+    def __init__(self, free: Bool[Tensor, "I K"], reason: str) -> None:
+        self.free, self.reason = free.cpu(), reason
+
+    def check(self, value: Tensor) -> Tensor:
+        possible = (value == 0) | self.free.to(value.device)
+        return constraints.simplex.check(value).all(-1) & possible.flatten(-2).all(-1)
+
+    def checked(self, value: Tensor, name: str) -> Tensor:
+        """The table, if its rows, which are probabilities, are 0 where they have to be; otherwise ValueError."""
+        return Entries(self.free, self.reason).checked(value, name)
+
+
+class _Placed(Transform):
+    """From numbers `[P]` to a table that has them at some entries."""
 
     domain = constraints.real_vector
     bijective = True
 
-    def __init__(self, support: Entries) -> None:
+    def __init__(self, support: Entries | PossibleRows, moving: Bool[Tensor, "..."]) -> None:
         super().__init__()
-        self.support = support
-        free = support.free
-        self._n = int(free.sum())
-        self._place = torch.full(free.shape, self._n, device="cpu")  # the number of each entry; the last one is 0
-        self._place[free] = torch.arange(self._n, device="cpu")
+        self.support, self._moving = support, moving
+        self._n = int(moving.sum())
+        self._place = torch.full(moving.shape, self._n, device="cpu")  # the number of each entry; the last one is 0
+        self._place[moving] = torch.arange(self._n, device="cpu")
 
     @property
-    def codomain(self) -> Entries:  # pyright: ignore[reportIncompatibleVariableOverride]
+    def codomain(self) -> Entries | PossibleRows:  # pyright: ignore[reportIncompatibleVariableOverride]
         return self.support
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, EntriesTransform) and torch.equal(self.support.free, other.support.free)
+        return type(other) is type(self) and torch.equal(self.support.free, other.support.free)  # pyright: ignore[reportAttributeAccessIssue]
 
     def _call(self, x: Tensor) -> Tensor:
         return torch.nn.functional.pad(x, (0, 1))[..., self._place.to(x.device)]
 
     def _inverse(self, y: Tensor) -> Tensor:
-        return y[..., self.support.free.to(y.device)]
-
-    def log_abs_det_jacobian(self, x: Tensor, y: Tensor) -> Tensor:
-        return x.new_zeros(x.shape[:-1])
+        return y[..., self._moving.to(y.device)]
 
     def forward_shape(self, shape: Any) -> torch.Size:
         return torch.Size([*shape[:-1], *self._place.shape])
 
     def inverse_shape(self, shape: Any) -> torch.Size:
         return torch.Size([*shape[: len(shape) - self._place.ndim], self._n])
+
+
+class EntriesTransform(_Placed):
+    """From the free entries `[P]` to the table."""
+
+    def __init__(self, support: Entries) -> None:
+        super().__init__(support, support.free)
+
+    def log_abs_det_jacobian(self, x: Tensor, y: Tensor) -> Tensor:
+        return x.new_zeros(x.shape[:-1])
+
+
+class RowsTransform(_Placed):
+    """From logarithms of ratios to the table."""
+
+    def __init__(self, support: PossibleRows) -> None:
+        free = support.free
+        last = free.shape[-1] - 1 - free.flip(-1).byte().argmax(-1, keepdim=True)
+        super().__init__(support, free.scatter(-1, last, False))
+        self._last = last
+
+    def _call(self, x: Tensor) -> Tensor:
+        return torch.softmax(super()._call(x).masked_fill(~self.support.free.to(x.device), -torch.inf), -1)
+
+    def _inverse(self, y: Tensor) -> Tensor:
+        logs = y.log()
+        return super()._inverse(logs - logs.gather(-1, self._last.to(y.device).expand(*y.shape[:-1], 1)))
+
+    def log_abs_det_jacobian(self, x: Tensor, y: Tensor) -> Tensor:
+        return torch.where(self.support.free.to(y.device), y, 1.0).log().sum((-2, -1))
+
+
+@biject_to.register(PossibleRows)
+def _(support: PossibleRows) -> RowsTransform:
+    return RowsTransform(support)
 
 
 @biject_to.register(Entries)

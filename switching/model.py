@@ -127,7 +127,12 @@ class SwitchingSSM(Model):
     @property
     def inputs(self) -> Inputs:
         """The inputs that the model reads: those of the dynamics, then the others of the emission."""
-        return all_inputs((self.dynamics.inputs, self.emission.inputs))
+        return all_inputs((self.dynamics.reads, self.emission.inputs))
+
+    @property
+    def inputs_of(self) -> dict[str, Inputs]:
+        """The inputs along each axis of parameters, by the name of the axis."""
+        return self.dynamics.inputs_of | self.emission.inputs_of
 
     @property
     def holds(self) -> bool:
@@ -145,11 +150,6 @@ class SwitchingSSM(Model):
     def sizes(self) -> dict[str, int]:
         """The lengths of the parameters' axes."""
         return self.dynamics.sizes | self.emission.sizes
-
-    @property
-    def axis_labels(self) -> dict[str, list[str]]:
-        """The names of the entries of axes of parameters that have names, besides features."""
-        return self.emission.axis_labels
 
     def n_free(self, fixed: Iterable[str]) -> int:
         """The number of free parameters in a fit that keeps some parameters fixed; a single state has no free

@@ -18,7 +18,7 @@ from torch.distributions import constraints
 
 from ..inference.chains.linear_gaussian.factors import factor_of
 from ..inference.numerics.arrays import floating, numbers
-from .entries import Entries
+from .entries import Entries, PossibleRows
 
 Parameters = dict[str, Tensor]
 
@@ -135,6 +135,8 @@ def _checked(
         raise ValueError(f"{name}: got values that are not finite; give finite parameters.")
     if _is(support, "simplex"):
         return check_simplex(value, name)
+    if isinstance(support, PossibleRows):
+        return support.checked(check_simplex(value, name), name)
     if isinstance(support, Entries):
         return support.checked(value, name)
     if _is(support, "positive_definite"):
@@ -162,6 +164,11 @@ def _is(support: constraints.Constraint, name: str) -> bool:
     """Whether this is torch's constraint of this name."""
     known: Any = getattr(constraints, name)
     return type(support) is type(known) and repr(support) == repr(known)
+
+
+def is_simplex(support: constraints.Constraint) -> bool:
+    """Whether a table has rows of probabilities."""
+    return isinstance(support, PossibleRows) or _is(support, "simplex")
 
 
 def _shape(parameter: Parameter, sizes: Mapping[str, int]) -> str:
@@ -245,7 +252,9 @@ def count_free(known: Mapping[str, Parameter], free: Mapping[str, Bool[Tensor, "
     total = 0
     for name, entries in free.items():
         support = known[name].support
-        if _is(support, "simplex"):
+        if isinstance(support, PossibleRows):
+            entries = entries & support.free.to(entries.device)
+        if is_simplex(support):
             total += int((entries.sum(-1) - 1).clamp_min(0).sum())
         elif isinstance(support, Entries):
             total += int((entries & support.free.to(entries.device)).sum())
@@ -311,6 +320,9 @@ def reordered(known: Mapping[str, Parameter], values: Parameters, order: Int[Ten
                 shape[0] = order.shape[-1]
                 index = order.reshape(*order.shape[:-1], *[1] * (len(dims) + axis), *shape)
                 value = value.take_along_dim(index, axis)
+        support = known[name].support
+        if isinstance(support, Entries) and support.relative:
+            value = value - value.narrow(-len(dims), 0, 1)
         return value
 
     return {name: moved(name, value) for name, value in values.items()}

@@ -176,9 +176,9 @@ class Problem(SeriesProblem):
 
     @property
     def numbered(self) -> bool:
-        """Whether fixed parameters, or known states, distinguish the states; then states keep their order."""
+        """Whether dynamics, fixed parameters or known states distinguish the states; then states keep their order."""
         by_values = any("state" in self.parameters[name].dims for name in self.fixed)
-        return by_values or len(self.known_states) >= max(1, self.n_states - 1)
+        return self.dynamics.numbered or by_values or len(self.known_states) >= max(1, self.n_states - 1)
 
     @cached_property
     def known_states(self) -> list[int]:
@@ -244,7 +244,7 @@ class Problem(SeriesProblem):
         """
         likelihood = self.with_knowledge(self.emission.log_likelihood(rows_read(self.emission, self.series), values))
         if belief is None:
-            ahead = (log_probability(self.dynamics.first(values)).unsqueeze(-2),)
+            ahead = (log_probability(self.dynamics.first(values, self.series.drive)).unsqueeze(-2),)
         else:
             ahead = self.dynamics.log_ahead(values, belief, self.series.drive)
         top = likelihood.redrawn.amax(-1, keepdim=True)
@@ -302,7 +302,7 @@ class Problem(SeriesProblem):
         one = Drive(None if inputs is None else inputs.unsqueeze(-2), None if gaps is None else gaps.unsqueeze(-1))
         before = torch.cat([filtered[..., :1, :], filtered[..., :-1, :]], -2)
         fresh, held = (table.squeeze(-2).clone() for table in self.dynamics.propagate(values, before, one, 1))
-        first = self.dynamics.first(values)
+        first = self.dynamics.first(values, self.series.drive)
         fresh[..., 0, :] = widened(first, 1, fresh.ndim - 1 - first.ndim)
         held[..., 0, :] = 0.0
         return ByGate(fresh, held)

@@ -120,8 +120,9 @@ class PathMixture(TorchDistribution):
         """
         dynamics, series = self.problem.dynamics, self.problem.series
         emission = emission_at(self.problem.emission, series, series.drive)
-        flat = dynamics.first(self.values).new_zeros(*self.batch_shape, self.event_shape[0], dynamics.n_states)
-        chain = dynamics.chain(self.values, self.problem.with_knowledge(ByGate(flat, flat)), self.problem.series.drive)
+        like = next(iter(self.values.values()))
+        flat = like.new_zeros(*self.batch_shape, self.event_shape[0], dynamics.n_states)
+        chain = dynamics.chain(self.values, self.problem.with_knowledge(ByGate(flat, flat)), series.drive)
         draw = chain.sample(sample_shape.numel(), seed)
         shape = sample_shape + self.batch_shape + self.event_shape[:1]
         path = draw.path.reshape(shape)

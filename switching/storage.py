@@ -109,7 +109,7 @@ def _plain(value: Any, name: str) -> Any:
         return value.tolist()
     if isinstance(value, list | tuple):
         return [entry if isinstance(entry, str) else _plain(entry, name) for entry in value]
-    if not isinstance(value, bool | int | float):
+    if not isinstance(value, bool | int | float | str):
         raise TypeError(f"{name}: got {value!r}, which cannot be stored; numbers, names, lists of them and parts can.")
     return value
 
@@ -221,7 +221,7 @@ def _part(described: dict[str, Any], name: str) -> Any:
     fields = getattr(kind, "__dataclass_fields__", None)
     if fields is None or hasattr(kind, "from_parts"):
         raise ValueError(f"{name}: got {kind.__name__}, which is not a part of a model.")
-    flags = {name for name, field in fields.items() if field.type in (bool, "bool")}
+    flags = {name for name, field in fields.items() if "bool" in str(field.type)}
     return kind(**{n: _argument(v, f"{name}.{n}", n in flags) for n, v in described.items() if n != "class"})
 
 
@@ -236,6 +236,8 @@ def _argument(value: Any, name: str, flag: bool) -> Any:
         return _part(value, name)
     if isinstance(value, list):
         return tuple(entry if isinstance(entry, str) else _argument(entry, name, flag) for entry in value)
+    if isinstance(value, str):
+        return value
     if isinstance(value, bool) != flag or not isinstance(value, int | float) or not math.isfinite(value):
         raise ValueError(f"{name}: got {value!r}, expected {'true or false' if flag else 'a finite number'}.")
     return value

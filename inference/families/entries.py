@@ -42,14 +42,14 @@ class GivenProbabilities(Restricted):
     def whole(self, statistics: Float[Tensor, "*plates Q"]) -> Float[Tensor, "*plates P"]:
         whole = statistics.new_zeros(*statistics.shape[:-1], len(self._free))
         whole[..., self._free] = statistics
-        return whole + self._log
+        return whole + self._log.to(whole)
 
     def part(self, eta: Float[Tensor, "*plates P"]) -> Float[Tensor, "*plates Q"]:
         return eta[..., self._free]
 
     def completed(self, point: Tensor) -> Tensor:
-        whole = self._known.expand(*point.shape[:-1], len(self._free)).clone()
-        whole[..., self._free] = self._rest * point
+        whole = self._known.to(point).expand(*point.shape[:-1], len(self._free)).clone()
+        whole[..., self._free] = self._rest.to(point) * point
         return whole
 
 

@@ -360,7 +360,7 @@ def _of_model(model: SwitchingSSM, alphabet: Any) -> WeightedAutomaton:
         )
     values = {name: value.detach().double().cpu() for name, value in model.values.items()}
     emitted = values["probs"]
-    if dynamics.n_inputs:
+    if dynamics.reads:
         raise ValueError("network: its moves depend on inputs, so a symbol has no single matrix.")
     if isinstance(dynamics, Markov):
         first, moves = values["initial_probs"], values["transition_probs"]

@@ -45,6 +45,26 @@ class Dynamics(Named, ABC):
         """C, the number of inputs."""
         return count_inputs(self.inputs)
 
+    @property
+    def reads(self) -> Inputs:
+        """All inputs that these dynamics read: the first columns of the model's design."""
+        return self.inputs
+
+    @property
+    def inputs_of(self) -> dict[str, Inputs]:
+        """The inputs along each axis of parameters, by the name of the axis."""
+        return {"input": self.inputs}
+
+    @property
+    def forward(self) -> bool:
+        """Whether no step returns to a state of lower number."""
+        return False
+
+    @property
+    def numbered(self) -> bool:
+        """Whether states are not exchangeable; then they keep their order."""
+        return False
+
     # ---- parameters ------------------------------------------------------------------------------------------------
 
     @property
@@ -74,7 +94,8 @@ class Dynamics(Named, ABC):
     @property
     def sizes(self) -> dict[str, int]:
         """The lengths of the parameters' axes."""
-        return {"state": self.n_states, "state_new": self.n_states, "input": self.n_inputs}
+        axes = {dim: count_inputs(inputs) for dim, inputs in self.inputs_of.items()}
+        return {"state": self.n_states, "state_new": self.n_states} | axes
 
     def check_values(self, values: Parameters) -> Parameters:
         """Return the parameters under their names; raise ValueError if they are not valid."""
@@ -143,8 +164,8 @@ class Dynamics(Named, ABC):
         """
 
     @abstractmethod
-    def first(self, values: Parameters) -> Float[Tensor, "K"]:
-        """P(s_1), before any observation."""
+    def first(self, values: Parameters, drive: Drive) -> Float[Tensor, "*rb K"]:
+        """P(s_1), before any observation: `[*r, K]`, or `[*r, *b, K]` if it depends on inputs."""
 
     @abstractmethod
     def draw(self, values: Parameters, step: int, previous: Tensor | None, drive: Drive) -> tuple[Tensor, Tensor]:

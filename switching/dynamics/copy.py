@@ -224,7 +224,7 @@ class Copy(Dynamics):
         log_redraw, _ = self.log_gate(values, Drive(drive.inputs, None), 0)
         return 1 / (log_redraw.exp().mean() * (1 - values["state_probs"]))
 
-    def first(self, values: Parameters) -> Tensor:
+    def first(self, values: Parameters, drive: Drive) -> Tensor:
         return values["state_probs"]
 
     def draw(self, values: Parameters, step: int, previous: Tensor | None, drive: Drive) -> tuple[Tensor, Tensor]:

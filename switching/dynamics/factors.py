@@ -139,6 +139,20 @@ def first_state(block: str, chain: str, n_axes: int, counted: Tensor | None = No
     return Factor(named(block, elog), (chain, block), {chain: to_chain, block: to_block}, mask=mask)
 
 
+def constant_start(probs: Tensor, chain: str, counted: Tensor | None = None) -> Factor:
+    """log P(s_1), which is known."""
+    mask = torch.ones((), device="cpu") if counted is None else counted[0]
+    log_probs = torch.where(probs > 0, probs, 1.0).log()  # impossible states are in the base of the paths
+
+    def elog(paths: MarkovTables) -> Tensor:
+        return (paths.initial * log_probs).sum(-1)
+
+    def to_chain(paths: MarkovTables) -> MarkovTables:
+        return MarkovTables(log_probs * mask, None, None)  # type: ignore[arg-type]
+
+    return Factor(named("initial", elog), (chain,), {chain: to_chain}, mask=mask)
+
+
 def moves(block: str, chain: str, n_axes: int) -> Factor:
     """E log A[old, new] of every transition."""
 

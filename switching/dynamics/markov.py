@@ -6,6 +6,7 @@ Rows may depend on inputs, as a multinomial logit: see `rows`.
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -15,15 +16,17 @@ from ...inference.chains.markov.chain import MarkovChain
 from ...inference.families import MarkovPaths, MarkovTables
 from ...inference.message_passing.factor_graph import Factor
 from ...inference.numerics.logs import log_probability
-from ...inference.numerics.scalars import check_integer, check_number
+from ...inference.numerics.scalars import check_choice, check_integer, check_number
 from ..data.series import Drive, Series
 from ..emissions.contract import ByGate
-from ..inputs import Inputs, named_or_counted
-from ..parameters import Parameters, concentration, kept, widened
+from ..inputs import Inputs, all_inputs, columns_of, count_inputs, named_or_counted, select_columns
+from ..parameters import Parameters, check_simplex, concentration, kept, read_table, widened
 from ..priors import Conjugate, Probabilities
 from .contract import PATHS, Dynamics, draw_state
-from .factors import by_state, first_state, moves
-from .rows import Rows, TransitionWeights, log_rows
+from .factors import by_state, constant_start, first_state, moves
+from .initial import StationaryRows, has_one_class, initial_weights, stationary
+from .possible import PossibleProbabilities, band, possible_rows, read_mask, references
+from .rows import InputWeights, Rows, log_rows, transition_weights
 
 
 @dataclass(frozen=True)
@@ -32,7 +35,9 @@ class Markov(Dynamics):
 
     Parameters `initial_probs [K]` and `transition_probs [K, K]`, indexed [old, new]; with inputs also
     `transition_weights [K, K, C]`. The probability of a move from i to j into step t is proportional to
-    `transition_probs[i, j] * exp(transition_weights[i, j] @ inputs[t])`. The weights of staying are 0.
+    `transition_probs[i, j] * exp(transition_weights[i, j] @ inputs[t])`. The weights of staying are 0. With
+    `initial_inputs` there are `initial_weights [K, C0]` too, and P(s_1 = k) is proportional to
+    `initial_probs[k] * exp(initial_weights[k] @ inputs[0])`. The weights of state 0 are 0.
 
     Arguments:
         n_states: K.
@@ -41,10 +46,20 @@ class Markov(Dynamics):
         sticky: added to the concentration of staying (Fox et al. 2011).
         inputs: the inputs of the transitions: C names, or their number. The priors above are then those at inputs 0;
             the weights have normal priors of scale 2.5, so use inputs of about unit variance.
+        initial: the distribution of the first state. "free": a parameter, `initial_probs`. "stationary": the stationary
+            distribution of `transition_probs`, with inputs that of the table at a sequence's first inputs. Or K
+            probabilities. If it is not "free", there is no `initial_probs`.
+        initial_inputs: the inputs of the first state: C0 names, or their number.
+        mask: [K, K], False where a move is impossible, so that its probability is 0 in every method; None: all moves
+            are possible. `Markov.left_right` and `Markov.banded` make common ones.
+
+    Fits order the states by their locations. If states are not exchangeable, because of a mask, `initial_inputs` or
+    probabilities of the first state, they keep the order of the fit.
 
     Raises:
         TypeError: a number of states or inputs that is not an integer.
-        ValueError: no states, concentrations that are not positive, a negative `sticky`.
+        ValueError: no states, concentrations that are not positive, a negative `sticky`; another `initial`; a mask with
+            a row without any True.
 
     Example:
         >>> import samplehold as sh
@@ -60,23 +75,110 @@ class Markov(Dynamics):
     transition_prior: float | Sequence = 1.0
     sticky: float = 0.0
     inputs: Inputs | Sequence[str] = 0  # type: ignore[assignment]
+    initial: str | Sequence[float] = "free"
+    initial_inputs: Inputs | Sequence[str] = 0
+    mask: Sequence[Sequence[bool]] | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "n_states", check_integer("n_states", self.n_states))
         object.__setattr__(self, "inputs", named_or_counted(self.inputs))
+        object.__setattr__(self, "initial_inputs", named_or_counted(self.initial_inputs, "initial_inputs"))
+        self._check_initial()
+        if self.mask is not None:
+            object.__setattr__(self, "mask", read_mask(self.mask, self.n_states))
         object.__setattr__(self, "sticky", check_number("sticky", self.sticky, least=0))
         self.default_prior()
 
+    @classmethod
+    def left_right(cls, n_states: int, skips: int = 0, **options: Any) -> "Markov":
+        """A chain that only stays or moves forward, over at most `skips` states.
+
+        >>> import samplehold as sh
+        >>> sh.Markov.left_right(3).mask
+        ((True, True, False), (False, True, True), (False, False, True))
+        """
+        n_states, skips = check_integer("n_states", n_states), check_integer("skips", skips, least=0)
+        return cls(n_states, mask=band(n_states, 0, 1 + skips), **options)
+
+    @classmethod
+    def banded(cls, n_states: int, width: int = 1, **options: Any) -> "Markov":
+        """A chain that moves by at most `width` states up or down.
+
+        >>> import samplehold as sh
+        >>> sh.Markov.banded(3).mask
+        ((True, True, False), (True, True, True), (False, True, True))
+        """
+        n_states, width = check_integer("n_states", n_states), check_integer("width", width)
+        return cls(n_states, mask=band(n_states, width, width), **options)
+
+    @cached_property
+    def _possible(self) -> Tensor:
+        """Which moves are possible, [K, K]."""
+        if self.mask is None:
+            return torch.ones(self.n_states, self.n_states, dtype=torch.bool, device="cpu")
+        return torch.tensor(self.mask, device="cpu")
+
+    @property
+    def forward(self) -> bool:
+        return self.n_states > 1 and not bool(self._possible.tril(-1).any())
+
+    def _check_initial(self) -> None:
+        if isinstance(self.initial, str):
+            check_choice("initial", self.initial, ("free", "stationary"))
+        else:
+            table = read_table(self.initial, "initial").double()
+            if table.shape != (self.n_states,):
+                raise ValueError(
+                    f"initial: got shape {tuple(table.shape)}, expected {self.n_states} probabilities of the states."
+                )
+            object.__setattr__(self, "initial", tuple(check_simplex(table, "initial").tolist()))
+        if self.n_initial and self.initial != "free":
+            raise ValueError(
+                f'initial_inputs: got {self.initial_inputs} beside initial={self.initial!r}; use initial="free".'
+            )
+        _ = self.reads
+
+    @property
+    def n_initial(self) -> int:
+        """C0, the number of inputs of the first state."""
+        return count_inputs(self.initial_inputs)  # pyright: ignore[reportArgumentType]
+
+    @property
+    def reads(self) -> Inputs:
+        return all_inputs((self.inputs, self.initial_inputs))  # pyright: ignore[reportArgumentType]
+
+    @property
+    def inputs_of(self) -> dict[str, Inputs]:
+        return {"input": self.inputs, "initial_input": self.initial_inputs}  # pyright: ignore[reportReturnType]
+
+    @property
+    def numbered(self) -> bool:
+        return bool(self.n_initial) or not isinstance(self.initial, str) or self.mask is not None
+
     @cached_property
     def blocks(self) -> Mapping[str, Conjugate]:  # type: ignore[override]
-        return {
-            "initial": Probabilities("initial_probs", "initial_concentration", ("state",)),
-            "transition": Probabilities("transition_probs", "transition_concentration", ("state", "state_new")),
-        } | ({"weights": TransitionWeights(self.n_states, self.n_inputs)} if self.n_inputs else {})
+        blocks: dict[str, Conjugate] = {}
+        if self.initial == "free":
+            blocks["initial"] = Probabilities("initial_probs", "initial_concentration", ("state",))
+        if self.n_initial:
+            blocks["initial_weights"] = initial_weights(self.n_states, self.n_initial)
+        named = "transition_probs", "transition_concentration", ("state", "state_new")
+        if self.mask is None:
+            blocks["transition"] = Probabilities(*named)
+        else:
+            blocks["transition"] = PossibleProbabilities(*named, possible_rows(self.mask))  # pyright: ignore[reportArgumentType]
+        if self.n_inputs:
+            moves = self._possible & ~references(self._possible)
+            blocks["weights"] = transition_weights(moves, self.n_inputs)
+        return blocks
 
     @property
     def not_conjugate(self) -> str | None:
-        return "its transitions depend on inputs" if self.n_inputs else None
+        if self.n_inputs:
+            return "its transitions depend on inputs"
+        if self.n_initial:
+            return "its first state depends on inputs"
+        return "its first state has the stationary distribution" if self.initial == "stationary" else None
 
     @property
     def table_size(self) -> int:
@@ -84,10 +186,19 @@ class Markov(Dynamics):
 
     def default_prior(self) -> Parameters:
         rows = concentration(self.transition_prior, (self.n_states, self.n_states), "transition_prior")
-        return {
-            "initial_concentration": concentration(self.initial_prior, (self.n_states,), "initial_prior"),
+        start = concentration(self.initial_prior, (self.n_states,), "initial_prior")
+        return ({"initial_concentration": start} if self.initial == "free" else {}) | {
             "transition_concentration": rows + self.sticky * torch.eye(self.n_states, dtype=rows.dtype, device="cpu"),
         }
+
+    def check_values(self, values: Parameters) -> Parameters:
+        checked = super().check_values(values)
+        if self.initial == "stationary" and not has_one_class(checked["transition_probs"]):
+            raise ValueError(
+                "transition_probs: got several closed classes of states, so there is no single stationary "
+                'distribution; make some moves between them possible, or use initial="free".'
+            )
+        return checked
 
     # ---- paths -----------------------------------------------------------------------------------------------------
 
@@ -99,13 +210,33 @@ class Markov(Dynamics):
         lengths: Tensor | None = None,
     ) -> Chain:
         table = likelihood.redrawn
-        n_batch = table.ndim - 2 - (values["initial_probs"].ndim - 1)
-        initial = log_probability(widened(values["initial_probs"], 1, n_batch))
+        n_batch = table.ndim - 2 - (values["transition_probs"].ndim - 2)
+        initial = log_probability(self._start(values, drive, n_batch))
         if self.n_inputs:
             transition = self._log_rows(values, drive.at(slice(1, None)), n_batch)
         else:
             transition = log_probability(widened(values["transition_probs"], 2, n_batch))
         return MarkovChain(initial, transition, table, lengths)
+
+    def _start(self, values: Parameters, drive: Drive, n_batch: int) -> Tensor:
+        """P(s_1), [*r, *b, K]; the axes *b have length 1 if sequences start alike."""
+        if not isinstance(self.initial, str):
+            return torch.tensor(self.initial, dtype=torch.float64).to(values["transition_probs"])
+        if self.initial == "stationary" and self.n_inputs:
+            return stationary(self._log_rows(values, drive.at(slice(0, 1)), n_batch).exp().squeeze(-3))
+        if self.initial == "stationary":
+            return widened(stationary(values["transition_probs"]), 1, n_batch)
+        probs = widened(values["initial_probs"], 1, n_batch)
+        if not self.n_initial:
+            return probs
+        logits = self._first_inputs(drive).unsqueeze(-2) @ widened(values["initial_weights"], 2, n_batch).mT
+        return torch.softmax(logits.squeeze(-2) + log_probability(probs), -1)
+
+    def _first_inputs(self, drive: Drive) -> Tensor:
+        """The inputs of the first state of each sequence, [*b, C0]."""
+        assert drive.inputs is not None
+        places = columns_of(self.initial_inputs, self.reads)  # pyright: ignore[reportArgumentType]
+        return select_columns(drive.inputs[..., 0, :], places)
 
     def _log_rows(self, values: Parameters, drive: Drive, n_batch: int) -> Tensor:
         """The logarithm of the table of each step, [*r, *b, S, K, K]."""
@@ -139,12 +270,13 @@ class Markov(Dynamics):
         stay = self._log_rows(values, drive, 0).diagonal(dim1=-2, dim2=-1).exp()
         return 1 / (1 - stay.flatten(0, -2).mean(0))
 
-    def first(self, values: Parameters) -> Tensor:
-        return values["initial_probs"]
+    def first(self, values: Parameters, drive: Drive) -> Tensor:
+        driven = self.n_initial or (self.initial == "stationary" and self.n_inputs)
+        return self._start(values, drive, drive.inputs.ndim - 2 if driven and drive.inputs is not None else 0)
 
     def draw(self, values: Parameters, step: int, previous: Tensor | None, drive: Drive) -> tuple[Tensor, Tensor]:
         if previous is None:
-            state = draw_state(step, values["initial_probs"])
+            state = draw_state(step, self.first(values, drive))
         elif self.n_inputs:
             table = self._log_rows(values, drive.at(slice(step - 1, step)), 0).exp().squeeze(-3)
             old = torch.nn.functional.one_hot(previous, self.n_states).to(table)
@@ -159,7 +291,8 @@ class Markov(Dynamics):
         assert marginals.initial is not None
         assert marginals.transition is not None
         moved = marginals.transition.reshape(*lead, -1, self.n_states, self.n_states).sum(-3)
-        return {"initial": by_state(marginals.initial, lead), "transition": moved}
+        counts = {"initial": by_state(marginals.initial, lead), "transition": moved}
+        return {name: count for name, count in counts.items() if name in self.blocks}
 
     def maximize(
         self,
@@ -169,46 +302,82 @@ class Markov(Dynamics):
         drive: Drive,
         fixed: Collection[str] = (),
     ) -> Parameters:
-        if not self.n_inputs:
+        if not self.not_conjugate:
             return super().maximize(marginals, prior, values, drive, fixed)
         assert marginals.initial is not None
         assert marginals.transition is not None
-        lead = self._lead(values)
-        modes = kept(self.blocks["initial"].mode(prior, by_state(marginals.initial, lead)), values)
-        return self._driven(marginals.transition, lead, prior, values, drive, fixed) | {
-            name: values[name] if name in fixed else mode for name, mode in modes.items()
-        }
+        lead, k = self._lead(values), self.n_states
+        starts, modes = marginals.initial.reshape(*lead, -1, k), {}
+        if self.n_initial:
+            modes |= self._maximal_start(starts, prior, values, drive, fixed)
+        elif self.initial == "free":
+            modes |= kept(self.blocks["initial"].mode(prior, starts.sum(-2)), values)
+        pairs = marginals.transition.reshape(*lead, -1, k, k)
+        if self.n_inputs or self.initial == "stationary":
+            modes |= self._maximal_rows(starts, pairs, prior, values, drive, fixed)
+        else:
+            modes |= kept(self.blocks["transition"].mode(prior, pairs.sum(-3)), values)
+        return modes | {name: values[name] for name in fixed if name in modes}
 
-    def _driven(
+    def _maximal_start(
+        self, starts: Tensor, prior: Parameters | None, values: Parameters, drive: Drive, fixed: Collection[str]
+    ) -> Parameters:
+        """The M-step of a start that depends on inputs: one row for all sequences."""
+        names, block = ("initial_probs", "initial_weights"), self.blocks["initial_weights"]
+        assert isinstance(block, InputWeights)
+        probs, weights = (values[name].unsqueeze(-2 - i) for i, name in enumerate(names))
+        rows = Rows(probs, weights, *(name not in fixed for name in names))
+        inputs = self._first_inputs(drive).reshape(-1, self.n_initial)
+        concentration = None if prior is None else prior["initial_concentration"].unsqueeze(0)
+        likelihood, numbers = rows.likelihood(starts.unsqueeze(-2), inputs, concentration, block.support)
+        tables = rows.of(likelihood, likelihood.raised(numbers))
+        return {name: table.squeeze(-2 - i) for i, (name, table) in enumerate(zip(names, tables, strict=True))}
+
+    def _maximal_rows(
         self,
+        starts: Tensor,
         pairs: Tensor,
-        lead: torch.Size,
         prior: Parameters | None,
         values: Parameters,
         drive: Drive,
         fixed: Collection[str],
     ) -> Parameters:
-        """The M-step of transitions with inputs."""
-        assert drive.inputs is not None
-        names, weights = ("transition_probs", "transition_weights"), self.blocks["weights"]
-        assert isinstance(weights, TransitionWeights)
-        probs_free, weights_free = (name not in fixed for name in names)
-        rows = Rows(values[names[0]], values[names[1]], probs_free, weights_free)
-        pairs = pairs.reshape(*lead, -1, self.n_states, self.n_states)
-        inputs = drive.inputs[..., 1:, : self.n_inputs].reshape(-1, self.n_inputs)
+        """The M-step of transitions with inputs, or with a start that depends on them."""
+        probs, block = values["transition_probs"], self.blocks.get("weights")
+        weights = values["transition_weights"] if self.n_inputs else probs.new_empty(*probs.shape, 0)
+        rows = Rows(probs, weights, "transition_probs" not in fixed, "transition_weights" not in fixed)
+        if self.n_inputs:
+            assert drive.inputs is not None
+            inputs = drive.inputs[..., : self.n_inputs]
+            first, inputs = (part.reshape(-1, self.n_inputs) for part in (inputs[..., 0, :], inputs[..., 1:, :]))
+        else:
+            pairs, starts = pairs.sum(-3, keepdim=True), starts.sum(-2, keepdim=True)
+            first = inputs = pairs.new_empty(1, 0)
         concentration = None if prior is None else prior["transition_concentration"]
-        return dict(zip(names, rows.maximized(pairs, inputs, concentration, weights.support), strict=True))
+        support = block.support if isinstance(block, InputWeights) else None
+        likelihood, numbers = rows.likelihood(pairs, inputs, concentration, support)
+        if self.initial == "stationary":
+            design = torch.cat([first.new_ones(len(first), 1), first], -1).double()
+            numbers = StationaryRows(likelihood, design, starts.double()).raised(numbers)
+        else:
+            numbers = likelihood.raised(numbers)
+        tables = rows.of(likelihood, numbers)
+        return dict(zip(("transition_probs", "transition_weights")[: 1 + bool(self.n_inputs)], tables, strict=False))
 
     def start(self, labels: Tensor, series: Series) -> Parameters:
         one_hot = torch.nn.functional.one_hot(labels, self.n_states).double() * series.inside.unsqueeze(-1)
         lead = labels.shape[: labels.ndim - 1 - len(series.batch_shape)]
         pairs = (one_hot[..., :-1, :].mT @ one_hot[..., 1:, :]).reshape(*lead, -1, self.n_states, self.n_states)
         stay = torch.eye(self.n_states).to(one_hot) * self.n_states  # persistence in states without labels
-        pairs, first = pairs.sum(-3) + 1 + stay, by_state(one_hot[..., 0, :], lead) + 1
-        return {
+        pairs = (pairs.sum(-3) + 1 + stay) * self._possible.to(pairs)
+        first = by_state(one_hot[..., 0, :], lead) + 1
+        values = {
             "initial_probs": first / first.sum(-1, keepdim=True),
+            "initial_weights": first.new_zeros(*first.shape, self.n_initial),
             "transition_probs": pairs / pairs.sum(-1, keepdim=True),
-        } | ({"transition_weights": pairs.new_zeros(*pairs.shape, self.n_inputs)} if self.n_inputs else {})
+            "transition_weights": pairs.new_zeros(*pairs.shape, self.n_inputs),
+        }
+        return {name: values[name] for name in self.parameters}  # only those that these dynamics have
 
     def paths(
         self, series: Series, lead: tuple[int, ...], gated: bool, alike: bool
@@ -216,8 +385,17 @@ class Markov(Dynamics):
         shape, k = (*lead, *series.batch_shape), self.n_states
         zero = series.like.new_zeros(())
         tables = MarkovTables(zero.expand(*shape, k), zero.expand(*shape, k, k), zero.expand(*shape, series.n_steps, k))
-        return MarkovPaths(series.lengths), tables
+        first, moves = zero.new_zeros(k), torch.where(self._possible.to(zero.device), zero, -torch.inf)
+        if not isinstance(self.initial, str):
+            first = torch.where(torch.tensor(self.initial).to(zero) > 0, zero, -torch.inf)
+        base = None
+        if bool(moves.isinf().any() or first.isinf().any()):
+            base = MarkovTables(first, moves, zero.new_zeros(1, 1))
+        return MarkovPaths(series.lengths, base), tables
 
     def factors(self, series: Series, counted: Tensor | None, gated: bool) -> list[Factor]:
         n_axes = len(series.batch_shape) + 1
-        return [first_state("initial", PATHS, n_axes, counted), moves("transition", PATHS, n_axes)]
+        if isinstance(self.initial, str):
+            return [first_state("initial", PATHS, n_axes, counted), moves("transition", PATHS, n_axes)]
+        start = torch.tensor(self.initial, dtype=torch.float64).to(series.like)
+        return [constant_start(start, PATHS, counted), moves("transition", PATHS, n_axes)]

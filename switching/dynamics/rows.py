@@ -22,7 +22,7 @@ from functools import cached_property
 
 import pyro.distributions as dist
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor
 
 from ...inference.families import Gaussian
@@ -30,29 +30,24 @@ from ...inference.numerics.logs import log_probability
 from ..entries import Entries, EntriesTransform
 from ..parameters import Parameter, Parameters, widened
 from ..priors import Conjugate, Site
-from .gates import LONGEST_STEP, MAX_HALVINGS, WEIGHT_SCALE, with_intercept
+from .gates import LONGEST_STEP, MAX_HALVINGS, WEIGHT_SCALE
 
 PIECE = 2**18  # numbers in the tables of a piece of the steps
+LEAST_CURVATURE = 1e-3  # added, so that steps stay short along directions about which the data say nothing
 
 
-@dataclass(frozen=True)
-class TransitionWeights(Conjugate):
-    """The weights of inputs in the rows of a transition table, with normal priors. Those of staying are 0."""
+@dataclass(frozen=True, eq=False)
+class InputWeights(Conjugate):
+    """The free weights of inputs in logits, with normal priors."""
 
-    n_states: int
-    n_inputs: int
+    name: str
+    dims: tuple[str, ...]
+    support: Entries
     family = Gaussian()
-
-    @cached_property
-    def support(self) -> Entries:
-        """Tables [K, K, C] with zeros on the diagonal."""
-        moves = ~torch.eye(self.n_states, dtype=torch.bool, device="cpu")
-        reason = "weights are relative to those of staying"
-        return Entries(moves.unsqueeze(-1).expand(-1, -1, self.n_inputs).clone(), reason)
 
     @property
     def parameters(self) -> Mapping[str, Parameter]:  # type: ignore[override]
-        return {"transition_weights": Parameter(("state", "state_new", "input"), self.support)}
+        return {self.name: Parameter(self.dims, self.support)}
 
     @cached_property
     def _free(self) -> EntriesTransform:
@@ -65,10 +60,10 @@ class TransitionWeights(Conjugate):
         return self.family.natural(like.new_zeros(size), torch.eye(size).to(like))
 
     def point(self, values: Parameters) -> Tensor:
-        return self._free.inv(values["transition_weights"])  # pyright: ignore[reportReturnType]
+        return self._free.inv(values[self.name])  # pyright: ignore[reportReturnType]
 
     def values(self, point: Tensor) -> Parameters:
-        return {"transition_weights": self._free(point)}  # pyright: ignore[reportReturnType]
+        return {self.name: self._free(point)}  # pyright: ignore[reportReturnType]
 
     def sites(self, prior: Parameters) -> list[Site]:
         zero = next(iter(prior.values())).new_zeros(int(self.support.free.sum()))
@@ -78,7 +73,14 @@ class TransitionWeights(Conjugate):
         def density(values: Parameters) -> Tensor:
             return normal.log_prob(self.point(values))
 
-        return [Site("transition_weights", lambda values: whole, density)]
+        return [Site(self.name, lambda values: whole, density)]
+
+
+def transition_weights(moves: Bool[Tensor, "K K"], n_inputs: int) -> InputWeights:
+    """The weights [K, K, C] of these moves in their rows; those of others are 0."""
+    reason = "weights are relative to those of staying, and those of impossible moves are 0"
+    support = Entries(moves.unsqueeze(-1).expand(-1, -1, n_inputs).clone(), reason)
+    return InputWeights("transition_weights", ("state", "state_new", "input"), support)
 
 
 def log_rows(
@@ -97,8 +99,9 @@ def log_rows(
 
 @dataclass(frozen=True)
 class RowLikelihood:
-    """The objective of an M-step as a function of `[R, K, P]`, P numbers of each row: for every new state the change of
-    its log probability at inputs 0, then its weights.
+    """The objective of an M-step as a function of `[R, I, P]`, P numbers of each of I rows.
+
+    These are, for every new state, the change of its log probability at inputs 0, and its weights.
 
     Attributes:
         log_base: the table that changes.
@@ -108,38 +111,37 @@ class RowLikelihood:
         free: 1 at the numbers that may move.
     """
 
-    log_base: Float[Tensor, "R K K"]
+    log_base: Float[Tensor, "R I K"]
     design: Float[Tensor, "N D"]
-    leaving: Float[Tensor, "R N K"]
-    moves: Float[Tensor, "R K K D"]
+    leaving: Float[Tensor, "R N I"]
+    moves: Float[Tensor, "R I K D"]
     shrink: float
-    free: Float[Tensor, "R K P"]
+    free: Float[Tensor, "R I P"]
 
-    def _pieces(self, changes: Float[Tensor, "R K K D"]) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-        """The design, the leaving weights [R, K, 1, n] and the logits [R, K, K, n] of some steps after others."""
-        r, k = self.log_base.shape[:2]
-        size = max(1, PIECE // (r * k * k))
-        flat = changes.flatten(1, 2)
+    def _pieces(self, changes: Float[Tensor, "R I K D"]) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+        """The design, the leaving weights [R, I, 1, n] and the logits [R, I, K, n] of some steps after others."""
+        size = max(1, PIECE // self.log_base.numel())
+        flat, rows = changes.flatten(1, 2), self.log_base.shape[1:]
         for design, leaving in zip(self.design.split(size), self.leaving.split(size, 1), strict=True):
-            logits = (flat @ design.mT).unflatten(1, (k, k)).add_(self.log_base.unsqueeze(-1))
+            logits = (flat @ design.mT).unflatten(1, rows).add_(self.log_base.unsqueeze(-1))
             yield design, leaving.mT.unsqueeze(-2), logits
 
-    def _prior_and_moves(self, changes: Float[Tensor, "R K K D"]) -> Float[Tensor, "R K"]:
+    def _prior_and_moves(self, changes: Float[Tensor, "R I K D"]) -> Float[Tensor, "R I"]:
         return (self.moves * changes).sum((-2, -1)) - self.shrink * changes[..., 1:].square().sum((-2, -1)) / 2
 
-    def value(self, numbers: Float[Tensor, "R K P"]) -> Float[Tensor, "R K"]:
+    def value(self, numbers: Float[Tensor, "R I P"]) -> Float[Tensor, "R I"]:
         """The objective of each row."""
         changes = numbers.unflatten(-1, self.moves.shape[-2:])
         total = self._prior_and_moves(changes)
         for _, leaving, logits in self._pieces(changes):
-            top = logits.amax(2, keepdim=True)
+            top = logits.detach().amax(2, keepdim=True)
             log_total = logits.sub_(top).exp_().sum(2, keepdim=True).log_().add_(top)
             total = total - (log_total * leaving).sum((-2, -1))
         return total
 
     def slopes(
-        self, numbers: Float[Tensor, "R K P"]
-    ) -> tuple[Float[Tensor, "R K"], Float[Tensor, "R K P"], Float[Tensor, "R K P P"]]:
+        self, numbers: Float[Tensor, "R I P"]
+    ) -> tuple[Float[Tensor, "R I"], Float[Tensor, "R I P"], Float[Tensor, "R I P P"]]:
         """The objective of each row, its gradient, and minus its curvature."""
         k, d = self.moves.shape[-2:]
         changes = numbers.unflatten(-1, (k, d))
@@ -165,15 +167,16 @@ class RowLikelihood:
         curvature = blocks.permute(0, 1, 4, 2, 5, 3).flatten(4, 5).flatten(2, 3)
         ridge = torch.zeros_like(changes)
         ridge[..., 1:] = self.shrink
-        ridge = ridge.flatten(-2) + 1e-12 * (1 + curvature.diagonal(dim1=-2, dim2=-1))
+        ridge = ridge.flatten(-2) + LEAST_CURVATURE
         both = self.free.unsqueeze(-1) * self.free.unsqueeze(-2)
         curvature = (curvature + torch.diag_embed(ridge)) * both + torch.diag_embed(1 - self.free)
         return total, gradient.flatten(-2) * self.free, curvature
 
-    def raised(self, numbers: Float[Tensor, "R K P"]) -> Float[Tensor, "R K P"]:
+    def raised(self, numbers: Float[Tensor, "R I P"]) -> Float[Tensor, "R I P"]:
         """The numbers after a step of Newton's method, which is halved until the objective of its row rises."""
         value, gradient, curvature = self.slopes(numbers)
-        step = torch.linalg.solve(curvature, gradient.unsqueeze(-1)).squeeze(-1).clamp(-LONGEST_STEP, LONGEST_STEP)
+        step = torch.linalg.solve(curvature, gradient.unsqueeze(-1)).squeeze(-1)
+        step = step * (LONGEST_STEP / step.abs().amax(-1, keepdim=True).clamp_min(LONGEST_STEP))
         done = (gradient * step).sum(-1) <= 1e-15 * (1 + value.abs())  # the remaining gain is rounding
         for _ in range(MAX_HALVINGS):
             if bool(done.all()):
@@ -186,25 +189,26 @@ class RowLikelihood:
 
 @dataclass(frozen=True)
 class Rows:
-    """Tables `[R, K, K]` and weights `[R, K, K, C]` of restarts, and which of the two may change."""
+    """Tables `[R, I, K]` and weights `[R, I, K, C]` of restarts, and which of the two may change."""
 
-    probs: Float[Tensor, "R K K"]
-    weights: Float[Tensor, "R K K C"]
+    probs: Float[Tensor, "R I K"]
+    weights: Float[Tensor, "R I K C"]
     probs_free: bool
     weights_free: bool
 
-    def maximized(
+    def likelihood(
         self,
-        pairs: Float[Tensor, "R N K K"],
+        pairs: Float[Tensor, "R N I K"],
         inputs: Float[Tensor, "N C"],
-        concentration: Float[Tensor, "K K"] | None,
-        support: Entries,
-    ) -> tuple[Float[Tensor, "R K K"], Float[Tensor, "R K K C"]]:
-        """The M-step from expected moves; maximum likelihood without a concentration.
+        concentration: Float[Tensor, "I K"] | None,
+        support: Entries | None,
+    ) -> tuple[RowLikelihood, Float[Tensor, "R I P"]]:
+        """The objective of the M-step, and the numbers of the present tables; no prior if there is no concentration.
 
         Moves of probability 0 stay impossible, and so become moves that are not expected, unless there is a prior.
         """
-        pairs, design = pairs.double(), with_intercept(inputs.double())
+        pairs, inputs = pairs.double(), inputs.double()
+        design = torch.cat([inputs.new_ones(len(inputs), 1), inputs], -1)
         leaving = pairs.sum(-1)
         moves = (pairs.flatten(2).mT @ design).unflatten(1, pairs.shape[-2:])
         log_base = self.probs.double().log()
@@ -219,15 +223,22 @@ class Rows:
         shrink = 0.0 if concentration is None else WEIGHT_SCALE**-2
         free = self._free(log_base, moves, support)
         start = torch.cat([torch.zeros_like(log_base).unsqueeze(-1), self.weights.double()], -1).flatten(-2)
-        likelihood = RowLikelihood(log_base, design, leaving, moves, shrink, free)
-        changes = likelihood.raised(start).unflatten(-1, moves.shape[-2:])
-        probs = torch.softmax(log_base + changes[..., 0], -1) if self.probs_free else self.probs
+        return RowLikelihood(log_base, design, leaving, moves, shrink, free), start
+
+    def of(
+        self, likelihood: RowLikelihood, numbers: Float[Tensor, "R I P"]
+    ) -> tuple[Float[Tensor, "R I K"], Float[Tensor, "R I K C"]]:
+        """The tables and the weights at these numbers."""
+        changes = numbers.unflatten(-1, likelihood.moves.shape[-2:])
+        probs = torch.softmax(likelihood.log_base + changes[..., 0], -1) if self.probs_free else self.probs
         return probs.to(self.probs), changes[..., 1:].to(self.weights)
 
-    def _free(self, log_base: Tensor, moves: Tensor, support: Entries) -> Float[Tensor, "R K P"]:
+    def _free(self, log_base: Tensor, moves: Tensor, support: Entries | None) -> Float[Tensor, "R I P"]:
         """Where numbers may move: probabilities are relative to the most expected one of each row."""
         possible = log_base > -torch.inf
         most = torch.where(possible, moves[..., 0], -torch.inf).argmax(-1, keepdim=True)
         of_probs = possible.to(log_base).scatter(-1, most, 0.0) * self.probs_free
+        if support is None:
+            return of_probs
         of_weights = support.free.to(log_base).expand(*log_base.shape, -1) * self.weights_free
         return torch.cat([of_probs.unsqueeze(-1), of_weights], -1).flatten(-2)

@@ -255,8 +255,8 @@ class Emission(Named, ABC):
         return count_inputs(self.inputs)
 
     @property
-    def axis_labels(self) -> dict[str, list[str]]:
-        """The names of the entries of axes that have names."""
+    def inputs_of(self) -> dict[str, Inputs]:
+        """The inputs along each axis of parameters, by the name of the axis."""
         return {}
 
     @property

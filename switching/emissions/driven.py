@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.distributions import constraints
 
 from ..data.series import Drive, Series
-from ..inputs import columns_of, select_columns
+from ..inputs import Inputs, columns_of, select_columns
 from ..parameters import Parameters, widened
 from .contract import ByGate, Emission
 
@@ -64,8 +64,8 @@ class DrivenEmission(Emission):
         return self.plain.sizes | {"regressor": self.n_inputs}
 
     @property
-    def axis_labels(self) -> dict[str, list[str]]:
-        return {} if isinstance(self.inputs, int) else {"regressor": list(self.inputs)}
+    def inputs_of(self) -> dict[str, Inputs]:
+        return {"regressor": self.inputs}
 
     def log_prob(self, x: Tensor, values: Parameters) -> Tensor:
         observed, inputs = self.split(x)

@@ -130,12 +130,10 @@ class GeneralizedLinear(DrivenEmission):
         return super().sizes | sizes | {self.link.axis: self.link.size(self.plain_emission)}
 
     @property
-    def axis_labels(self) -> dict[str, list[str]]:
-        labels = {"category_after_first": [str(c + 1) for c in range(self.link.size(self.plain_emission))]}
+    def inputs_of(self) -> dict[str, Inputs]:
         if isinstance(self.inputs, int):
-            return labels
-        alone = [self.inputs[place] for place in self._by_state]
-        return labels | {"regressor": alone, "shared_regressor": list(self.shared)}
+            return {"regressor": self.inputs}
+        return {"regressor": tuple(self.inputs[c] for c in self._by_state), "shared_regressor": tuple(self.shared)}
 
     def respond(self, values: Parameters, inputs: Tensor) -> Parameters:
         predictor: Tensor | float = 0.0

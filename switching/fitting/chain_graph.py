@@ -88,6 +88,10 @@ class ChainGraph(Graph):
         known = series.log_states(problem.n_states)
         alike = parts[-1].alike and not independent and known is None
         family, zero = dynamics.paths(series, (), gated, alike=alike)
+        if independent and family.base is not None:  # pyright: ignore[reportAttributeAccessIssue]
+            raise ValueError(
+                'dynamics: some paths are impossible, so steps are not independent; use factorization="structured".'
+            )
         cut = {"before": before, "after": after, "independent": independent, "weights": series.weights}
         if known is not None:
             cut["base"] = base_of(known, counted, zero, family.base, independent)  # pyright: ignore[reportAttributeAccessIssue]

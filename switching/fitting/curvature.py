@@ -22,7 +22,7 @@ from torch.distributions import constraints
 
 from ..definite import free_coordinates
 from ..entries import Entries
-from ..parameters import Parameter, Parameters, described
+from ..parameters import Parameter, Parameters, described, is_simplex
 from .density import IMPOSSIBLE
 
 FIRST, SHARE, WIDEST = (
@@ -167,7 +167,7 @@ def _moving(support: constraints.Constraint, value: Tensor, free: Tensor | None)
         return support.free.to(value.device)
     if support is constraints.real:
         return torch.ones_like(value, dtype=torch.bool)
-    if support is constraints.simplex:  # all possible ones except the greatest, which is their reference
+    if is_simplex(support):  # all possible ones except the greatest, which is their reference
         greatest = torch.nn.functional.one_hot(value.argmax(-1), value.shape[-1]).bool()
         return (value > 0) & ~greatest
     ends = _ends(support)
@@ -180,7 +180,7 @@ def _stepped(support: constraints.Constraint, value: Tensor, step: Tensor) -> Te
     """A parameter after a step of its coordinates; the step is 0 at entries that do not move."""
     if _is_real(support):
         return value + step
-    if support is constraints.simplex:
+    if is_simplex(support):
         return torch.where(value > 0, torch.softmax(value.log() + step, -1), 0.0)
     ends = _ends(support)
     if ends is None:

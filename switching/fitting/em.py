@@ -15,7 +15,6 @@ from typing import Any, cast
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
-from torch.distributions import constraints
 from torch.distributions.constraints import Constraint
 
 from ...inference.chains.contract import Marginals
@@ -23,7 +22,7 @@ from ...inference.message_passing.engine import Run
 from ...inference.numerics.deferred import deferred
 from ..definite import free_coordinates
 from ..emissions.driven import rows_read
-from ..parameters import Parameters
+from ..parameters import Parameters, is_simplex
 from ..problem import Problem
 from .bucketing import Bucketing
 from .starts import variance_floor
@@ -129,7 +128,7 @@ def maximized(
 def _ahead(before: Tensor, now: Tensor, by: Float[Tensor, "R"], support: Constraint) -> Tensor:
     """A parameter moved on by `by` times its change since `before`; probabilities of 0 stay 0."""
     by = by.reshape(-1, *[1] * (now.ndim - 1))
-    if support is constraints.simplex:
+    if is_simplex(support):
         move = torch.where(now > 0, now.log() - before.log(), 0.0)
         return torch.softmax((now.log() + by * move), -1)
     to_support = free_coordinates(support)

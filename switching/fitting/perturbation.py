@@ -77,6 +77,7 @@ def _crossed(draws: Draws, end: End) -> Parameters:
     rng, known, n_states = draws.rng, draws.problem.parameters, draws.problem.n_states
     device = draws.problem.series.like.device
     order, taken = rng.permutation(n_states), rng.random(n_states) < 0.5
+    order = np.arange(n_states) if draws.problem.numbered else order
     other = draws.ends[int(rng.integers(len(draws.ends)))].values
     other = reordered(known, other, torch.from_numpy(order).to(device))
     take = torch.from_numpy(taken).to(device)

@@ -34,6 +34,7 @@ from ..data.series import Series
 from ..emissions.clusters import clusters_among
 from ..emissions.contract import Emission
 from ..emissions.driven import rows_read
+from ..entries import PossibleRows
 from ..parameters import Parameters, prefixed
 from ..problem import Problem
 from .spectral import predictive_states
@@ -101,12 +102,26 @@ def _guess(
     if kind == "known" and known is not None:
         return from_known(problem, known)
     if kind == "few steps":
-        return Guess(_directed(_few(problem, rng), problem), drawn_moves(problem, generator))
+        return Guess(_directed(_in_time(problem, _few(problem, rng)), problem), drawn_moves(problem, generator))
     if kind == "soft" and points is not None:
-        return Guess(_directed(_soft(problem, points, rng), problem), drawn_moves(problem, generator))
+        soft = _in_time(problem, _soft(problem, points, rng))
+        return Guess(_directed(soft, problem), drawn_moves(problem, generator))
     labels = _labels(kind, problem.series, problem.n_states, points, rng)
+    if problem.dynamics.forward:
+        one_hot = torch.nn.functional.one_hot(labels, problem.n_states).to(problem.series.like)
+        labels = _in_time(problem, one_hot.reshape(1, *problem.series.inside.shape, -1)).flatten(0, -2).argmax(-1)
     labels = labels if known is None else matched(labels, known.flatten(), problem.n_states)
     return labelled(problem, labels, drawn_moves(problem, generator) if kind == "free" else None)
+
+
+def _in_time(problem: Problem, weights: Float[Tensor, "1 *b T K"]) -> Float[Tensor, "1 *b T K"]:
+    """The weights with states in the order of their mean steps, if the chain only moves forward."""
+    if not problem.dynamics.forward:
+        return weights
+    used = weights * problem.series.inside.unsqueeze(-1)
+    steps = torch.arange(weights.shape[-2], device=weights.device).to(weights).unsqueeze(-1)
+    axes = tuple(range(weights.ndim - 1))
+    return weights[..., ((used * steps).sum(axes) / used.sum(axes)).argsort()]
 
 
 def labelled(problem: Problem, labels: Int[Tensor, "N"], moves: Parameters | None = None) -> Guess:
@@ -152,6 +167,9 @@ def _from_weights(
 
 def _opened(value: Tensor, support: Any) -> Tensor:
     """The value without a probability or a rate of 0 or 1, which no update could change."""
+    if isinstance(support, PossibleRows):
+        possible = support.free.to(value)
+        return (1 - OPEN) * value + OPEN * possible / possible.sum(-1, keepdim=True)
     if support is constraints.simplex:
         return (1 - OPEN) * value + OPEN / value.shape[-1]
     if support is constraints.unit_interval:

@@ -18,7 +18,7 @@ from ...inference.numerics.scalars import check_probability
 from ..data.series import Series
 from ..fitting.curvature import standard_errors
 from ..intervals import central_interval
-from ..parameters import SYMMETRIC, Parameter, Parameters, described
+from ..parameters import SYMMETRIC, Parameter, Parameters, described, is_simplex
 from ..problem import SeriesProblem
 from .tables import coordinates, html, number, rows, states
 
@@ -194,7 +194,7 @@ def _normal_ends(
         with np.errstate(all="ignore"):  # without an error there is no interval
             plain, positive = (at - step, at + step), (at * np.exp(-step / at), at * np.exp(step / at))
             share = tuple(expit(logit(at) + sign * step / (at * (1 - at))) for sign in (-1, 1))
-        if support is constraints.simplex or support is constraints.unit_interval:
+        if is_simplex(support) or support is constraints.unit_interval:
             ends[shown] = share
         elif support is constraints.positive or support is constraints.nonnegative:
             ends[shown] = positive

@@ -10,7 +10,7 @@ import pandas as pd
 
 from ..data.series import Series
 from ..data.timeline import storable, time_index
-from ..entries import Entries
+from ..entries import Entries, PossibleRows
 from ..parameters import SINGLE, described
 
 MANY_ROWS, MANY_COLUMNS = 60, 16  # beyond which a table in a notebook leaves some out
@@ -59,9 +59,14 @@ def coordinates(series: Series, model: Any) -> dict[str, Any]:
     common = None if isinstance(series.index, tuple) else series.index
     coords |= {"feature": features, "feature_new": features}
     coords["time"] = storable(time_index(common, series.n_steps)).to_numpy()
-    if series.drivers is not None:
-        coords["input"] = list(series.drivers)[: model.sizes.get("input", 0)]
-    return coords | model.axis_labels
+    for dim, inputs in model.inputs_of.items():
+        if not isinstance(inputs, int):
+            coords[dim] = list(inputs)
+        elif series.drivers is not None:
+            coords[dim] = list(series.drivers[:inputs])
+    if "category_after_first" in coords:
+        coords["category_after_first"] = coords["category_after_first"] + 1
+    return coords
 
 
 def rows(model: Any, coords: dict[str, Any]) -> Iterator[Row]:
@@ -71,7 +76,7 @@ def rows(model: Any, coords: dict[str, Any]) -> Iterator[Row]:
     `coords` names the entries of the axes: see `coordinates`.
     """
     numbered, dims = [], {p.shown.name if p.shown else name: p.dims for name, p in model.known.items()}
-    supports = {name: p.support for name, p in model.known.items() if isinstance(p.support, Entries)}
+    supports = {name: p.support for name, p in model.known.items() if isinstance(p.support, Entries | PossibleRows)}
     for name, table in described(model.known, model.values).items():
         named_axes = [(axis, dim) for axis, dim in enumerate(dims[name]) if dim not in SINGLE]
         symmetric = dims[name][-2:] in (("feature", "feature_new"), ("latent", "latent_new"))

@@ -502,6 +502,8 @@ def _(r: Draw) -> Call:
             "transition_prior": 0.5,
             "sticky": 2.0,
             "inputs": r.one(0, 2, ["dose"]),
+            "initial": r.one("free", "stationary", [1.0 / r.K] * r.K),
+            "mask": r.one(None, [[True] * r.K] * r.K),
         },
         sh.Normal: {"n_features": 2},
         sh.MultivariateNormal: {"n_features": 2},

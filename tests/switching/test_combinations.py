@@ -29,7 +29,7 @@ GATED |= {
     "both tied by state": sh.Gated(sh.Normal(2), sh.Normal(2), by_state=True, tied={"scale": "all states"}),
 }
 CASES = [
-    *itertools.product(EMISSIONS, ("copy", "inputs", "two inputs", "markov", "driven markov")),
+    *itertools.product(EMISSIONS, ("copy", "inputs", "two inputs", "markov", "driven markov", "stationary", "forward")),
     *itertools.product(GATED, ("copy", "inputs", "two inputs")),
 ]
 DYNAMICS = {
@@ -38,6 +38,8 @@ DYNAMICS = {
     "two inputs": sh.Copy(2, inputs=2),
     "markov": sh.Markov(2),
     "driven markov": sh.Markov(2, inputs=2),
+    "stationary": sh.Markov(2, initial="stationary"),
+    "forward": sh.Markov.left_right(2, initial=[1.0, 0.0]),
 }
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import samplehold as sh
 import torch
-from oracles.models import KINDS, drive, random_model
+from oracles.models import CONJUGATE, drive, random_model
 from samplehold.switching.dynamics.contract import PATHS
 from samplehold.switching.fitting import chunked, starts
 from samplehold.switching.fitting.chain_graph import ChainGraph
@@ -51,7 +51,7 @@ def check_same(found, expected) -> None:
 
 
 @pytest.mark.few(4)
-@pytest.mark.parametrize(("dynamics", "emission"), KINDS)
+@pytest.mark.parametrize(("dynamics", "emission"), CONJUGATE)
 @pytest.mark.parametrize("long", [False, True])
 def test_sums_over_groups_of_sequences_and_over_stretches_equal_the_whole(monkeypatch, dynamics, emission, long):
     model = random_model(dynamics, emission, seed=2)

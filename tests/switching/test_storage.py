@@ -112,10 +112,10 @@ def test_what_cannot_be_described_is_refused_and_leaves_what_was_there(tmp_path)
     @dataclass(frozen=True)
     class Titled(Normal):
         name = "TitledOfTheTests"
-        title: str = "no number"
+        title: bytes = b"no number"
 
     small().save(tmp_path)
-    with pytest.raises(TypeError, match=r"TitledOfTheTests\.title: got 'no number', which cannot be stored"):
+    with pytest.raises(TypeError, match=r"TitledOfTheTests\.title: got b'no number', which cannot be stored"):
         SwitchingSSM(Copy(2), Titled(1)).save(tmp_path)
     assert same(SwitchingSSM.load(tmp_path), small())
 
