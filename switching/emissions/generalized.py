@@ -89,7 +89,8 @@ class GeneralizedLinear(DrivenEmission):
 
     def __repr__(self) -> str:
         shared = f", shared={self.shared!r}" if self.shared else ""
-        return f"{repr(self.plain_emission)[:-1]}, inputs={self.inputs!r}{shared})"
+        plain = repr(self.plain_emission).replace("Normal(", "LinearRegression(", 1)
+        return f"{plain[:-1]}, inputs={self.inputs!r}{shared})"
 
     @property
     def link(self) -> Link:
