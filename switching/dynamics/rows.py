@@ -32,7 +32,7 @@ from ..parameters import Parameter, Parameters, widened
 from ..priors import Conjugate, Site
 from .gates import LONGEST_STEP, MAX_HALVINGS, WEIGHT_SCALE
 
-PIECE = 2**18  # numbers in the tables of a piece of the steps
+PIECE = 2**16  # numbers in the tables of a piece of the steps
 LEAST_CURVATURE = 1e-3  # added, so that steps stay short along directions about which the data say nothing
 
 
@@ -145,26 +145,23 @@ class RowLikelihood:
         """The objective of each row, its gradient, and minus its curvature."""
         k, d = self.moves.shape[-2:]
         changes = numbers.unflatten(-1, (k, d))
-        total, gradient = self._prior_and_moves(changes), self.moves.clone()
-        gradient[..., 1:] -= self.shrink * changes[..., 1:]
-        blocks = gradient.new_zeros(*gradient.shape[:2], d, d, k, k)
+        total, size = self._prior_and_moves(changes), k * d
+        used_by_row = changes.new_zeros(*changes.shape, d)  # sums of m p x x'
+        products = changes.new_zeros(*changes.shape[:2], size, size)  # of m p x and p x
         for design, leaving, logits in self._pieces(changes):
             top = logits.amax(2, keepdim=True)
             probs = logits.sub_(top).exp_()
             mass = probs.sum(2, keepdim=True)
             probs.div_(mass)
             total = total - (mass.log_().add_(top) * leaving).sum((-2, -1))
-            used = probs * leaving
-            gradient -= used @ design
-            for a in range(d):
-                weighted = used if a == 0 else used * design[:, a]
-                for b in range(a, d):
-                    other = probs if b == 0 else probs * design[:, b]
-                    blocks[..., a, b, :, :] -= weighted @ other.mT
-                    blocks[..., a, b, :, :] += torch.diag_embed(weighted @ design[:, b])
-        upper = torch.triu_indices(d, d, 1, device=blocks.device)
-        blocks[..., upper[1], upper[0], :, :] = blocks[..., upper[0], upper[1], :, :].mT
-        curvature = blocks.permute(0, 1, 4, 2, 5, 3).flatten(4, 5).flatten(2, 3)
+            each = (probs.unsqueeze(3) * design.mT).flatten(2, 3)
+            used = each * leaving
+            used_by_row += (used @ design).unflatten(2, (k, d))
+            products += used @ each.mT
+        gradient = self.moves - used_by_row[..., 0]
+        gradient[..., 1:] -= self.shrink * changes[..., 1:]
+        same = torch.eye(k).to(changes)[:, None, :, None] * used_by_row.unsqueeze(-2)
+        curvature = same.flatten(4, 5).flatten(2, 3) - products
         ridge = torch.zeros_like(changes)
         ridge[..., 1:] = self.shrink
         ridge = ridge.flatten(-2) + LEAST_CURVATURE
