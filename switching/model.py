@@ -211,6 +211,8 @@ class SwitchingSSM(Model):
         self.emission.check(series.observations)
 
     def _check_knowledge(self, series: Series) -> Series:
+        if series.noise is not None and not all(part.emission.takes_noise for part in self.emission.parts):
+            raise ValueError(f"noise: got some, but {self.emission.name} takes none; leave it out, or use Normal.")
         return check_states(series, self.n_states)
 
     def _check_drive(self, series: Series, n_steps: int) -> None:

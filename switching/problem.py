@@ -285,7 +285,7 @@ class Problem(SeriesProblem):
         for i, weights in enumerate(zip(fresh, held, strict=True)):
             one = {name: value[i] for name, value in values.items()}
             drawn.append(StateMixture(emission, one, ByGate(*weights)).sample((each,)))
-        return torch.cat(drawn)
+        return self.series.with_noise(torch.cat(drawn))
 
     def draws_along(self, values: Parameters, drawn: Any) -> Float[Tensor, "total *b T F"]:
         redraw = torch.ones_like(drawn.path) if drawn.redraw is None else drawn.redraw
@@ -293,7 +293,7 @@ class Problem(SeriesProblem):
         for i in range(drawn.path.shape[1]):
             one = {name: value[i] for name, value in values.items()}
             series.append(emission.sample_at(one, drawn.path[:, i], redraw[:, i]))
-        return torch.cat(series)
+        return self.series.with_noise(torch.cat(series))
 
     def _before_each(self, values: Parameters, filtered: Float[Tensor, "*rb T K"]) -> ByGate:
         """P(s_t, z_t | x_1..t-1) of every step, by one step of prediction from the filtered states; the first step

@@ -43,16 +43,22 @@ class Simulated(Record):
 class Observation(TorchDistribution):
     """One observation, given its state and gate, which broadcast to the batch shape; NaN features are marginalised.
 
-    Its density may have a power, `[*b]`.
+    Its density may have a power `[*b]`, and the observation noise of known variances `[*b, F]`.
     """
 
     arg_constraints: dict = {}  # noqa: RUF012 the interface of torch.distributions
     has_enumerate_support = False
 
     def __init__(
-        self, emission: Emission, values: Parameters, state: Tensor, redraw: Tensor, power: Tensor | None = None
+        self,
+        emission: Emission,
+        values: Parameters,
+        state: Tensor,
+        redraw: Tensor,
+        power: Tensor | None = None,
+        noise: Tensor | None = None,
     ) -> None:
-        self.emission, self.values, self.power = emission, values, power
+        self.emission, self.values, self.power, self.noise = emission, values, power, noise
         self.state, self.redraw = torch.broadcast_tensors(state, redraw)
         super().__init__(self.state.shape, torch.Size((emission.n_features,)), validate_args=False)
 
@@ -61,16 +67,18 @@ class Observation(TorchDistribution):
         return constraints.independent(constraints.real, 1)
 
     def log_prob(self, value: Tensor) -> Tensor:
-        density = self.emission.log_prob_at(value, self.values, self.state, self.redraw)
+        rows = value if self.noise is None else torch.cat([value, self.noise.expand_as(value)], -1)
+        density = self.emission.log_prob_at(rows, self.values, self.state, self.redraw)
         return density if self.power is None else density * self.power
 
     def sample(self, sample_shape: torch.Size | tuple[int, ...] = ()) -> Tensor:
         shape = torch.Size(sample_shape) + self.batch_shape
-        return self.emission.sample_at(self.values, self.state.expand(shape), self.redraw.expand(shape))
+        drawn = self.emission.sample_at(self.values, self.state.expand(shape), self.redraw.expand(shape))
+        return drawn if self.noise is None else drawn + self.noise.sqrt() * torch.randn_like(drawn)
 
     def expand(self, batch_shape: Sequence[int], _instance: object = None) -> "Observation":
         state, redraw = self.state.expand(batch_shape), self.redraw.expand(batch_shape)
-        return Observation(self.emission, self.values, state, redraw, self.power)
+        return Observation(self.emission, self.values, state, redraw, self.power, self.noise)
 
 
 class PathMixture(TorchDistribution):
@@ -104,6 +112,7 @@ class PathMixture(TorchDistribution):
         series, batch = self.problem.series, value.shape[:-2]
         tables = {"lengths": series.lengths, "inputs": series.design, "dt": series.gaps}
         tables |= {"states": None if series.states is None else padded(series.states), "step_weights": series.powers}
+        tables |= {"noise": series.variances}
         n = len(series.batch_shape)
         expanded = {name: None if t is None else t.expand(*batch, *t.shape[n:]) for name, t in tables.items()}
         series = replace(series, x=value, **expanded)
@@ -127,7 +136,7 @@ class PathMixture(TorchDistribution):
         shape = sample_shape + self.batch_shape + self.event_shape[:1]
         path = draw.path.reshape(shape)
         redraw = torch.ones_like(path, dtype=torch.bool) if draw.redraw is None else draw.redraw.reshape(shape)
-        return Simulated(emission.sample_at(self.values, path, redraw), path, redraw)
+        return Simulated(series.with_noise(emission.sample_at(self.values, path, redraw)), path, redraw)
 
     def expand(self, batch_shape: Sequence[int], _instance: object = None) -> "PathMixture":
         return PathMixture(self.problem, self.values, torch.Size(batch_shape))
@@ -176,7 +185,8 @@ def explicit_program(problem: Problem, values: Parameters, observed: bool) -> Te
                 pyro.factor(f"known_{step}", _of_state(known[..., step - 1, :], state))
             power = None if series.powers is None else series.powers[..., step - 1]
             here = emission_at(emission, series, series.drive.at(step - 1))
-            observation = Observation(here, values, state, redraw, power)
+            noise = None if series.variances is None else series.variances[..., step - 1, :]
+            observation = Observation(here, values, state, redraw, power, noise)
             seen = series.observations[..., step - 1, :] if observed else None
             observations.append(pyro.sample(f"x_{step}", observation, obs=seen))
     return torch.stack(observations, -2)

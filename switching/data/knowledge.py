@@ -227,6 +227,22 @@ def with_weights(series: Series, table: Tensor | Packed) -> Series:
     return _put(replace(series, x=seen), "step_weights", table, torch.where(rows == 0, 1.0, rows), 1.0)
 
 
+def with_noise(series: Series, table: Tensor | Packed) -> Series:
+    """The series with variances of noise, of steps `[*b, T]` or of each feature of a step `[*b, T, F]`; those of
+    missing values may be missing too."""
+    axes, n_features = len(series.batch_shape), series.n_features
+    expected = (*series.batch_shape, series.n_steps)
+    if tuple(table.shape[axes + 1 :]) not in ((), (n_features,)):
+        raise ValueError(f"noise: got shape {tuple(table.shape)}, expected {expected} or {(*expected, n_features)}.")
+    table = beside(table, "noise", series, 0.0)
+    rows = rows_of(table)
+    wide = (rows if len(table.shape) == axes + 2 else rows.unsqueeze(-1)).expand(rows_of(series.x).shape)
+    known = torch.where(rows_of(series.x).isnan() & wide.isnan(), 0.0, wide)
+    whole = replace(table, rows=wide) if isinstance(table, Packed) else wide
+    _refuse(series, whole, ~((known >= 0) & known.isfinite()), "noise", "finite variances of at least 0", "feature")
+    return _put(series, "noise", table, known, 0.0)
+
+
 def check_states(series: Series, n_states: int) -> Series:
     """The series with a label for each of the states of a model.
 
@@ -259,8 +275,11 @@ def _put(series: Series, name: str, table: Tensor | Packed, rows: Tensor, beyond
     return replace(series, **{name: stored}, **others)
 
 
-def _refuse(series: Series, table: Tensor | Packed, bad: Bool[Tensor, "..."], argument: str, expected: str) -> None:
-    """Raise ValueError with the place and the value of the first bad entry."""
+def _refuse(
+    series: Series, table: Tensor | Packed, bad: Bool[Tensor, "..."], argument: str, expected: str, last: str = "state"
+) -> None:
+    """Raise ValueError with the place and the value of the first bad entry; `last` is the name of the axis after the
+    steps."""
     if not bool(bad.any()):
         return
     first = tuple(bad.nonzero()[0].tolist())
@@ -270,6 +289,6 @@ def _refuse(series: Series, table: Tensor | Packed, bad: Bool[Tensor, "..."], ar
         batch, steps = table.at(first[0])[:1], (table.at(first[0])[1], *first[1:])
     else:
         batch, steps = first[: len(series.batch_shape)], first[len(series.batch_shape) :]
-    places = zip(("step", "state"), steps, strict=False)
+    places = zip(("step", last), steps, strict=False)
     where = [*([f"sequence {number(batch)}"] if batch else []), *(f"{axis} {place}" for axis, place in places)]
     raise ValueError(f"{argument}: got {shown}{' at ' * bool(where)}{', '.join(where)}; expected {expected}.")

@@ -15,7 +15,7 @@ from torch import Tensor
 from ...inference.numerics.arrays import floating
 from ...inference.numerics.checks import check_integers
 from ..inputs import Inputs, columns_of, count_inputs, named_or_counted, select_columns
-from .knowledge import by_name, coded, with_states, with_weights
+from .knowledge import by_name, coded, with_noise, with_states, with_weights
 from .packed import Packed, padded, stored
 from .series import Series, number, place
 from .stacked import Stacked, check_levels, common_index, panel_of
@@ -32,6 +32,7 @@ def read_series(
     dt: Any = None,
     states: Any = None,
     weights: Any = None,
+    noise: Any = None,
 ) -> Series:
     """Read observations in any form.
 
@@ -42,8 +43,8 @@ def read_series(
             sequences, one after another, with `lengths [B]` that sum to N. NaN is missing. Integers become float64;
             floating types are kept.
         n_features: F, the required number of features of `x`.
-        lengths, inputs, input_names, dt, states, weights: see `Given`; inputs and gaps may extend beyond T. For a
-            panel, rows `[N, F]` or a list, they have the form of x, or are `[B, T, C]` and `[B, T]`.
+        lengths, inputs, input_names, dt, states, weights, noise: see `Given`; inputs and gaps may extend beyond T.
+            For a panel, rows `[N, F]` or a list, they have the form of x, or are `[B, T, C]` and `[B, T]`.
 
     Raises:
         ValueError: wrong rank or number of features, infinite values, no steps, lengths that do not fit, an index that
@@ -58,7 +59,7 @@ def read_series(
         if lengths is not None:
             raise ValueError("lengths: got some besides a panel, but its index names the sequences; leave it out.")
         check_levels(x.index, "x")
-        return _read_stacked(x, panel_of(x.index, "x"), n_features, inputs, drivers, dt, states, weights)
+        return _read_stacked(x, panel_of(x.index, "x"), n_features, inputs, drivers, dt, states, weights, noise)
     names, labels = None, {}
     if isinstance(x, dict):
         names, x = tuple(map(str, x)), list(x.values())
@@ -77,34 +78,36 @@ def read_series(
         values = _with_feature_axis(to_tensor(x, "x"), n_features, "x")
         if lengths is not None and values.ndim == 2 and _counts(lengths, values).ndim == 1:
             rows = Stacked.by_lengths(_summing(lengths, values), x.index if _labelled(x) else None)
-            return _read_stacked(x, rows, n_features, inputs, drivers, dt, states, weights)
+            return _read_stacked(x, rows, n_features, inputs, drivers, dt, states, weights, noise)
         if _labelled(x):
             check_times([x.index], ["x"], dt is not None)
             labels = {"index": x.index, "features": _features(x)}
         counts = _read_lengths(lengths, values)
-    for table, name in ((inputs, "inputs"), (dt, "dt"), (states, "states"), (weights, "weights")):
+    beside = (states, "states"), (weights, "weights"), (noise, "noise")
+    for table, name in ((inputs, "inputs"), (dt, "dt"), *beside):
         if _labelled(table) and _names_sequences(table.index):
             raise ValueError(f"{name}: got an index of sequence and time, but x has none; give both the same.")
     driven = [_beside_x(d, n, values) for n, d in (("inputs", inputs), ("dt", dt))]
     series = Series(values, counts, *driven, sequences=names, drivers=drivers, **labels)  # type: ignore[arg-type]
     placed = partial(_beside, counts=counts) if isinstance(x, list | tuple) and counts is not None else _unchanged
-    return _with_knowledge(_finished(series), states, weights, names, placed)
+    return _with_knowledge(_finished(series), states, weights, noise, names, placed)
 
 
 def _with_knowledge(
-    series: Series, states: Any, weights: Any, names: Sequence[str] | None, placed: Callable[..., Any]
+    series: Series, states: Any, weights: Any, noise: Any, names: Sequence[str] | None, placed: Callable[..., Any]
 ) -> Series:
-    """The series with known states and weights; `placed(table, name, beyond=...)` makes tables of rows."""
+    """The series with known states, weights and noise; `placed(table, name, beyond=...)` makes tables of rows."""
     if states is not None:
         numbers, labels = coded(by_name(states, names, "states"))
         table = _beside_x(placed(numbers, "states", beyond=torch.nan), "states", series.x)
         assert table is not None
         series = with_states(series, table, labels)
-    if weights is None:
-        return series
-    table = _beside_x(placed(by_name(weights, names, "weights"), "weights", beyond=1.0), "weights", series.x)
-    assert table is not None
-    return with_weights(series, table)
+    for name, numbers, beyond, put in (("weights", weights, 1.0, with_weights), ("noise", noise, 0.0, with_noise)):
+        if numbers is not None:
+            table = _beside_x(placed(by_name(numbers, names, name), name, beyond=beyond), name, series.x)
+            assert table is not None
+            series = put(series, table)
+    return series
 
 
 def _unchanged(table: Any, name: str, beyond: float) -> Any:
@@ -218,6 +221,7 @@ def _read_stacked(
     dt: Any,
     states: Any = None,
     weights: Any = None,
+    noise: Any = None,
 ) -> Series:
     """Rows of several sequences as a batch, with inputs and gaps that may come in rows too."""
     table = _with_feature_axis(to_tensor(x, "x"), n_features, "x")
@@ -237,7 +241,7 @@ def _read_stacked(
     def placed(table: Any, name: str, beyond: float) -> Any:
         return _in_rows(table, name, rows, counts, beyond)
 
-    return _with_knowledge(_finished(series), states, weights, rows.names, placed)
+    return _with_knowledge(_finished(series), states, weights, noise, rows.names, placed)
 
 
 def _in_rows(table: Any, name: str, rows: Stacked, counts: Tensor, beyond: float) -> Tensor | Packed:

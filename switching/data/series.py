@@ -41,6 +41,8 @@ class Given(TypedDict, total=False):
         weights: for a `SwitchingSSM`, numbers of at least 0. `[*batch]` has a weight of each sequence, by which a fit
             multiplies its log evidence. `[*batch, T]` has a weight of each step, the power of p(x_t | s_t, z_t); an
             observation of weight 0 is missing.
+        noise: `[*batch, T]` or `[*batch, T, F]`, the known variances of the noise of measurements, for a `SwitchingSSM`
+            of `Normal` emissions: x_t ~ N(loc, scale^2 + noise_t).
     """
 
     lengths: Any
@@ -49,14 +51,15 @@ class Given(TypedDict, total=False):
     dt: Any
     states: Any
     weights: Any
+    noise: Any
 
 
 @dataclass(frozen=True, repr=False)
 class Drive(Record):
     """The external inputs of the dynamics at some steps; None if there are none."""
 
-    inputs: Float[Tensor, "*b T C"] | None = None
-    gaps: Float[Tensor, "*b T"] | None = None
+    inputs: Float[Tensor, "*n C"] | None = None
+    gaps: Float[Tensor, "*n"] | None = None
 
     def at(self, steps: slice | int) -> "Drive":
         """The inputs at a range of steps, or at one step."""
@@ -83,12 +86,13 @@ class Series(Record):
         state_names: the labels of the states, if they have some.
         weights: the weight of each sequence in a fit.
         step_weights: the power of the density of each observation.
+        noise: the known variance of the noise of each observation.
         stacked: the rows of the table from which the steps come, if they come from one table.
     """
 
-    _NUMBERS: ClassVar = ("x", "inputs", "dt", "weights", "step_weights")
+    _NUMBERS: ClassVar = ("x", "inputs", "dt", "weights", "step_weights", "noise")
     _PLACES: ClassVar = ("lengths", "states")
-    _BY_STEP: ClassVar = ("states", "step_weights")
+    _BY_STEP: ClassVar = ("states", "step_weights", "noise")
 
     x: Float[Tensor, "*b T F"] | Packed
     lengths: Int[Tensor, "*b"] | None = None
@@ -102,6 +106,7 @@ class Series(Record):
     state_names: tuple[str, ...] | None = None
     weights: Float[Tensor, "*b"] | None = None
     step_weights: Float[Tensor, "*b T"] | Packed | None = None
+    noise: Float[Tensor, "*b T F"] | Packed | None = None
     stacked: Stacked | None = field(default=None, repr=False, compare=False)
     checked: Any = field(default=None, repr=False, compare=False)  # the model parts that have checked the observations
 
@@ -153,6 +158,15 @@ class Series(Record):
     def powers(self) -> Float[Tensor, "*b T"] | None:
         """The power of the density of each observation; None: all are 1."""
         return None if self.step_weights is None else padded(self.step_weights)
+
+    @property
+    def variances(self) -> Float[Tensor, "*b T F"] | None:
+        """The known variances of the noise; None: there is none."""
+        return None if self.noise is None else padded(self.noise)
+
+    def with_noise(self, draws: Float[Tensor, "*n F"]) -> Float[Tensor, "*n F"]:
+        """Draws of all steps `[..., *b, T, F]`, with a draw of the noise of their measurements."""
+        return draws if self.variances is None else draws + self.variances.sqrt() * torch.randn_like(draws)
 
     def weighed(self, numbers: Tensor) -> Tensor:
         """Numbers of the sequences `[*b]`, times their weights."""
@@ -364,7 +378,8 @@ class Series(Record):
 
     def check_plain(self, reader: str) -> None:
         """Raise ValueError if there is knowledge about steps, which this reader of the series does not use."""
-        for name, tables in {"states": (self.states,), "weights": (self.weights, self.step_weights)}.items():
+        weights = self.weights, self.step_weights
+        for name, tables in {"states": (self.states,), "weights": weights, "noise": (self.noise,)}.items():
             if any(table is not None for table in tables):
                 raise ValueError(f"{name}: got some, but {reader} takes none; leave it out.")
 

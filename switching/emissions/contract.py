@@ -117,6 +117,9 @@ class Emission(Named, ABC):
     have_unit: ClassVar[bool] = False
     """Whether `in_units` describes the effect of another unit on the parameters, and "loc" moves with the origin."""
 
+    takes_noise: ClassVar[bool] = False
+    """Whether rows of observations may have the known variances of their noise beside them, `[N, 2 F]`."""
+
     def __post_init__(self, *_: Any) -> None:
         n_features = check_integer("n_features", self.n_features)
         if n_features is not self.n_features:
@@ -174,7 +177,7 @@ class Emission(Named, ABC):
 
     def maximize(
         self,
-        x: Float[Tensor, "N F"],
+        x: Float[Tensor, "N R"],
         weights: Float[Tensor, "*r N K"],
         near: Parameters,
         prior: Parameters | None,
@@ -195,7 +198,7 @@ class Emission(Named, ABC):
     def maximize_beside(
         self,
         fixed: Parameters,
-        x: Float[Tensor, "N F"],
+        x: Float[Tensor, "N R"],
         weights: Float[Tensor, "*r N K"],
         near: Parameters,
         prior: Parameters | None,
@@ -214,7 +217,7 @@ class Emission(Named, ABC):
 
     def maximize_parts(
         self,
-        x: Float[Tensor, "N F"],
+        x: Float[Tensor, "N R"],
         weights: Sequence[Tensor],
         near: Parameters,
         prior: Parameters | None,

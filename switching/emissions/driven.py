@@ -125,7 +125,10 @@ class Beside(Emission):
 
 
 def rows_read(emission: Emission, series: Series) -> Float[Tensor, "*b T R"]:
-    """The observations of a series, with the inputs that an emission reads beside them."""
+    """The observations of a series, with the inputs that an emission reads beside them, or the variances of their
+    noise."""
+    if series.variances is not None:
+        return torch.cat([series.observations, series.variances], -1)
     if not emission.n_inputs:
         return series.observations
     return torch.cat([series.observations, _inputs_read(emission, series, series.drive)], -1)

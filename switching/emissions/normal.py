@@ -10,6 +10,10 @@ $b = b_0 + S/2 + \kappa_0 n (\bar x - m_0)^2 / (2\kappa)$; its joint mode is $\m
 $$\theta' = (E[\tau\mu]/E[\tau],\; E[\tau]), \qquad c = (E[\log\tau] - \log E[\tau] - 1/\kappa)/2.$$
 
 If the states share one $\tau$ for each feature, see `tied`.
+
+**Known noise.** If a measurement has noise of a known variance $v_t$, then $x_t \sim N(\mu, 1/\tau + v_t)$. The true
+value $y_t \sim N(\mu, 1/\tau)$ is latent. With $g_t = 1 / (1 + \tau v_t)$ its posterior has mean
+$\mu + g_t (x_t - \mu)$ and variance $g_t v_t$, whose moments stand in place of those of $x_t$ in an M-step.
 """
 
 import math
@@ -19,12 +23,13 @@ from typing import Any
 
 import pyro.distributions as dist
 import torch
+from jaxtyping import Float
 from pyro.distributions.torch_distribution import TorchDistributionMixin
 from torch import Tensor
 from torch.distributions import constraints
 
 from ...inference.families import LocPrecision, NormalGamma, SharedPrecision
-from ...inference.gaussian.op import normal_log_density, normal_moments
+from ...inference.gaussian.op import Moments, normal_log_density, normal_moments
 from ..parameters import Parameter, Parameters, Shown
 from ..priors import Site, normal_gamma_sites
 from .contract import Maximized, Representative
@@ -60,6 +65,7 @@ class Normal(NormalEmission):
     tied: Mapping[str, str] | None = field(default=None, kw_only=True, hash=False)
     family = NormalGamma()
     have_unit = True
+    takes_noise = True
     by_feature = True
     tied_name = "scale"
     of_precision = ("precision", "shape", "rate")
@@ -109,7 +115,9 @@ class Normal(NormalEmission):
         return {"loc": point.loc.squeeze(-1).mT, "precision": point.precision.squeeze(-1).mT}
 
     def log_prob(self, x: Tensor, values: Parameters) -> Tensor:
+        x, noise = self._measured(x)
         precision = values["precision"]
+        precision = precision if noise is None else precision / (1 + precision * noise)
         observed = ~torch.isnan(x)
         residual = torch.where(observed, x, 0.0) - values["loc"]
         terms = 0.5 * (precision.log() - math.log(2 * math.pi) - precision * residual**2)
@@ -118,7 +126,14 @@ class Normal(NormalEmission):
     def table(self, x: Tensor, values: Parameters) -> Tensor:
         return self._table(x, values, values["precision"].log())
 
+    def _measured(self, x: Tensor) -> tuple[Tensor, Tensor | None]:
+        """Observations, and the variances of their noise if they are beside them."""
+        n = self.n_features
+        return (x, None) if x.shape[-1] == n else (x[..., :n], x[..., n:])
+
     def _table(self, x: Tensor, values: Parameters, log_precision: Tensor) -> Tensor:
+        if x.shape[-1] != self.n_features:
+            return super().table(x, values)
         rows, loc = x.reshape(-1, self.n_features), values["loc"]
         table = normal_log_density(rows, loc, values["precision"].expand_as(loc), log_precision.expand_as(loc))
         return table.reshape(*table.shape[:-2], *x.shape[:-1], table.shape[-1])
@@ -132,7 +147,12 @@ class Normal(NormalEmission):
 
     def message(self, x: Tensor, weights: Tensor, near: Parameters | None = None) -> Tensor:
         about = x.new_zeros(weights.shape[-1], self.n_features) if near is None else near["loc"]
-        count, first, second = normal_moments(x, weights, about)
+        x, noise = self._measured(x)
+        if noise is None:
+            count, first, second = normal_moments(x, weights, about)
+        else:
+            assert near is not None  # an M-step starts from values
+            count, first, second = _true_moments(x, noise, weights, near)
         return self.from_each(torch.stack([first, -count / 2, count / 2, -second / 2], -1))
 
     def peak_of(self, message: Tensor, floor: Tensor) -> Maximized:
@@ -147,3 +167,16 @@ class Normal(NormalEmission):
         constant = (log_precision - precision.log() - (second - first * loc)) / 2
         precision = precision if self.tied is None else precision[..., :1, :]
         return Representative({"loc": loc, "precision": precision}, constant)
+
+
+def _true_moments(
+    x: Float[Tensor, "N F"], noise: Float[Tensor, "N F"], weights: Float[Tensor, "*r N K"], near: Parameters
+) -> Moments:
+    """Weighted moments about the locations, of the posterior of true values under parameters `[*r, K, F]`."""
+    seen = ~x.isnan()
+    loc, precision = near["loc"].unsqueeze(-3), near["precision"].unsqueeze(-3)
+    gain = 1 / (1 + precision * noise.unsqueeze(-2))
+    mean = gain * (torch.where(seen, x, 0.0).unsqueeze(-2) - loc)
+    used = weights.unsqueeze(-1) * seen.unsqueeze(-2)
+    variance = gain * noise.unsqueeze(-2)
+    return Moments(used.sum(-3), (used * mean).sum(-3), (used * (mean.square() + variance)).sum(-3))

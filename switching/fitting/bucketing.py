@@ -44,8 +44,16 @@ class Bucketing:
         inputs = _taken([part.series.drive.inputs for part in parts], where, 0, 0.0)
         gaps = _taken([part.series.drive.gaps for part in parts], where, 0, 0.0)
         powers = _taken([part.series.powers for part in parts], where, 0, 1.0)
+        noise = _taken([part.series.variances for part in parts], where, 0, 0.0)
         packed = Series(
-            observations, None, inputs, gaps, drivers=series.drivers, step_weights=powers, checked=series.checked
+            observations,
+            None,
+            inputs,
+            gaps,
+            drivers=series.drivers,
+            step_weights=powers,
+            noise=noise,
+            checked=series.checked,
         )
         return Bucketing(problem, problem.of(packed), where)
 

@@ -65,9 +65,11 @@ class ChainGraph(Graph):
 
         Raises:
             TypeError: dynamics or an emission without a conjugate prior.
-            ValueError: independent steps with a gap of 0, which makes two steps one.
+            ValueError: known noise; independent steps with a gap of 0, which makes two steps one.
         """
         dynamics, series, prior = problem.dynamics, problem.series, problem.prior
+        if series.noise is not None:
+            raise ValueError('noise: got some, but message passing takes none; use method="em", "svi" or "nuts".')
         if dynamics.not_conjugate:
             raise TypeError(
                 f"dynamics: {dynamics.not_conjugate}, so {dynamics.name} has no conjugate family, which message "

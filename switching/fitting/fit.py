@@ -34,6 +34,7 @@ def fit(problem: Problem, options: Options) -> Result:
     conjugate = all(part.emission.is_conjugate for part in problem.emission.parts)
     conjugate = conjugate and (not options.fixed or all(part.emission.holds_parts for part in problem.emission.parts))
     conjugate = conjugate and not problem.dynamics.not_conjugate
+    conjugate = conjugate and problem.series.noise is None
     by_messages = options.method == "vmp" or (options.method != "em" and conjugate)
     with explains_singularity():
         begin = Initialization.of(problem, options, near_prior=by_messages)

@@ -21,6 +21,7 @@ clusters are cheap: beyond the first starts there are only such. See `perturbati
 
 import itertools
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -156,7 +157,7 @@ def _from_weights(
     problem: Problem, near: Parameters, weights: Float[Tensor, "R *b T K"], moves: Parameters
 ) -> Parameters:
     series, n = problem.series, len(weights)
-    rows = rows_read(problem.emission, series).flatten(0, -2)
+    rows = rows_read(problem.emission, replace(series, noise=None)).flatten(0, -2)
     begin = {name: value.expand(n, *value.shape[1:]) for name, value in near.items()}
     flat = [
         series.powered(table.reshape(n, len(rows), -1)) for table in problem.emission.weights(weights, 0.1 * weights)

@@ -83,7 +83,8 @@ class Units:
         if not bool(self.about.any()) and bool((self.unit == 1).all()):
             return series
         # in place, so that it needs only one more table of the size of x
-        return series.mapped(lambda x: (x.double() - self.about).div_(self.unit).to(x))
+        scaled = series.mapped(lambda x: (x.double() - self.about).div_(self.unit).to(x))
+        return scaled._mapped(lambda noise: noise.double().div(self.unit.square()).to(noise), "noise")
 
     def problem(self, problem: Problem) -> Problem:
         """The problem in these units."""

@@ -73,7 +73,7 @@ def plot_fit(model: Any, x: Any, *, sequence: int = 0, level: float = 0.9, **giv
     problem, values = _alone(model, whole, sequence)
     every = -(-problem.series.n_steps // MOST_DRAWN)
     emission, seen = model.emission, Smoothing.of(problem, values).thinned(every)
-    series = replace(problem.series, x=problem.series.observations[::every], states=None, step_weights=None)
+    series = replace(problem.series, x=problem.series.observations[::every], states=None, step_weights=None, noise=None)
     here = emission_at(emission, problem.series, problem.series.drive.at(slice(None, None, every)))
     mixture = StateMixture(here, values, seen.weights)
     reach = float(ndtri(0.5 + level / 2)) * mixture.variance.sqrt()
@@ -196,7 +196,9 @@ class ForecastFrame:
         n_steps = series.n_steps
         first = max(0, n_steps - max(LEAST_SHOWN, SHOWN_HORIZONS * horizon))
         axis, n_past = time_axis(series, horizon).part(first, n_steps + horizon), n_steps - first
-        past = replace(series.cpu(), x=series.observations.detach().cpu()[first:], states=None, step_weights=None)
+        past = replace(
+            series.cpu(), x=series.observations.detach().cpu()[first:], states=None, step_weights=None, noise=None
+        )
         figure, panels = new_figure(heights)
         shown = f"the mean and {100 * level:g}% interval" if shown is None else shown
         set_title(panels[0], f"Observed series, then {shown} in the forecast")

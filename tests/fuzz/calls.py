@@ -350,9 +350,11 @@ def _drive(r: Draw, dynamics: str, batch: tuple[int, ...], n: int) -> dict[str, 
     return found
 
 
-def _knowledge(r: Draw) -> dict[str, Any]:
-    """Known states, as numbers or as weights, and weights of sequences or of steps."""
+def _knowledge(r: Draw, emission: str) -> dict[str, Any]:
+    """Known states, as numbers or as weights, weights of sequences or of steps, and variances of noise."""
     beside: dict[str, Any] = {}
+    if emission in ("Normal", "Gated", "GatedByState", "GatedTied", "GatedTiedByState") and r.random.random() < 0.4:
+        beside["noise"] = r.one(torch.rand(*r.batch, r.T), torch.rand(*r.batch, r.T, r.F) * 3)
     if r.random.random() < 0.5:
         beside["states"] = r.one(torch.randint(-1, r.K, (*r.batch, r.T)), torch.rand(*r.batch, r.T, r.K) + 0.01)
     if r.random.random() < 0.5 or not beside:
@@ -407,12 +409,11 @@ def _(r: Draw) -> Call:
     dynamics, emission, moves, made = _parts(r)
     model = sh.SwitchingSSM(moves, made).with_values(_values(r, dynamics, emission))
     method = r.one(*(verb for verb in VERBS if verb != "durations"), "sample_posterior", "forecast")
-    given = {"x": _x(r, emission)} | _knowledge(r)
+    given = {"x": _x(r, emission)} | _knowledge(r, emission)
     given |= {"forecast": {"horizon": 2}, "sample_posterior": {"n": 2}}.get(method, {})
-    if dynamics != "Driven":
-        return Call(getattr(model, method), given | {"lengths": r.lengths()})
-    driven = _drive(r, "Driven", r.batch, r.T + 2 * (method == "forecast"))
-    return Call(getattr(model, method), given | driven)
+    if method != "forecast":
+        return Call(getattr(model, method), given | {"lengths": r.lengths()} | _drive(r, dynamics, r.batch, r.T))
+    return Call(model.forecast, given | _drive(r, dynamics, r.batch, r.T + 2))
 
 
 @function("forecast", 2)
