@@ -232,7 +232,7 @@ class Problem(SeriesProblem):
 
         def weighed(table: Tensor | None) -> Tensor | None:
             axes = 0 if table is None else table.ndim - marginals.log_normalizer.ndim
-            return None if table is None else table * weights.reshape(*weights.shape, *[1] * axes)
+            return None if table is None else table * weights.reshape((*weights.shape, *[1] * axes))
 
         tables = {part.name: weighed(getattr(marginals, part.name)) for part in fields(marginals)}
         return Marginals(**tables)  # pyright: ignore[reportArgumentType] those that are not None stay so

@@ -134,7 +134,7 @@ class _Paths(Family[Tables], Generic[Tables]):
 
     def _weighed(self, table: Tensor, n_axes: int = 0) -> Tensor:
         """A table times the weights of the sequences, whose axes are before its last `n_axes`."""
-        return table if self.weights is None else table * self.weights.reshape(*self.weights.shape, *[1] * n_axes)
+        return table if self.weights is None else table * self.weights.reshape((*self.weights.shape, *[1] * n_axes))
 
     def probabilities(self, steps: Float[Tensor, "*b T K"]) -> Float[Tensor, "*b T K"]:
         """Expected statistics of each step without the weights of sequences; equal ones if the weight is 0."""

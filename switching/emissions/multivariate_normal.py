@@ -173,6 +173,7 @@ class MultivariateNormal(NormalEmission):
             for observed, rows in _patterns(x)
             if observed is None or len(observed)
         ]
+        parts = parts or [_pattern_moments(x[:0], None, weights[..., :0, :], near)]  # nothing is observed
         count, first, second = (reduce(torch.add, part) for part in zip(*parts, strict=True))
         half = 0.5 * count.unsqueeze(-1)
         return self.from_each(pack(first, -half, half, -0.5 * second.flatten(-2)))

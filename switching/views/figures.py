@@ -247,7 +247,7 @@ def draw_features(
             draw_band(panel, axis, best, colors, mean, *((mean, mean) if _binary(emission) else (lower, upper)))
         draw_series(panel, seen_at, series.observations[:, feature].numpy(), joined=not few)
         name_feature(panel, name)
-        label_states(panel, *state_labels(emission, values, feature), colors)
+        label_states(panel, *state_labels(emission, values, feature, series.state_names), colors)
 
 
 def draw_expected(
@@ -264,19 +264,26 @@ def draw_expected(
         name_feature(panel, name)
 
 
-def state_labels(emission: Emission, values: Parameters, feature: int) -> tuple[np.ndarray, list[str]]:
-    """The position of each state in a feature's panel, and its text there: its level, or its scale if all states have
-    the same level."""
+def state_labels(
+    emission: Emission, values: Parameters, feature: int, names: Sequence[str] | None = None
+) -> tuple[np.ndarray, list[str]]:
+    """The position of each state in a feature's panel, and its text there: its number or its name, and its level, or
+    its scale if all states have the same level."""
+
+    def texts(kind: str, of_states: np.ndarray, form: str) -> list[str]:
+        labels = range(len(of_states)) if names is None else names
+        return [f"state {k}: {kind}{format(at, form)}" for k, at in zip(labels, of_states, strict=True)]
+
     if _categorical(emission):
         where = values["probs"].argmax(-1).double().numpy()
-        return where, [f"state {k}: mostly {at:.0f}" for k, at in enumerate(where)]
+        return where, texts("mostly ", where, ".0f")
     mean, scale = (
         table.redrawn[:, feature].double().numpy() for table in (emission.mean(values), emission.variance(values))
     )
     scale = np.sqrt(scale)
     if bool(only_scales(emission, values)[feature]):
-        return mean + scale, [f"state {k}: sd {spread:.3g}" for k, spread in enumerate(scale)]
-    return mean, [f"state {k}: {at:.4g}" for k, at in enumerate(mean)]
+        return mean + scale, texts("sd ", scale, ".3g")
+    return mean, texts("", mean, ".4g")
 
 
 def _described(source: Any) -> tuple[Emission, Parameters]:

@@ -536,6 +536,9 @@ def _(r: Draw) -> Call:
     model = sh.SwitchingSSM(moves, made)
     if dynamics in DRIVEN:
         given["inputs"] = r.table(*r.batch, 12, 1)
+    if r.random.random() < 0.3:
+        r.T = 12
+        given |= _knowledge(r, emission if given["method"] == "em" else "")
 
     def run(**given: Any) -> Any:
         fit = model.fit(**given)

@@ -7,6 +7,7 @@ import pyro.infer
 import pytest
 import samplehold as sh
 import torch
+from matplotlib.text import Text
 from oracles.models import DYNAMICS, EMISSIONS, KINDS, drive, every_path, random_model, trace_log_prob
 from samplehold.switching.fitting.chain_graph import ChainGraph
 from samplehold.switching.fitting.chunked import ChunkedVMP
@@ -405,8 +406,8 @@ def test_results_have_the_labels():
     assert set(fit.summary().parameters["state"]) >= {"state rest", "state run", "state walk"}
     assert "state rest" in str(fit.summary())
     assert list(fit.to_arviz(draws=2).posterior["state"].values) == list(NAMES)
-    fit.plot()
-    fit.forecast(2).plot()
+    texts = [text.get_text() for figure in (fit.plot(), fit.forecast(2).plot()) for text in figure.findobj(Text)]
+    assert sum(text.startswith("state walk: ") for text in texts) == 2
     assert fit._repr_html_().count("state walk")
 
 

@@ -82,6 +82,16 @@ def test_a_step_of_weight_0_is_missing(method):
     assert_close(a.objective, b.objective, rtol=1e-12, atol=1e-10)
 
 
+@pytest.mark.parametrize("method", ["em", "vmp"])
+def test_a_series_may_begin_with_steps_of_weight_0_and_one_sequence_have_a_weight(method):
+    x, _ = data("markov", "full")
+    model = sh.SwitchingSSM(sh.Markov(2), sh.MultivariateNormal(2))
+    fit = model.fit(x[0], method, restarts=1, weights=[0, 0, 0, *[1] * 17], progress=False)
+    assert fit.converged
+    once, again = (model.fit(x[0], method, restarts=1, weights=w, progress=False) for w in (None, 1.0))
+    assert_close(once.model.values, again.model.values, rtol=1e-12, atol=1e-12)
+
+
 @pytest.mark.parametrize("states", [None, True], ids=["free", "supervised"])
 def test_em_weighs_moments_by_the_weights_of_steps(states):
     x = torch.randn(50, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
