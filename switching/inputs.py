@@ -29,12 +29,13 @@ def named_or_counted(inputs: Any, argument: str = "inputs", least: int = 0) -> I
     if not isinstance(inputs, list | tuple | pd.Index):
         return check_integer(argument, inputs, least=least)
     names = tuple(inputs)
+    if not names:
+        raise ValueError(f"{argument}: got no names; name at least one input, or leave it out.")
     for name in names:
         if not isinstance(name, str):
             raise TypeError(f"{argument}: got {type(name).__name__}, expected names of inputs, or their number.")
         if names.count(name) > 1:
             raise ValueError(f"{argument}: got {name!r} twice; name each input once.")
-    check_integer(f"len({argument})", len(names), least=least)
     return names
 
 

@@ -49,7 +49,7 @@ def run(model: SwitchingSSM, layer: nn.Module, series: Series, inputs: Tensor | 
         )
     parameter = next(iter(layer.parameters()), rows)
     rows = rows.to(parameter).nan_to_num(0.0)
-    flat = rows.reshape(-1, *rows.shape[-2:])
+    flat = rows.reshape(rows.shape[:-2].numel(), *rows.shape[-2:])
     if front is not None:
         flat = _before(front, model, series, flat)
     width = getattr(module, "input_size", flat.shape[-1])

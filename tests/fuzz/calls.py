@@ -71,6 +71,7 @@ class Draw:
         self.dtype = random.choice((torch.float32, torch.float64))
         self.batch = random.choice(((), (1,), (2,), (3,), (2, 2), (0,)))
         self.T, self.K, self.F = random.randint(1, 5), random.randint(1, 3), random.randint(1, 2)
+        self.emission_reads = False  # whether the emission of a model reads an input
 
     def one(self, *of: Any) -> Any:
         return self.random.choice(of)
@@ -262,6 +263,18 @@ def _same_unless_too_large(result: Tensor, expected: Tensor) -> str | None:
 # ---- models ----------------------------------------------------------------------------------------------------------
 
 
+DYNAMICS: dict[str, Any] = {
+    "Copy": lambda r: sh.Copy(r.K),
+    "Driven": lambda r: sh.Copy(r.K, inputs=1),
+    "Markov": lambda r: sh.Markov(r.K),
+    "DrivenMarkov": lambda r: sh.Markov(r.K, inputs=1),
+}
+READING: dict[str, Any] = {  # emissions with inputs
+    "Normal": lambda r: sh.LinearRegression(r.F, inputs=1),
+    "Bernoulli": lambda r: sh.Bernoulli(r.F, inputs=1),
+    "Poisson": lambda r: sh.Poisson(r.F, inputs=1),
+    "Categorical": lambda r: sh.Categorical(3, inputs=1),
+}
 GATED = "Gated", "GatedByState", "GatedTied", "GatedTiedByState"
 
 
@@ -296,6 +309,8 @@ def _values(r: Draw, dynamics: str, emission: str) -> dict[str, Any]:
         "GatedTied": lambda: gated(1, tied=True),
         "GatedTiedByState": lambda: gated(K, tied=True),
     }[emission]()
+    if r.emission_reads:
+        own["coefficients"] = r.table(K, 2 if emission == "Categorical" else F, 1)
     return own
 
 
@@ -305,6 +320,9 @@ def _parts(r: Draw, *, emissions: tuple[str, ...] = ()) -> tuple[str, str, Any, 
     copies = "Copy", "Copy", "Driven"
     dynamics = r.one(*copies) if emission in GATED else r.one(*copies, "Markov", "DrivenMarkov")
     tied = {"scale": "all states"}
+    r.emission_reads = not emissions and emission in READING and r.random.random() < 0.3
+    if r.emission_reads:
+        return dynamics, emission, DYNAMICS[dynamics](r), READING[emission](r)
     made = {
         "Normal": lambda: sh.Normal(r.F),
         "MultivariateNormal": lambda: sh.MultivariateNormal(r.F),
@@ -316,13 +334,7 @@ def _parts(r: Draw, *, emissions: tuple[str, ...] = ()) -> tuple[str, str, Any, 
         "GatedTied": lambda: sh.Gated(sh.Normal(r.F), sh.Normal(r.F), tied=tied),
         "GatedTiedByState": lambda: sh.Gated(sh.Normal(r.F), sh.Normal(r.F), by_state=True, tied=tied),
     }[emission]()
-    moves = {
-        "Copy": lambda: sh.Copy(r.K),
-        "Driven": lambda: sh.Copy(r.K, inputs=1),
-        "Markov": lambda: sh.Markov(r.K),
-        "DrivenMarkov": lambda: sh.Markov(r.K, inputs=1),
-    }[dynamics]()
-    return dynamics, emission, moves, made
+    return dynamics, emission, DYNAMICS[dynamics](r), made
 
 
 def _x(r: Draw, emission: str, T: int | None = None, batch: tuple[int, ...] | None = None) -> Tensor:
@@ -343,7 +355,7 @@ DRIVEN = "Driven", "DrivenMarkov"
 
 def _drive(r: Draw, dynamics: str, batch: tuple[int, ...], n: int) -> dict[str, Any]:
     found: dict[str, Any] = {}
-    if dynamics in DRIVEN:
+    if dynamics in DRIVEN or r.emission_reads:
         found["inputs"] = r.table(*batch, n, 1)
     if dynamics in ("Copy", "Driven") and r.random.random() < 0.4:
         found["dt"] = torch.rand(*batch, n, dtype=r.dtype) * 2
@@ -353,7 +365,8 @@ def _drive(r: Draw, dynamics: str, batch: tuple[int, ...], n: int) -> dict[str, 
 def _knowledge(r: Draw, emission: str) -> dict[str, Any]:
     """Known states, as numbers or as weights, weights of sequences or of steps, and variances of noise."""
     beside: dict[str, Any] = {}
-    if emission in ("Normal", "Gated", "GatedByState", "GatedTied", "GatedTiedByState") and r.random.random() < 0.4:
+    noisy = emission in ("Normal", *GATED) and not r.emission_reads
+    if noisy and r.random.random() < 0.4:
         beside["noise"] = r.one(torch.rand(*r.batch, r.T), torch.rand(*r.batch, r.T, r.F) * 3)
     if r.random.random() < 0.5:
         beside["states"] = r.one(torch.randint(-1, r.K, (*r.batch, r.T)), torch.rand(*r.batch, r.T, r.K) + 0.01)
@@ -387,7 +400,7 @@ def _(r: Draw) -> Call:
     def check(given: Mapping[str, Any], result: Any) -> str | None:
         x = given["x"]
         plain = isinstance(x, Tensor) and x.dim() > 1 and x.dtype in (torch.float32, torch.float64)
-        if not plain or dynamics in DRIVEN or emission in ("MultivariateNormal", *GATED):
+        if not plain or r.emission_reads or dynamics in DRIVEN or emission in ("MultivariateNormal", *GATED):
             return None
         if method not in ("log_evidence", "smooth") or (given["lengths"] is not None and x.dim() == 2):
             return None
@@ -454,7 +467,7 @@ def _(r: Draw) -> Call:
 def _(r: Draw) -> Call:
     dynamics, emission, moves, made = _parts(r)
     model = sh.SwitchingSSM(moves, made).with_values(_values(r, dynamics, emission))
-    drive = {"inputs": r.table(*r.batch, 1)} if dynamics in DRIVEN else {}
+    drive = {"inputs": r.table(*r.batch, 1)} if dynamics in DRIVEN or r.emission_reads else {}
 
     def run(batch_shape: Any, x_t: Any, **drive: Any) -> Any:
         return model.update(model.start(batch_shape), x_t, **drive)
@@ -534,8 +547,10 @@ def _(r: Draw) -> Call:
         "progress": False,
     }
     model = sh.SwitchingSSM(moves, made)
-    if dynamics in DRIVEN:
+    if dynamics in DRIVEN or r.emission_reads:
         given["inputs"] = r.table(*r.batch, 12, 1)
+    if dynamics == "DrivenMarkov" or (r.emission_reads and emission != "Normal"):
+        given["method"] = "em"
     if r.random.random() < 0.3:
         r.T = 12
         given |= _knowledge(r, emission if given["method"] == "em" else "")
@@ -610,7 +625,7 @@ def _(r: Draw) -> Call:
         "prior": "weak",
         "progress": False,
     }
-    if dynamics in DRIVEN:
+    if dynamics in DRIVEN or r.emission_reads:
         given["inputs"] = r.table(*r.batch, 8, 1)
 
     def run(**given: Any) -> Any:
