@@ -69,14 +69,15 @@ class SwitchingSSM(Model):
     Arguments:
         dynamics: `Copy(n_states)` or `Markov(n_states)`.
         emission: `Normal(n_features)`, `MultivariateNormal(n_features)`, `Categorical(n_categories)`,
-            `Bernoulli(n_features)`, `Poisson(n_features)`, `Gated(emission, background)`, or your own emission.
+            `Bernoulli(n_features)`, `Poisson(n_features)`, `LinearRegression(n_features, inputs)`, `Gated(emission,
+            background)`, or your own emission.
 
     Every method that takes `x` accepts a tensor `[T]`, `[T, F]` or `[*batch, T, F]`, a numpy array, a pandas object, a
     panel (a frame with an index of sequence and time, or see `read_panel`), or a list of ragged sequences. NaN means
-    missing. Methods also take `lengths`, and with `Copy` dynamics `inputs [*batch, T, C]` and `dt [*batch, T]`, the
-    gap before each step. Knowledge about steps goes beside x too: `states`, `weights` and `noise` (see `Given` in
-    `switching.data.series`). `read` makes one `Series` of all these, and every method accepts it. Results have the
-    batch axes of `x`; results of `states` have its labels.
+    missing. Methods also take `lengths`, `inputs` if a part of the model reads some, and with `Copy` dynamics `dt
+    [*batch, T]`, the gap before each step. Knowledge about steps goes beside x too: `states`, `weights` and `noise` (see
+    `Given` in `switching.data.series`). `read` makes one `Series` of all these, and every method accepts it. Results
+    have the batch axes of `x`; results of `states` have its labels.
 
     Raises:
         TypeError: dynamics or an emission of another type.
@@ -380,7 +381,7 @@ class SwitchingSSM(Model):
     def durations(self, x: Any, **given: Unpack[Given]) -> Float[Tensor, "K"]:
         """The expected number of steps from entering each state to leaving it; with gaps, in units of time.
 
-        With inputs, durations use the mean redraw probability of their steps.
+        With inputs, durations use the mean redraw probability, or the mean probability of staying, of their steps.
         """
         series = self.read(x, **given)
         inputs = series.drive.inputs
@@ -415,7 +416,7 @@ class SwitchingSSM(Model):
             method: "em", expectation-maximisation: the mode of the posterior, or maximum likelihood with `prior=None`.
                 "vmp", variational message passing: q(parameters) q(paths), which maximises a bound on the evidence.
                 "svi" and "nuts" use Pyro on the density with the paths summed out. They continue from a fit by message
-                passing, or by EM if the emission has no conjugate prior. SVI has a normal guide in each unconstrained
+                passing, or by EM if some part has no conjugate prior. SVI has a normal guide in each unconstrained
                 parameter. NUTS draws from the posterior. The last three methods set `Fit.posterior`.
             restarts: the size of the search. Four times as many starts are tried briefly, of several kinds (see
                 `fitting.starts`), and the most promising are run to convergence; then come starts from the best ends,
@@ -448,7 +449,7 @@ class SwitchingSSM(Model):
         Raises:
             ValueError: see `read`; a feature without any observation; fewer observations than states; a prior without a
                 mode.
-            TypeError: message passing with an emission that has no conjugate prior.
+            TypeError: message passing with dynamics or an emission that have no conjugate prior.
         """
         options = Options(
             method,

@@ -204,7 +204,7 @@ def read_tables(numbers: Mapping[str, Any]) -> Parameters:
     return {name: table.to(dtype) for name, table in placed.items()}
 
 
-def concentration(prior: float | Sequence[float] | Tensor, shape: tuple[int, ...], name: str) -> Tensor:
+def concentration(prior: float | Sequence[Any] | Tensor, shape: tuple[int, ...], name: str) -> Tensor:
     """A table of positive concentrations from a scalar or a table that broadcasts to `shape`.
 
     Raises:

@@ -40,6 +40,7 @@ from torch import Tensor, nn
 from ...inference.numerics.arrays import floating
 from ...inference.numerics.records import Record
 from ...inference.numerics.scalars import check_choice, check_integer, check_number
+from ...switching.data.series import Drive
 from ...switching.dynamics.copy import Copy
 from ...switching.dynamics.markov import Markov
 from ...switching.emissions.discrete import Categorical
@@ -363,7 +364,7 @@ def _of_model(model: SwitchingSSM, alphabet: Any) -> WeightedAutomaton:
     if dynamics.reads:
         raise ValueError("network: its moves depend on inputs, so a symbol has no single matrix.")
     if isinstance(dynamics, Markov):
-        first, moves = values["initial_probs"], values["transition_probs"]
+        first, moves = dynamics.first(values, Drive()), values["transition_probs"]
     else:
         first, redraw = values["state_probs"], values["redraw_prob"]
         moves = (1 - redraw) * torch.eye(len(first), dtype=torch.float64, device="cpu") + redraw * first

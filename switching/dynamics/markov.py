@@ -77,7 +77,7 @@ class Markov(Dynamics):
     inputs: Inputs | Sequence[str] = 0  # type: ignore[assignment]
     initial: str | Sequence[float] = "free"
     initial_inputs: Inputs | Sequence[str] = 0
-    mask: Sequence[Sequence[bool]] | None = None
+    mask: Sequence[Sequence[bool]] | Any = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "n_states", check_integer("n_states", self.n_states))

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 import samplehold as sh
 import torch
-from oracles.models import KINDS, drive, random_model
+from oracles.models import CONJUGATE, drive, random_model
 from samplehold.switching.fitting import chunked
 from samplehold.switching.fitting.chain_graph import ChainGraph
 from samplehold.switching.fitting.chunked import ChunkedVMP, engine_from
@@ -140,8 +140,8 @@ def part_of(model: sh.SwitchingSSM) -> dict[str, Tensor]:
     return {name: model.values[name] for name in names}
 
 
-EVERY = [(*kind, "structured") for kind in KINDS]
-EVERY += [(dynamics, emission, "mean_field") for dynamics, emission in KINDS if emission in ("normal", "full")]
+EVERY = [(*kind, "structured") for kind in CONJUGATE]
+EVERY += [(dynamics, emission, "mean_field") for dynamics, emission in CONJUGATE if emission in ("normal", "full")]
 
 
 @pytest.mark.few(5)

@@ -5,7 +5,7 @@ import pytest
 import torch
 from oracles.markov_paths import enumerate_paths
 from oracles.models import enumerate_evidence
-from samplehold import Markov, Normal, Poisson, SwitchingSSM, load
+from samplehold import Categorical, Markov, Normal, Poisson, SwitchingSSM, automata, load
 from samplehold.switching.data.series import Drive
 from samplehold.switching.dynamics.initial import has_one_class, stationary
 from scipy.optimize import minimize
@@ -430,3 +430,16 @@ def test_masks_survive_files(dynamics, tmp_path):
     model = masked(dynamics)
     model.save(tmp_path)
     assert load(tmp_path).dynamics == model.dynamics
+
+
+def test_a_stationary_start_is_that_of_its_automaton():
+    model = SwitchingSSM(Markov(2, initial="stationary"), Categorical(2)).with_values(
+        transition_probs=[[0.9, 0.1], [0.3, 0.7]], probs=[[0.1, 0.9], [0.8, 0.2]]
+    )
+    automaton = automata.as_weighted_automaton(model)
+    assert_close(automaton.initial, torch.tensor([0.75, 0.25], dtype=torch.float64), rtol=1e-12, atol=0)
+    driven = SwitchingSSM(Markov(2, initial_inputs=1), Categorical(2)).with_values(
+        model.values | {"initial_probs": [0.5, 0.5], "initial_weights": [[0.0], [1.0]]}
+    )
+    with pytest.raises(ValueError, match=r"^network: its moves depend on inputs"):
+        automata.as_weighted_automaton(driven)

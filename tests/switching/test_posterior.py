@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 import samplehold as sh
 import torch
-from oracles.models import KINDS, drive, random_model
+from oracles.models import CONJUGATE, drive, random_model
 from samplehold.switching.fitting.alignment import match_states
 from samplehold.switching.fitting.chain_graph import blocks_of, renumbered
 from samplehold.switching.fitting.posterior import DrawnPosterior, VariationalPosterior
@@ -32,7 +32,7 @@ def fitted(dynamics: str = "copy", emission: str = "normal", **keywords) -> tupl
     return x, model.fit(x, method="vmp", restarts=2, progress=False, **keywords)
 
 
-@pytest.mark.parametrize(("dynamics", "emission"), KINDS)
+@pytest.mark.parametrize(("dynamics", "emission"), CONJUGATE)
 def test_draws_have_the_means_and_are_parameters_of_the_program(dynamics, emission):
     model, posterior = posterior_of(dynamics, emission)
     draws, mean = posterior.sample(4000, seed=1), posterior.mean
@@ -65,7 +65,7 @@ def test_intervals_are_the_quantiles_of_the_family():
         posterior.interval(90)
 
 
-@pytest.mark.parametrize(("dynamics", "emission"), KINDS)
+@pytest.mark.parametrize(("dynamics", "emission"), CONJUGATE)
 def test_a_posterior_that_is_sure_predicts_as_the_model_with_its_values_does(dynamics, emission):
     model, posterior = posterior_of(dynamics, emission, worth=1e9)
     sure = model.with_values(posterior.mean)
@@ -166,7 +166,7 @@ def test_posteriors_by_draws_average_over_them():
     assert posterior.sample(50)["loc"].shape == (50, 2, 2)
 
 
-@pytest.mark.parametrize(("dynamics", "emission"), KINDS)
+@pytest.mark.parametrize(("dynamics", "emission"), CONJUGATE)
 def test_renumbering_states_changes_names_alone(dynamics, emission):
     model, posterior = posterior_of(dynamics, emission)
     order, known = torch.tensor([1, 0]), blocks_of(model.dynamics, model.emission)
