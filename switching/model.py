@@ -75,9 +75,9 @@ class SwitchingSSM(Model):
     Every method that takes `x` accepts a tensor `[T]`, `[T, F]` or `[*batch, T, F]`, a numpy array, a pandas object, a
     panel (a frame with an index of sequence and time, or see `read_panel`), or a list of ragged sequences. NaN means
     missing. Methods also take `lengths`, `inputs` if a part of the model reads some, and with `Copy` dynamics `dt
-    [*batch, T]`, the gap before each step. Knowledge about steps goes beside x too: `states`, `weights` and `noise` (see
-    `Given` in `switching.data.series`). `read` makes one `Series` of all these, and every method accepts it. Results
-    have the batch axes of `x`; results of `states` have its labels.
+    [*batch, T]`, the gap before each step. Knowledge about steps goes beside x too: `states`, `weights` and `noise`
+    (see `Given` in `switching.data.series`). `read` makes one `Series` of all these, and every method accepts it.
+    Results have the batch axes of `x`; results of `states` have its labels.
 
     Raises:
         TypeError: dynamics or an emission of another type.
