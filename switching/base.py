@@ -18,7 +18,8 @@ from ..inference.numerics.randomness import Seed
 from ..inference.numerics.records import LINES
 from ..inference.numerics.scalars import check_choice, check_integer, check_kind, check_path
 from ..inference.numerics.threads import one_thread_if_small
-from .data.reading import check_design, read_series, with_inputs, with_steps_to_come
+from .data.design import check_design, with_inputs
+from .data.reading import read_series, with_steps_to_come
 from .data.series import Given, Series
 from .fitting.interrupts import interruptible
 from .inputs import Inputs, count_inputs

@@ -23,9 +23,11 @@ from ..inference.numerics.randomness import Seed
 from ..inference.numerics.records import Record
 from ..inference.numerics.scalars import check_batch_shape, check_integer, check_kind
 from .base import Model, Probabilities
+from .data.cells import to_tensor
+from .data.design import check_rank, read_inputs
 from .data.knowledge import check_states, with_states
 from .data.ragged import by_sequence
-from .data.reading import check_finite, check_rank, read_inputs, read_row, read_states, to_tensor
+from .data.reading import check_finite, read_row, read_states
 from .data.series import Drive, Given, Series
 from .dynamics.contract import Dynamics
 from .emissions.contract import Emission

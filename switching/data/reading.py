@@ -1,7 +1,7 @@
 """Observations in any form, as one `Series`."""
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, TypeGuard
@@ -12,9 +12,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from ...inference.numerics.arrays import floating
 from ...inference.numerics.checks import check_integers
-from ..inputs import Inputs, columns_of, count_inputs, named_or_counted, select_columns
+from .cells import is_ragged_list, labelled, to_tensor
+from .design import named_columns, places_of
 from .knowledge import by_name, coded, with_noise, with_states, with_weights
 from .packed import Packed, padded, stored
 from .series import Series, number, place
@@ -54,8 +54,8 @@ def read_series(
     Warns:
         UserWarning: an index whose labels are not evenly spaced, if no gaps are given.
     """
-    inputs, drivers = _named_columns(inputs, input_names, list(x) if isinstance(x, dict) else None)
-    if _labelled(x) and _names_sequences(x.index):
+    inputs, drivers = named_columns(inputs, input_names, list(x) if isinstance(x, dict) else None)
+    if labelled(x) and _names_sequences(x.index):
         if lengths is not None:
             raise ValueError("lengths: got some besides a panel, but its index names the sequences; leave it out.")
         check_levels(x.index, "x")
@@ -63,13 +63,13 @@ def read_series(
     names, labels = None, {}
     if isinstance(x, dict):
         names, x = tuple(map(str, x)), list(x.values())
-    if isinstance(x, list | tuple) and len(x) > 0 and not np.isscalar(x[0]) and (names or _is_ragged_list(x)):
+    if isinstance(x, list | tuple) and len(x) > 0 and not np.isscalar(x[0]) and (names or is_ragged_list(x)):
         if lengths is not None:
             raise ValueError(
                 "lengths: got both a list of sequences and lengths; a list carries its own lengths, so leave it out."
             )
         x = [_alone(part, f"x[{i}]") for i, part in enumerate(x)]
-        if all(_labelled(part) for part in x):
+        if all(labelled(part) for part in x):
             labels = _list_labels(x, names, dt is not None)
         values, counts = _joined(x, n_features)
         inputs = _beside(inputs, "inputs", counts)
@@ -77,15 +77,15 @@ def read_series(
     else:
         values = _with_feature_axis(to_tensor(x, "x"), n_features, "x")
         if lengths is not None and values.ndim == 2 and _counts(lengths, values).ndim == 1:
-            rows = Stacked.by_lengths(_summing(lengths, values), x.index if _labelled(x) else None)
+            rows = Stacked.by_lengths(_summing(lengths, values), x.index if labelled(x) else None)
             return _read_stacked(x, rows, n_features, inputs, drivers, dt, states, weights, noise)
-        if _labelled(x):
+        if labelled(x):
             check_times([x.index], ["x"], dt is not None)
             labels = {"index": x.index, "features": _features(x)}
         counts = _read_lengths(lengths, values)
     beside = (states, "states"), (weights, "weights"), (noise, "noise")
     for table, name in ((inputs, "inputs"), (dt, "dt"), *beside):
-        if _labelled(table) and _names_sequences(table.index):
+        if labelled(table) and _names_sequences(table.index):
             raise ValueError(f"{name}: got an index of sequence and time, but x has none; give both the same.")
     driven = [_beside_x(d, n, values) for n, d in (("inputs", inputs), ("dt", dt))]
     series = Series(values, counts, *driven, sequences=names, drivers=drivers, **labels)  # type: ignore[arg-type]
@@ -129,7 +129,7 @@ def with_steps_to_come(series: Series, horizon: int, inputs: Any, dt: Any) -> Se
         if getattr(series, field) is None:
             raise ValueError(f"{name}: got some for the steps to come, but the series has none; leave them out.")
         if name == "inputs":
-            table, names = _named_columns(table, None, None)
+            table, names = named_columns(table, None, None)
             if names is not None and series.drivers is not None:
                 table = to_tensor(table, name)[..., places_of(series.drivers, names)]
         past, axis = padded(getattr(series, field)), len(series.batch_shape)
@@ -225,7 +225,7 @@ def _read_stacked(
 ) -> Series:
     """Rows of several sequences as a batch, with inputs and gaps that may come in rows too."""
     table = _with_feature_axis(to_tensor(x, "x"), n_features, "x")
-    labels: dict[str, Any] = {"features": _features(x), "stacked": rows} if _labelled(x) else {}
+    labels: dict[str, Any] = {"features": _features(x), "stacked": rows} if labelled(x) else {}
     if labels:
         names = rows.names or range(len(rows.times))
         check_times(rows.times, [f"x: sequence {name}" for name in names], dt is not None)
@@ -246,10 +246,10 @@ def _read_stacked(
 
 def _in_rows(table: Any, name: str, rows: Stacked, counts: Tensor, beyond: float) -> Tensor | Packed:
     """Knowledge about steps, or about sequences, beside rows of several sequences."""
-    if isinstance(table, list | tuple) and table and _is_ragged_list(table):
+    if isinstance(table, list | tuple) and table and is_ragged_list(table):
         return _beside(table, name, counts, beyond)
     numbers, n_rows = to_tensor(table, name), sum(rows.lengths)
-    by_panel = _labelled(table) and _names_sequences(table.index)
+    by_panel = labelled(table) and _names_sequences(table.index)
     of_sequences = name == "weights" and numbers.ndim == 1 and len(numbers) == len(counts) and not by_panel
     n_axes = 0 if of_sequences else 2 if numbers.ndim == 2 and len(numbers) == n_rows else 1
     return _driver(table, name, n_axes, rows, counts, beyond)
@@ -266,7 +266,7 @@ def _beside_x(driver: Any, name: str, x: Tensor | Packed) -> Tensor | Packed | N
 def _driver(driver: Any, name: str, n_axes: int, rows: Stacked, counts: Tensor, beyond: float = 0.0) -> Tensor | Packed:
     """Numbers beside several sequences, from rows like those of x or from a batch; `beyond` after the end of each."""
     table = to_tensor(driver, name)
-    if _labelled(driver) and _names_sequences(driver.index):
+    if labelled(driver) and _names_sequences(driver.index):
         layout = panel_of(driver.index, name)
         pairs = zip(layout.times, rows.times, strict=False)
         if layout.names != rows.names or not all(theirs[: len(ours)].equals(ours) for theirs, ours in pairs):
@@ -299,122 +299,13 @@ def _check_beside_packed(series: Series) -> None:
             raise ValueError(f"{name}: got shape {list(table.shape)}, expected {expected}, or a list like x.")
 
 
-def _labelled(x: Any) -> TypeGuard[pd.DataFrame | pd.Series]:
-    return isinstance(x, pd.DataFrame | pd.Series)
-
-
 def _names_sequences(index: Any) -> TypeGuard[pd.MultiIndex]:
     return isinstance(index, pd.MultiIndex) and index.nlevels > 1
 
 
-def _named_columns(inputs: Any, names: Any, sequences: list[Any] | None) -> tuple[Any, tuple[str, ...] | None]:
-    """Inputs as one table, or as a list of one for each sequence, and the names of their columns if there are any.
-
-    Arguments:
-        names: the user's names of the columns.
-        sequences: the names of the sequences of x, if it is a mapping.
-    """
-    if isinstance(inputs, Mapping) and sequences is not None and set(inputs) == set(sequences):
-        inputs = [inputs[name] for name in sequences]
-    if isinstance(inputs, Mapping):
-        of_mapping = tuple(map(str, inputs))
-        parts = list(inputs.values())
-        if not parts:
-            raise ValueError("inputs: got an empty mapping, expected a column for each input.")
-        if any(isinstance(part, list | tuple) and part and _is_ragged_list(part) for part in parts):
-            inputs = [_columns_beside(of_mapping, columns) for columns in zip(*parts, strict=True)]
-        else:
-            inputs = _columns_beside(of_mapping, parts)
-    else:
-        table = inputs[0] if isinstance(inputs, list | tuple) and inputs else inputs
-        of_mapping = tuple(map(str, table.columns)) if isinstance(table, pd.DataFrame) else None
-    if names is None:
-        return inputs, of_mapping
-    chosen = named_or_counted(names, "input_names", least=1)
-    if isinstance(chosen, int):
-        raise TypeError(f"input_names: got {names!r}, expected a name for each column of inputs.")
-    return inputs, chosen
-
-
-def _columns_beside(names: Sequence[str], columns: Sequence[Any]) -> Any:
-    """Columns `[*b, T]` as one table `[*b, T, C]`; a frame if all have one index."""
-    first = columns[0]
-    if all(isinstance(column, pd.Series) and column.index.equals(first.index) for column in columns):
-        return pd.DataFrame(dict(zip(names, columns, strict=True)), index=first.index)
-    tables = [to_tensor(column, f"inputs[{name!r}]") for name, column in zip(names, columns, strict=True)]
-    for name, table in zip(names, tables, strict=True):
-        if table.shape != tables[0].shape:
-            raise ValueError(
-                f"inputs[{name!r}]: got shape {tuple(table.shape)}, but {names[0]!r} has {tuple(tables[0].shape)}; "
-                "give all inputs for the same steps."
-            )
-    return torch.stack(tables, -1)
-
-
-def places_of(inputs: Sequence[str], names: Sequence[str]) -> list[int]:
-    """The columns of these inputs in a table with these names."""
-    for name in inputs:
-        if names.count(name) != 1:
-            there = ", ".join(map(repr, names)) or "none"
-            raise ValueError(f"inputs: {name!r} is {'there twice' if name in names else 'missing'}; got {there}.")
-    return [names.index(name) for name in inputs]
-
-
-def with_inputs(series: Series, inputs: Inputs) -> Series:
-    """The series with the inputs of a model alone, by name and in the model's order.
-
-    Raises:
-        ValueError: an input that the series does not have.
-    """
-    names, table = series.drivers, series.inputs
-    if isinstance(inputs, int) or table is None or names == inputs:
-        return series
-    n_columns = table.shape[-1]
-    if names is None:
-        if n_columns != len(inputs):
-            return series  # an error of `check_design`
-        return replace(series, drivers=inputs)
-    if len(names) != n_columns:
-        raise ValueError(
-            f"input_names: got {len(names)} name(s) for {n_columns} column(s) of inputs; give each a name."
-        )
-    places = places_of(inputs, names)
-    some = table.map(lambda rows: rows[..., places]) if isinstance(table, Packed) else table[..., places]
-    return replace(series, inputs=some, drivers=inputs, checked=None)
-
-
-def check_design(design: Tensor | None, expected: tuple[int, ...], inputs: Inputs, reading: str) -> None:
-    """Raise ValueError unless inputs have this shape and are finite.
-
-    Arguments:
-        inputs: those that the model reads.
-        reading: the part of such a model that reads inputs.
-    """
-    names = "" if isinstance(inputs, int) else f" ({', '.join(inputs)})"
-    if not expected[-1]:
-        cure = f"name them in a part, as in {reading}, or leave them out" if reading else "leave them out"
-        raise ValueError(f"inputs: got some, but no part of the model reads any; {cure}.")
-    if design is None:
-        raise ValueError(f"inputs: missing; the model reads {expected[-1]}{names}; give them, of shape {expected}.")
-    if tuple(design.shape) != expected:
-        raise ValueError(
-            f"inputs: got shape {tuple(design.shape)}, expected {expected}: a row for each step, a column for each "
-            f"input{names}."
-        )
-    bad = ~torch.isfinite(design)
-    if bool(bad.any()):
-        *batch, step, column = torch.nonzero(bad)[0].tolist()
-        name = column if isinstance(inputs, int) else repr(inputs[column])
-        where = f"sequence {number(batch)}, " if batch else ""
-        raise ValueError(
-            f"inputs: got NaN or infinite values, first at {where}step {step}, input {name}; fill or drop them, they "
-            "cannot be missing."
-        )
-
-
 def _alone(part: Any, name: str) -> Any:
     """One sequence from a list; the level of sequences is removed from its index."""
-    if not (_labelled(part) and _names_sequences(part.index)):
+    if not (labelled(part) and _names_sequences(part.index)):
         return part
     rows = panel_of(part.index, name)
     if len(rows.members) > 1:
@@ -456,33 +347,6 @@ def _features(x: "pd.DataFrame | pd.Series") -> tuple[str, ...]:
     return tuple(map(str, x.columns)) if isinstance(x, pd.DataFrame) else (str(x.name or "x"),)
 
 
-def _pandas_values(x: "pd.DataFrame | pd.Series", name: str) -> Any:
-    """The cells of a pandas object, in which None is missing too."""
-    columns = x.items() if isinstance(x, pd.DataFrame) else [(x.name, x)]
-    dtypes = {label: column.dtype for label, column in columns}
-    if all(pd.api.types.is_numeric_dtype(dtype) and dtype.kind != "c" for dtype in dtypes.values()):
-        return x.to_numpy(dtype=np.float64, na_value=np.nan)
-    try:
-        return floating(x.to_numpy(dtype=object, na_value=np.nan), name)
-    except TypeError:
-        numeric = pd.api.types.is_numeric_dtype
-        label_of = next(label for label, dtype in dtypes.items() if not numeric(dtype) or dtype.kind == "c")
-        raise TypeError(
-            f"{name}: got column {label_of!r} of {dtypes[label_of]}, which holds values that are not numbers; "
-            "select numeric columns."
-        ) from None
-
-
-def _is_ragged_list(x: Sequence[Any]) -> bool:
-    """Whether a list holds sequences: a list of arrays does, and so do nested plain lists, unless they are rows of
-    one."""
-    if hasattr(x[0], "__array__") and not isinstance(x[0], np.generic):
-        return any(getattr(part, "ndim", 0) > 0 for part in x)
-    if not all(isinstance(part, list | tuple) for part in x):
-        return any(getattr(part, "ndim", 0) > 0 for part in x)
-    return any(not np.isscalar(value) for part in x for value in part[:1]) or len({len(part) for part in x}) > 1
-
-
 def _joined(x: Sequence[Any], n_features: int) -> tuple[Tensor | Packed, Tensor]:
     """A list of sequences as one table with NaN after their ends, and their lengths."""
     parts = [_with_feature_axis(to_tensor(part, f"x[{i}]"), n_features, f"x[{i}]") for i, part in enumerate(x)]
@@ -499,7 +363,7 @@ def _joined(x: Sequence[Any], n_features: int) -> tuple[Tensor | Packed, Tensor]
 def _beside(driver: Any, name: str, counts: Tensor, beyond: float = 0.0) -> Any:
     """Numbers beside a list of sequences: if they are a list of tables too, one table, with `beyond` after their
     ends."""
-    if not isinstance(driver, list | tuple) or not driver or not _is_ragged_list(driver):
+    if not isinstance(driver, list | tuple) or not driver or not is_ragged_list(driver):
         return driver
     tables = [to_tensor(part, f"{name}[{i}]") for i, part in enumerate(driver)]
     for i, (table, steps) in enumerate(zip(tables, counts.tolist(), strict=False)):
@@ -510,12 +374,6 @@ def _beside(driver: Any, name: str, counts: Tensor, beyond: float = 0.0) -> Any:
     if len({table.shape[1:] for table in tables}) > 1:
         raise ValueError(f"{name}: got tables of {[*{table.shape[-1] for table in tables}]} columns; give equal ones.")
     return stored(tables, counts, beyond)
-
-
-def to_tensor(x: Any, name: str) -> Tensor:
-    """Numbers in any form as a tensor: float32 and float64 are kept, other types become float64, and masked values or
-    NA become NaN."""
-    return floating(_pandas_values(x, name) if _labelled(x) else x, name)
 
 
 def _with_feature_axis(x: Tensor, n_features: int, name: str) -> Tensor:
@@ -574,37 +432,6 @@ def _check_finite(series: Series) -> None:
         raise ValueError(f"x: got an infinite value at {place(infinite)}; mark missing values with NaN.")
 
 
-def check_rank(series: Series, inputs: Inputs) -> None:
-    """Raise ValueError if some inputs and a constant are linearly dependent; names them.
-
-    Arguments:
-        inputs: those that one part of a model reads.
-    """
-    if not count_inputs(inputs) or series.inputs is None:
-        return
-    names = inputs if isinstance(inputs, int) else series.drivers
-    places = columns_of(inputs, names if names is not None else count_inputs(inputs))
-    drives = ((part.drive.inputs, part.inside) for part in series.parts())
-    rows = torch.cat([select_columns(table, places)[inside] for table, inside in drives if table is not None]).double()
-    if len(rows) <= len(places):
-        return
-    scale = rows.abs().amax(0)
-    design = torch.cat([torch.ones_like(rows[:, :1]), rows / torch.where(scale > 0, scale, 1.0)], 1)
-    _, sizes, directions = torch.linalg.svd(design, full_matrices=False)
-    if float(sizes[-1]) > 1e-10 * float(sizes[0]):
-        return
-    dependent = (directions[-1].abs() > 1e-6).nonzero().flatten().tolist()
-    called = ["a constant" if place == 0 else repr(_input_name(inputs, place - 1)) for place in dependent]
-    raise ValueError(
-        f"inputs: {' and '.join(called)} are linearly dependent, so their coefficients cannot be told apart; leave one "
-        "of them out."
-    )
-
-
-def _input_name(inputs: Inputs, place: int) -> int | str:
-    return place if isinstance(inputs, int) else inputs[place]
-
-
 def read_row(x_t: Any, batch: tuple[int, ...], n_features: int) -> Float[Tensor, "*b F"]:
     """One observation of each stream: `[*batch, F]`, or `[*batch]` for one feature."""
     row = to_tensor(x_t, "x_t")
@@ -613,19 +440,6 @@ def read_row(x_t: Any, batch: tuple[int, ...], n_features: int) -> Float[Tensor,
     if tuple(row.shape) != (*batch, n_features):
         raise ValueError(f"x_t: got shape {tuple(row.shape)}, expected {(*batch, n_features)}.")
     return row
-
-
-def read_inputs(inputs: Any, row: Float[Tensor, "*b F"], names: Inputs) -> Float[Tensor, "*b 1 C"] | None:
-    """The inputs `[*batch, C]` beside one observation of each stream, if there are any; a mapping is read by name."""
-    if inputs is None:
-        return None
-    if isinstance(inputs, Mapping | pd.Series) and not isinstance(names, int):
-        places_of(names, list(inputs.keys()))
-        inputs = _columns_beside(names, [inputs[name] for name in names])
-    table, expected = to_tensor(inputs, "inputs").to(row), (*row.shape[:-1], count_inputs(names))
-    if tuple(table.shape) != expected:
-        raise ValueError(f"inputs: got shape {tuple(table.shape)}, expected {expected}: this step's.")
-    return table.unsqueeze(-2)
 
 
 def read_states(states: Any, row: Float[Tensor, "*b F"]) -> Tensor:

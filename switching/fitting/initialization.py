@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import Tensor
 
-from ..data.reading import to_tensor
+from ..data.cells import to_tensor
 from ..parameters import Parameters
 from ..problem import Problem
 from .options import Options

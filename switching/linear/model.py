@@ -23,8 +23,9 @@ from ...inference.numerics.randomness import Seed
 from ...inference.numerics.records import Record
 from ...inference.numerics.scalars import check_batch_shape, check_choice, check_integer, check_kind
 from ..base import Model, Probabilities
+from ..data.design import read_inputs
 from ..data.ragged import by_sequence
-from ..data.reading import read_inputs, read_row
+from ..data.reading import read_row
 from ..data.series import Given, Series, number
 from ..fitting.options import METHODS, Options
 from ..inputs import Inputs

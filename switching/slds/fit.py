@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from ...inference.families import GaussianPaths, Held, Point, tree_map
-from ..data.reading import to_tensor
+from ..data.cells import to_tensor
 from ..data.series import Series
 from ..fitting.climbs import Climb, SearchResult
 from ..fitting.fit import check_enough, explains_singularity

@@ -1,0 +1,47 @@
+"""Numbers in arrays, nested lists and pandas objects, as tensors."""
+
+from collections.abc import Sequence
+from typing import Any, TypeGuard
+
+import numpy as np
+import pandas as pd
+from torch import Tensor
+
+from ...inference.numerics.arrays import floating
+
+
+def labelled(x: Any) -> TypeGuard[pd.DataFrame | pd.Series]:
+    return isinstance(x, pd.DataFrame | pd.Series)
+
+
+def to_tensor(x: Any, name: str) -> Tensor:
+    """Numbers in any form as a tensor: float32 and float64 are kept, other types become float64, and masked values or
+    NA become NaN."""
+    return floating(_pandas_values(x, name) if labelled(x) else x, name)
+
+
+def _pandas_values(x: "pd.DataFrame | pd.Series", name: str) -> Any:
+    """The cells of a pandas object, in which None is missing too."""
+    columns = x.items() if isinstance(x, pd.DataFrame) else [(x.name, x)]
+    dtypes = {label: column.dtype for label, column in columns}
+    if all(pd.api.types.is_numeric_dtype(dtype) and dtype.kind != "c" for dtype in dtypes.values()):
+        return x.to_numpy(dtype=np.float64, na_value=np.nan)
+    try:
+        return floating(x.to_numpy(dtype=object, na_value=np.nan), name)
+    except TypeError:
+        numeric = pd.api.types.is_numeric_dtype
+        label_of = next(label for label, dtype in dtypes.items() if not numeric(dtype) or dtype.kind == "c")
+        raise TypeError(
+            f"{name}: got column {label_of!r} of {dtypes[label_of]}, which holds values that are not numbers; "
+            "select numeric columns."
+        ) from None
+
+
+def is_ragged_list(x: Sequence[Any]) -> bool:
+    """Whether a list holds sequences: a list of arrays does, and so do nested plain lists, unless they are rows of
+    one."""
+    if hasattr(x[0], "__array__") and not isinstance(x[0], np.generic):
+        return any(getattr(part, "ndim", 0) > 0 for part in x)
+    if not all(isinstance(part, list | tuple) for part in x):
+        return any(getattr(part, "ndim", 0) > 0 for part in x)
+    return any(not np.isscalar(value) for part in x for value in part[:1]) or len({len(part) for part in x}) > 1
