@@ -36,7 +36,8 @@ def three_states(seed=0, n=40, share=0.5):
     )
     drawn = model.simulate(n, seed=seed)
     seen = torch.rand(n, generator=torch.Generator().manual_seed(seed)) < share
-    return model, drawn.x, drawn.path, torch.where(seen, drawn.path, -1)
+    path = drawn.path.to(seen.device)
+    return model, drawn.x.to(seen.device), path, torch.where(seen, path, -1)
 
 
 # ---- exact inference -------------------------------------------------------------------------------------------------
