@@ -128,6 +128,19 @@ class Fit(Result, Generic[Model]):
 
         return summarise(self, self._given(None), level)
 
+    def plot_effect(self, name: str, level: float = 0.9) -> "Figure":
+        """What the input `name` does to each part of a `SwitchingSSM` that reads it, with bands of probability
+        `level`: see `views.effects.plot_effect`.
+
+        Raises:
+            ValueError: the model reads no such input; level outside (0, 1).
+        """
+        from .views.effects import plot_effect
+
+        if not getattr(self.model, "chain_sizes", ()) or isinstance(self._model.inputs, int):
+            raise ValueError(f"name: got {name!r}, but the model reads no inputs by name.")
+        return plot_effect(self, name, level)
+
     # ---- what its model says ----------------------------------------------------------------------------------------
 
     def log_evidence(self, x: Any = None, **given: Any) -> Tensor:
