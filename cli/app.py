@@ -173,6 +173,13 @@ def fit(
             " standardised first."
         ),
     ] = None,
+    emission_inputs: Annotated[
+        str | None,
+        typer.Option(
+            help="Columns on which observations depend, with coefficients of each state; they are standardised first."
+            " Not with multivariate-normal."
+        ),
+    ] = None,
     method: Annotated[
         MethodName,
         typer.Option(
@@ -210,11 +217,13 @@ def fit(
         if prior is PriorName.NONE and method is not MethodName.EM:
             raise ValueError("--prior: none is maximum likelihood, with --method em; the other methods need a prior.")
         table = read_table(data)
-        series = pick_series(table, data, _split(columns), _split(inputs) or [], time, sequence)
+        of_moves, of_emission = _split(inputs) or [], _split(emission_inputs) or []
+        both = list(dict.fromkeys([*of_moves, *of_emission]))
+        series = pick_series(table, data, _split(columns), both, time, sequence)
         from . import console  # heavy, so that an error of the table comes first
 
         console.check_results(out, force)
-        model = console.build(series.observed, states, emission.value, dynamics.value, list(series.inputs.columns))
+        model = console.build(series.observed, states, emission.value, dynamics.value, of_moves, of_emission)
         console.fit_and_write(
             model,
             series,

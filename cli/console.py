@@ -23,6 +23,10 @@ from ..switching.data.series import Series
 from ..switching.data.tables import TableSeries, numeric_columns, pick_series, read_table
 from ..switching.data.timeline import following, label_text, uneven
 from ..switching.data.writing import write_output
+from ..switching.emissions.contract import Emission
+from ..switching.emissions.generalized import GeneralizedLinear
+from ..switching.emissions.normal import Normal
+from ..switching.emissions.regression import LinearRegression
 from ..switching.fit import Fit
 from ..switching.model import SwitchingSSM
 from ..switching.storage import find, read_model, save_model
@@ -81,15 +85,32 @@ def check_new(paths: Sequence[Path], force: bool) -> None:
         raise ValueError(f"{there[0]} is there already; choose another place, or give --force to overwrite it.")
 
 
-def build(observed: pd.DataFrame, n_states: int, emission: str, dynamics: str, inputs: Sequence[str]) -> SwitchingSSM:
+def build(
+    observed: pd.DataFrame,
+    n_states: int,
+    emission: str,
+    dynamics: str,
+    inputs: Sequence[str],
+    emission_inputs: Sequence[str] = (),
+) -> SwitchingSSM:
     """The model for these options; ValueError if the options do not fit together."""
     if n_states < 1:
         raise ValueError(f"--states: got {n_states}, expected at least 1.")
     moves = class_of(dynamics)(n_states, **({"inputs": tuple(inputs)} if inputs else {}))
     try:
-        return SwitchingSSM(moves, class_of(emission).sized_to(observed.to_numpy()))
+        plain = class_of(emission).sized_to(observed.to_numpy())
     except ValueError as error:
         raise ValueError(f"--columns: {str(error).removeprefix('x: ')}") from None
+    return SwitchingSSM(moves, reading(plain, tuple(emission_inputs)) if emission_inputs else plain)
+
+
+def reading(plain: Emission, inputs: tuple[str, ...]) -> Emission:
+    """The emission with inputs; ValueError if it takes none."""
+    if isinstance(plain, Normal):
+        return LinearRegression(plain.n_features, inputs)
+    if plain.name not in GeneralizedLinear.links:
+        raise ValueError(f"--emission-inputs: {plain.name} takes none; use {', '.join(GeneralizedLinear.links)}.")
+    return GeneralizedLinear(plain, inputs)
 
 
 def class_of(name: str) -> Any:

@@ -156,6 +156,26 @@ def test_inputs_are_standardised_and_asked_for_again(tmp_path, dynamics):
     assert run("sample", tmp_path, "--steps", 4, "--inputs", MACRO).stdout.count("\n") == 5
 
 
+def test_observations_may_depend_on_inputs_too(tmp_path):
+    out = tmp_path / "out"
+    options = ("-c", "infl", "--inputs", "realgdp", "--emission-inputs", "unemp,realgdp", "--restarts", 1)
+    done = run("fit", MACRO, *options, "--max-steps", 3, "--out", out)
+    assert done.exit_code == 0, done.output
+    model = SwitchingSSM.load(out / "model")
+    assert model.inputs == ("realgdp", "unemp")
+    assert model.emission.inputs == ("unemp", "realgdp")
+    table = pd.read_csv(MACRO)
+    drivers = table[["realgdp", "unemp"]]
+    drivers = (drivers - drivers.mean()) / drivers.std(ddof=0)
+    expected = model.forecast(table[["infl"]], 2, inputs=pd.concat([drivers, drivers[:2]]).reset_index(drop=True))
+    ahead = run("forecast", out, MACRO, "-n", 2, "--inputs", MACRO)
+    shown = np.array([line.split(",")[1] for line in ahead.stdout.split()[1:]], dtype=float)
+    np.testing.assert_allclose(shown, expected.mean[:, 0].numpy(), rtol=1e-8)
+    refused = run("fit", MACRO, *options, "--emission", "multivariate-normal", "--out", tmp_path / "other")
+    assert refused.exit_code == 2
+    assert "--emission-inputs: MultivariateNormal takes none; use Poisson, Bernoulli" in refused.stderr
+
+
 @pytest.mark.slow
 def test_a_fit_by_message_passing_writes_draws_of_its_posterior(tmp_path):
     import arviz as az
