@@ -2,6 +2,7 @@
 
 import sys
 
+import pandas as pd
 import pytest
 import samplehold as sh
 import torch
@@ -26,6 +27,12 @@ def test_machines_are_an_extra(monkeypatch: pytest.MonkeyPatch) -> None:
         tomita(1)
     with pytest.raises(ModuleNotFoundError, match=r"^automata-lib is not installed"):
         sh.automata.extract_automaton(network, method="clusters")
+
+
+def test_formulas_are_an_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    without(monkeypatch, "formulaic")
+    with pytest.raises(ModuleNotFoundError, match=r"^formulaic is not installed; .*\[formulas\]'"):
+        sh.Formula("count ~ day", pd.DataFrame({"count": [1.0], "day": [2.0]}))
 
 
 def test_parquet_is_an_extra(monkeypatch: pytest.MonkeyPatch, tmp_path) -> None:

@@ -1,0 +1,93 @@
+"""Formulas on tables: observations, and inputs with the state of their transformations."""
+
+import re
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pandas as pd
+
+from ...inference.numerics.extras import needs
+from ...inference.numerics.scalars import check_kind
+
+CONSTANT = "Intercept"  # a column that no part of a model reads; every part has its own constant
+
+
+class Formula:
+    """Observations and inputs from a table, by a formula of `formulaic`: "count ~ bs(day, df=4) + site".
+
+    Knots, levels and means of transformations come from this table, and `at` applies them to another one.
+
+    Arguments:
+        formula: left of "~" the observed columns, right of it the inputs. Without "~" there are only inputs.
+        table: a frame with the columns that the formula names; others are ignored. Its index stays.
+
+    Attributes:
+        x: the observations, a frame; None if the formula has none.
+        inputs: a column for each term, without a constant; None if there is none.
+        names: the names of these columns, for the parts of a model that read them.
+
+    Raises:
+        TypeError: `formula` is no text, or `table` no frame.
+        ValueError: a formula that cannot be read, or a column that is not there.
+        ModuleNotFoundError: formulaic is not installed.
+
+    Example:
+        >>> import pandas as pd
+        >>> import samplehold as sh
+        >>> table = pd.DataFrame({"count": [1, 0, 2, 9, 8, 7], "day": range(6), "site": list("aabbab")})
+        >>> read = sh.Formula("count ~ day + site", table)
+        >>> read.names
+        ('day', 'site[T.b]')
+        >>> model = sh.SwitchingSSM(sh.Markov(2), sh.Poisson(1, inputs=read.names))
+        >>> fit = model.fit(read.x, inputs=read.inputs, restarts=1, max_steps=5, progress=False)
+        >>> fit.forecast(2, inputs=read.at(pd.DataFrame({"day": [6, 7], "site": ["a", "b"]}))).mean.shape
+        torch.Size([2, 1])
+    """
+
+    def __init__(self, formula: str, table: pd.DataFrame) -> None:
+        with needs("formulaic", "formulas"):
+            from formulaic import model_matrix
+
+        self.formula = check_kind("formula", formula, str, 'text such as "count ~ day"')
+        check_kind("table", table, pd.DataFrame, "a pandas DataFrame")
+        with _readable(f"formula: got {formula!r}, which cannot be read on this table"):
+            matrices: Any = model_matrix(formula, table, na_action="ignore")
+        right = getattr(matrices, "rhs", matrices)
+        self.x = pd.DataFrame(matrices.lhs) if hasattr(matrices, "lhs") else None
+        self._specification = right.model_spec
+        self.inputs = self._without_constant(right)
+        self.names = () if self.inputs is None else tuple(map(str, self.inputs.columns))
+
+    def __repr__(self) -> str:
+        return f"Formula({self.formula!r}, inputs={self.names})"
+
+    def at(self, table: pd.DataFrame) -> pd.DataFrame:
+        """The inputs of another table, such as that of the steps to come, with the same knots and levels.
+
+        Raises:
+            ValueError: a column that is not there, or a level that the first table does not have.
+        """
+        check_kind("table", table, pd.DataFrame, "a pandas DataFrame")
+        with _readable(f"table: {self.formula!r} cannot be read on it"):
+            columns = self._specification.get_model_matrix(table, na_action="ignore")
+        return self._without_constant(columns)
+
+    def _without_constant(self, columns: Any) -> Any:
+        table = pd.DataFrame(columns).drop(columns=CONSTANT, errors="ignore")
+        return table if len(table.columns) else None
+
+
+@contextmanager
+def _readable(problem: str) -> Iterator[None]:
+    """What formulaic cannot read, and levels that it does not know, are a ValueError."""
+    from formulaic.errors import DataMismatchWarning, FormulaicError
+
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", DataMismatchWarning)
+            yield
+    except (FormulaicError, DataMismatchWarning, SyntaxError, NameError, KeyError) as error:
+        reason = re.sub(r"\x1b\[[0-9;]*m|[⧛⧚]", "", " ".join(str(error).split()))  # without colours
+        raise ValueError(f"{problem}: {reason}") from None
