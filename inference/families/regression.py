@@ -141,7 +141,7 @@ class MatrixNormalWishart(VectorFamily[LocPrecision]):
         base[position] = (self.n_inputs - dim - 1) / 2
         return eta + base
 
-    def moved(self, eta: Float[Tensor, "*plates P"], by: Float[Tensor, "*#plates K D"]) -> Float[Tensor, "*plates P"]:
+    def moved(self, eta: Float[Tensor, "*#plates P"], by: Float[Tensor, "*#plates K D"]) -> Float[Tensor, "*out P"]:
         first, half, log_volume, last = self.parts(eta)
         shift = -2 * half @ by
         middle = (first + shift / 2).mT @ by

@@ -328,7 +328,7 @@ class Emission(Named, ABC):
         variances = [part.emission.moments(part.own(values))[1] for part in self.parts]
         return ByGate(variances[0], variances[-1])
 
-    def beside(self, inputs: Float[Tensor, "*b T C"]) -> "Emission":
+    def beside(self, inputs: Float[Tensor, "*n C"]) -> "Emission":
         """The emission at steps with these inputs, if it reads any: see `driven`."""
         return self
 

@@ -42,7 +42,7 @@ class DrivenEmission(Emission):
         """The parameters of `plain` where all inputs are 0: `[*r, K, ...]`."""
         return self.at(values, next(iter(values.values())).new_zeros(self.n_inputs))
 
-    def beside(self, inputs: Float[Tensor, "*b T C"]) -> Emission:
+    def beside(self, inputs: Float[Tensor, "*n C"]) -> Emission:
         return Beside(self, inputs)
 
     def split(self, rows: Float[Tensor, "*n R"]) -> tuple[Float[Tensor, "*n F"], Float[Tensor, "*n C"]]:
@@ -88,9 +88,10 @@ class DrivenEmission(Emission):
 
 
 class Beside(Emission):
-    """A driven emission at steps with known inputs `[*b, T, C]`: its moments have axes `[*r, *b, T, K, F]`."""
+    """A driven emission at steps with known inputs `[*b, T, C]`: its moments have axes `[*r, *b, T, K, F]`. One step
+    needs no axis."""
 
-    def __init__(self, emission: DrivenEmission, inputs: Float[Tensor, "*b T C"]) -> None:
+    def __init__(self, emission: DrivenEmission, inputs: Float[Tensor, "*n C"]) -> None:
         self.driven, self.inputs_here = emission, inputs
         self.n_features, self.parameters, self.support = emission.n_features, emission.parameters, emission.support
 
@@ -139,7 +140,7 @@ def emission_at(emission: Emission, series: Series, drive: Drive) -> Emission:
     return emission.beside(_inputs_read(emission, series, drive)) if emission.n_inputs else emission
 
 
-def _inputs_read(emission: Emission, series: Series, drive: Drive) -> Float[Tensor, "*b T C"]:
+def _inputs_read(emission: Emission, series: Series, drive: Drive) -> Float[Tensor, "*n C"]:
     assert drive.inputs is not None
     if isinstance(emission.inputs, int):
         return drive.inputs[..., : emission.inputs]
