@@ -5,6 +5,7 @@ from decimal import Decimal
 
 import jaxtyping
 import numpy as np
+import pandas as pd
 import pytest
 import samplehold as sh
 import torch
@@ -152,6 +153,10 @@ def report():
         (lambda: model(redraw_prob=[]), ValueError, r"redraw_prob: got shape \(0,\)"),
         (lambda: model(scale=LOC + 1e300), ValueError, "scale: got "),
         (lambda: sh.Copy(2, inputs=1.5), TypeError, "inputs: got 1.5"),
+        (lambda: sh.Copy(2, inputs=["a", 1]), TypeError, "inputs: got int, expected names of inputs"),
+        (lambda: sh.Copy(2, inputs={}), TypeError, r"inputs: got \{\}, expected an integer"),
+        (lambda: sh.Formula(3, pd.DataFrame({"a": [1.0]})), TypeError, "formula: got int"),
+        (lambda: sh.Formula("a", pd.DataFrame({"a": [1.0]})).at([1.0]), TypeError, "table: got list"),
         (lambda: sh.Markov(2, sticky=INF), ValueError, "sticky: got inf"),
         (lambda: sh.Copy(True), TypeError, "n_states: got True"),
         (lambda: sh.Copy(2, state_prior=True), TypeError, "state_prior: got truth values"),

@@ -93,8 +93,4 @@ def test_wrong_inputs_are_named(given, said):
 def test_parts_name_their_inputs_or_count_them():
     with pytest.raises(ValueError, match=r"^inputs: got 'a' twice"):
         sh.Copy(2, inputs=["a", "a"])
-    with pytest.raises(TypeError, match=r"^inputs: got int, expected names of inputs"):
-        sh.Copy(2, inputs=["a", 1])
-    with pytest.raises(TypeError, match=r"^inputs: got {}, expected an integer"):
-        sh.Copy(2, inputs={})
     assert sh.SwitchingSSM(sh.Copy(2, inputs=3), sh.Normal(1)).inputs == 3
