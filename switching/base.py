@@ -7,6 +7,7 @@ This file has all methods that follow from these. Modules above this one are imp
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, Unpack
 
@@ -114,7 +115,7 @@ class Model(Named, ABC):
         """The inputs along each axis of parameters, by the name of the axis."""
         return {"input": self.inputs}
 
-    @property
+    @cached_property
     def n_inputs(self) -> int:
         """C, the number of inputs of the model."""
         return count_inputs(self.inputs)

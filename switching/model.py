@@ -10,6 +10,7 @@ The module is the Pyro program. A new model has a prior and no parameter values,
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, Unpack
 
 import pyro
@@ -128,8 +129,8 @@ class SwitchingSSM(Model):
         """F, the length of one observation."""
         return self.emission.n_features
 
-    @property
-    def inputs(self) -> Inputs:
+    @cached_property
+    def inputs(self) -> Inputs:  # pyright: ignore[reportIncompatibleVariableOverride]
         """The inputs that the model reads: those of the dynamics, then the others of the emission."""
         return all_inputs((self.dynamics.reads, self.emission.inputs))
 
@@ -220,7 +221,8 @@ class SwitchingSSM(Model):
         return check_states(series, self.n_states)
 
     def _check_drive(self, series: Series, n_steps: int) -> None:
-        self.dynamics.check_drive(series.whole_drive, series.batch_shape, n_steps)
+        if series.dt is not None:
+            self.dynamics.check_drive(series.whole_drive, series.batch_shape, n_steps)
 
     def problem(self, x: Any, *, horizon: int = 0, **given: Unpack[Given]) -> Problem:
         """This model's dynamics, emission and prior, and the series x, as one input for inference."""

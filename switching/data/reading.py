@@ -54,7 +54,9 @@ def read_series(
     Warns:
         UserWarning: an index whose labels are not evenly spaced, if no gaps are given.
     """
-    inputs, drivers = named_columns(inputs, input_names, list(x) if isinstance(x, dict) else None)
+    drivers = None
+    if inputs is not None or input_names is not None:
+        inputs, drivers = named_columns(inputs, input_names, list(x) if isinstance(x, dict) else None)
     if labelled(x) and _names_sequences(x.index):
         if lengths is not None:
             raise ValueError("lengths: got some besides a panel, but its index names the sequences; leave it out.")
@@ -85,9 +87,9 @@ def read_series(
         counts = _read_lengths(lengths, values)
     beside = (states, "states"), (weights, "weights"), (noise, "noise")
     for table, name in ((inputs, "inputs"), (dt, "dt"), *beside):
-        if labelled(table) and _names_sequences(table.index):
+        if table is not None and labelled(table) and _names_sequences(table.index):
             raise ValueError(f"{name}: got an index of sequence and time, but x has none; give both the same.")
-    driven = [_beside_x(d, n, values) for n, d in (("inputs", inputs), ("dt", dt))]
+    driven = [None if d is None else _beside_x(d, n, values) for n, d in (("inputs", inputs), ("dt", dt))]
     series = Series(values, counts, *driven, sequences=names, drivers=drivers, **labels)  # type: ignore[arg-type]
     placed = partial(_beside, counts=counts) if isinstance(x, list | tuple) and counts is not None else _unchanged
     return _with_knowledge(_finished(series), states, weights, noise, names, placed)

@@ -6,6 +6,7 @@ restarts or posterior draws. They form `blocks` that are conjugate to the counts
 
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping
+from functools import cached_property
 from typing import Any, ClassVar
 
 import pyro
@@ -40,7 +41,7 @@ class Dynamics(Named, ABC):
     inputs: Inputs = 0
     holds: ClassVar[bool] = False
 
-    @property
+    @cached_property
     def n_inputs(self) -> int:
         """C, the number of inputs."""
         return count_inputs(self.inputs)

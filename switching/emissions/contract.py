@@ -19,6 +19,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any, ClassVar, NamedTuple, cast
 
 import numpy as np
@@ -252,7 +253,7 @@ class Emission(Named, ABC):
         """The lengths of the parameters' axes, except that of the states."""
         return {"feature": self.n_features, "feature_new": self.n_features}
 
-    @property
+    @cached_property
     def n_inputs(self) -> int:
         """C, the number of inputs."""
         return count_inputs(self.inputs)

@@ -55,9 +55,10 @@ class Scoring:
         """1 where an entry of the coefficients of a state is an entry of the whole vector."""
         k, j, q = self.weights.shape[-1], self.precision.shape[-1], self.design.shape[-1]
         alone = q - self.n_shared
-        number = torch.arange(k * j * alone).reshape(k, j, alone)
-        common = k * j * alone + torch.arange(j * self.n_shared).reshape(1, j, self.n_shared).expand(k, -1, -1)
-        index = torch.cat([number, common], -1).to(self.design.device)
+        order = torch.arange(k * j * alone + j * self.n_shared, device=self.design.device)
+        number, common = order.split([k * j * alone, j * self.n_shared])
+        common = common.reshape(1, j, self.n_shared).expand(k, -1, -1)
+        index = torch.cat([number.reshape(k, j, alone), common], -1)
         return torch.nn.functional.one_hot(index, k * j * alone + j * self.n_shared).to(self.design)
 
     def local(self, flat: Float[Tensor, "*r B P"]) -> Float[Tensor, "*r B K J Q"]:
@@ -80,7 +81,9 @@ class Scoring:
     @property
     def _ridge(self) -> Float[Tensor, "B P"]:
         """The precision of the normal prior of each entry."""
-        slopes = self.precision[:, None, :, None] * (torch.arange(self.design.shape[-1]) > 0).to(self.design)
+        sloped = torch.ones_like(self.design[0])
+        sloped[0] = 0.0
+        slopes = self.precision[:, None, :, None] * sloped
         of_entry = torch.einsum("kjqp,bkjq->bp", self.places, slopes.expand(-1, len(self.places), -1, -1))
         return of_entry / self.places.sum((0, 1, 2))
 

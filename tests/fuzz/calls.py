@@ -890,7 +890,7 @@ def _(r: Draw) -> Call:
 
 @function("Regression", 0.5)
 def _(r: Draw) -> Call:
-    given = {"inputs": r.one(r.K, ["a", "b"]), "varying": r.one(False, True)}
+    given = {"inputs": r.K, "varying": r.one(False, True)}
     return Call(lambda **given: repr(sh.Regression(**given)), given)
 
 

@@ -261,7 +261,7 @@ def test_what_is_wrong_is_told_with_its_cure() -> None:
         LinearGaussian(0)
     with pytest.raises(ValueError, match="observation_noise: got 'round'"):
         LinearSSM(1, 1, "round")
-    with pytest.raises(ValueError, match="inputs: got some, but a LinearSSM takes none"):
+    with pytest.raises(ValueError, match="inputs: got some, but no part of the model reads any"):
         model.smooth(torch.zeros(4, 2), inputs=torch.zeros(4, 1))
     with pytest.raises(TypeError, match="restart"):
         model.fit(torch.zeros(4, 2), restart=3, progress=False)
