@@ -58,6 +58,7 @@ def test_the_evidence_is_the_sum_over_all_paths_and_the_density_of_the_program(d
     assert_close(trace_log_prob(model.collapsed, x, **given), expected, rtol=1e-10, atol=0)
 
 
+@pytest.mark.few(5)
 @pytest.mark.parametrize(("dynamics", "emission"), KINDS)
 def test_sequences_of_several_lengths_are_those_alone(dynamics, emission):
     model, lengths = model_of(dynamics, emission), [40, 3, 90, 1, 2]
@@ -75,6 +76,7 @@ def test_sequences_of_several_lengths_are_those_alone(dynamics, emission):
         assert bool(fit.objective.isfinite().all())
 
 
+@pytest.mark.few(6)
 @pytest.mark.parametrize(("dynamics", "emission"), KINDS)
 @pytest.mark.parametrize("prior", ["weak", None])
 def test_em_climbs_to_a_point_without_slope(dynamics, emission, prior):

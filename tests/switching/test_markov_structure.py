@@ -126,6 +126,7 @@ def test_stationary_distributions_do_not_move():
 # ---- fits ------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("prior", ["weak", None])
 @each
 def test_em_never_falls_and_ends_where_the_slope_is_0(dynamics, prior):

@@ -263,6 +263,7 @@ def test_samplers_fit_the_weighted_density(of_steps):
     assert_close((above - below) / 2, gradient @ step, rtol=1e-5, atol=1e-11)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(("method", "steps"), [("svi", 200), ("nuts", 100)])
 def test_large_weights_make_the_posterior_narrow(method, steps):
     x = torch.randn(1, 30, 1, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
