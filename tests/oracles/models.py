@@ -3,6 +3,7 @@
 import itertools
 
 import pyro
+import pyro.infer
 import torch
 from samplehold import Bernoulli, Categorical, Copy, Gated, Markov, MultivariateNormal, Normal, Poisson, SwitchingSSM
 from torch import Tensor
@@ -93,6 +94,17 @@ def every_path(model: SwitchingSSM, x: Tensor, power: Tensor | None = None, **ke
             paths.append(states)
             terms.append(total)
     return torch.tensor(paths), torch.stack(terms)
+
+
+def enumerated_by_pyro(model: SwitchingSSM, x: Tensor, **keywords) -> Tensor:
+    """log p(x) of all sequences by the explicit program, whose paths Pyro itself sums out."""
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(x.dtype)  # which Pyro mixes into masked sums
+    try:
+        elbo = pyro.infer.TraceEnum_ELBO(max_plate_nesting=x.ndim - 2)
+        return torch.tensor(-elbo.loss(model, lambda *args, **kw: None, x, **keywords), dtype=x.dtype)
+    finally:
+        torch.set_default_dtype(before)
 
 
 def enumerate_evidence(model: SwitchingSSM, x: Tensor, **keywords) -> Tensor:
