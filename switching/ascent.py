@@ -4,7 +4,8 @@ With s the last step and y the fall of the gradient along it, the inverse curvat
 
 $$(I - \rho s y^\top) H (I - \rho y s^\top) + \rho s s^\top, \qquad \rho = 1 / y^\top s,$$
 
-where $y^\top s > 0$ (Nocedal & Wright 2006, *Numerical Optimization*, 6.17).
+where $y^\top s > 0$ (Nocedal & Wright 2006, *Numerical Optimization*, 6.17). `halved` is the line search of Newton's
+method, where a caller knows the curvature.
 """
 
 from collections.abc import Callable
@@ -12,13 +13,15 @@ from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor
 
 from ..inference.message_passing.engine import Run
 
 FARTHEST = 1.0  # norm of the longest step
 HALVINGS = 20
+NEWTON_HALVINGS = 30
+LONGEST_STEP = 5.0  # of Newton's method, of a coefficient in units of its linear predictor
 RISE = 1e-4  # share of the rise promised by the slope that a step has to reach
 ROUNDING = 1e-15  # share of the height below which a rise does not show
 FLAT = 1e-12  # cosine of a step and the fall of the gradient, below which the curvature is not updated
@@ -157,6 +160,32 @@ class Ascent:
         step, fall = step.unsqueeze(-1), fall.unsqueeze(-1)
         projection = _unit(step.squeeze(-1)) - rho * step @ fall.mT
         self.inverse = projection @ self.inverse @ projection.mT + rho * step @ step.mT
+
+
+def halved(
+    objective: Callable[[Tensor], Tensor],
+    point: Float[Tensor, "*r P"],
+    height: Float[Tensor, "*r"],
+    step: Float[Tensor, "*r P"],
+    waiting: Bool[Tensor, "*r"],
+) -> tuple[Float[Tensor, "*r P"], Float[Tensor, "*r"], Bool[Tensor, "*r"]]:
+    """Take a step from each point, halved until the objective is higher there.
+
+    Arguments:
+        height: the objective at the points.
+        waiting: the points that are to move.
+
+    Returns:
+        The points, their heights, and those that still wait because no step is higher.
+    """
+    for _ in range(NEWTON_HALVINGS):
+        if not bool(waiting.any()):
+            break
+        tried = objective(point + step)
+        better = waiting & (tried > height)
+        point, height = torch.where(better.unsqueeze(-1), point + step, point), torch.where(better, tried, height)
+        waiting, step = waiting & ~better, step / 2
+    return point, height, waiting
 
 
 def _unit(like: Tensor) -> Tensor:

@@ -16,6 +16,9 @@ from ..inference.numerics.scalars import check_integer
 Inputs = int | tuple[str, ...]
 """The number of inputs that a part reads, or their names."""
 
+COEFFICIENT_SCALE = 2.5
+"""Prior standard deviation of a coefficient in log odds or logs, for inputs of unit variance (Gelman et al. 2008)."""
+
 
 def named_or_counted(inputs: Any, argument: str = "inputs", least: int = 0) -> Inputs:
     """The inputs of a part, from names, one name, or a number.

@@ -29,13 +29,12 @@ from ...inference.numerics.logs import log_sigmoid
 from ...inference.numerics.scalars import check_integer
 from ..data.series import Drive, Series
 from ..emissions.contract import ByGate
-from ..inputs import Inputs, named_or_counted
+from ..inputs import COEFFICIENT_SCALE, Inputs, named_or_counted
 from ..parameters import Parameter, Parameters, concentration, kept, widened
 from ..priors import Conjugate, Probabilities, Site
 from .contract import PATHS, Dynamics, draw_state
 from .factors import by_state, driven_gates, factored_gates, factored_states, fresh_states, gate_counts, gates
 from .gates import (
-    WEIGHT_SCALE,
     GateLikelihood,
     fisher_scoring,
     log1mexp,
@@ -72,7 +71,7 @@ class RedrawWeights(Conjugate):
         redraw, hold = prior["redraw_concentration"].unbind(-1)
         zero = redraw.new_zeros(self.n_inputs)
         intercept = dist.TransformedDistribution(dist.Beta(redraw, hold), [SigmoidTransform().inv])
-        weights = dist.Normal(zero, torch.full_like(zero, WEIGHT_SCALE)).to_event(1)
+        weights = dist.Normal(zero, torch.full_like(zero, COEFFICIENT_SCALE)).to_event(1)
         return [Site("redraw_intercept", lambda values: intercept), Site("redraw_weights", lambda values: weights)]
 
     def given(self, known: Parameters) -> VectorFamily[Any]:
@@ -89,13 +88,13 @@ class RedrawWeights(Conjugate):
         n = self.n_inputs
         redraws, holds = prior["redraw_concentration"].unbind(-1)
         normalizer = torch.lgamma(redraws) + torch.lgamma(holds) - torch.lgamma(redraws + holds)
-        normalizer = normalizer + n * (math.log(WEIGHT_SCALE) + math.log(2 * math.pi) / 2)
+        normalizer = normalizer + n * (math.log(COEFFICIENT_SCALE) + math.log(2 * math.pi) / 2)
         intercept = torch.eye(1, 1 + n).to(normalizer)
 
         def redraw_prior(statistics: Tensor) -> Tensor:
             u, v = (bound[..., 0] for bound in logistic_bounds(statistics.unsqueeze(-2), intercept))
             squares = statistics[..., 1 + n :].unflatten(-1, (1 + n, 1 + n)).diagonal(dim1=-2, dim2=-1)[..., 1:]
-            return redraws * u + holds * v - squares.sum(-1) / (2 * WEIGHT_SCALE**2) - normalizer
+            return redraws * u + holds * v - squares.sum(-1) / (2 * COEFFICIENT_SCALE**2) - normalizer
 
         return Factor(redraw_prior, (block,), scale=share, convex=(block,))
 
@@ -287,7 +286,7 @@ class Copy(Dynamics):
             if prior is not None:  # the density of rho itself, as its site has it; the intercept's is that of its logit
                 alpha, beta = alpha - 1, beta - 1
         gaps = redrawn.new_ones(()) if drive.gaps is None else drive.gaps.flatten()
-        shrink = redrawn.new_full((self.n_inputs,), 0.0 if prior is None else WEIGHT_SCALE**-2)
+        shrink = redrawn.new_full((self.n_inputs,), 0.0 if prior is None else COEFFICIENT_SCALE**-2)
         likelihood = GateLikelihood(design, gaps, redrawn, held, alpha, beta, shrink, free)
         weights = fisher_scoring(likelihood, weights)
         if self.n_inputs:

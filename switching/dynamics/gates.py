@@ -29,10 +29,9 @@ from torch import Tensor
 from torch.nn.functional import softplus
 
 from ...inference.numerics.logs import log_sigmoid
+from ..ascent import LONGEST_STEP, halved
 
-WEIGHT_SCALE = 2.5  # prior standard deviation of an input's weight (Gelman et al. 2008), inputs of unit variance
-MAX_STEPS, MAX_HALVINGS = 50, 30
-LONGEST_STEP = 5.0  # of a weight, in log odds
+MAX_STEPS = 50
 
 
 def log1mexp(x: Tensor) -> Tensor:
@@ -102,17 +101,9 @@ def fisher_scoring(likelihood: GateLikelihood, weights: Float[Tensor, "*r P"]) -
         step = torch.linalg.solve(curvature, gradient.unsqueeze(-1)).squeeze(-1).clamp(-LONGEST_STEP, LONGEST_STEP)
         if bool(((gradient * step).sum(-1) <= 1e-15 * (1 + value.abs())).all()):
             break  # the remaining gain is rounding
-        moved = torch.zeros_like(value, dtype=torch.bool)
-        for _ in range(MAX_HALVINGS):
-            tried = likelihood.value(weights + step)
-            better = ~moved & (tried > value)
-            weights = torch.where(better.unsqueeze(-1), weights + step, weights)
-            value = torch.where(better, tried, value)
-            moved = moved | better
-            if bool(moved.all()):
-                break
-            step = 0.5 * step
-        if not bool(moved.any()):
+        every = torch.ones_like(value, dtype=torch.bool)
+        weights, value, stuck = halved(likelihood.value, weights, value, step, every)
+        if bool(stuck.all()):
             break
     return weights
 

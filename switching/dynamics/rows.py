@@ -27,10 +27,11 @@ from torch import Tensor
 
 from ...inference.families import Gaussian
 from ...inference.numerics.logs import log_probability
+from ..ascent import LONGEST_STEP, halved
 from ..entries import Entries, EntriesTransform
+from ..inputs import COEFFICIENT_SCALE
 from ..parameters import Parameter, Parameters, widened
 from ..priors import Conjugate, Site
-from .gates import LONGEST_STEP, MAX_HALVINGS, WEIGHT_SCALE
 
 PIECE = 2**16  # numbers in the tables of a piece of the steps
 LEAST_CURVATURE = 1e-3  # added, so that steps stay short along directions about which the data say nothing
@@ -67,7 +68,7 @@ class InputWeights(Conjugate):
 
     def sites(self, prior: Parameters) -> list[Site]:
         zero = next(iter(prior.values())).new_zeros(int(self.support.free.sum()))
-        normal = dist.Normal(zero, torch.full_like(zero, WEIGHT_SCALE)).to_event(1)
+        normal = dist.Normal(zero, torch.full_like(zero, COEFFICIENT_SCALE)).to_event(1)
         whole = dist.TransformedDistribution(normal, [self._free])
 
         def density(values: Parameters) -> Tensor:
@@ -175,13 +176,7 @@ class RowLikelihood:
         step = torch.linalg.solve(curvature, gradient.unsqueeze(-1)).squeeze(-1)
         step = step * (LONGEST_STEP / step.abs().amax(-1, keepdim=True).clamp_min(LONGEST_STEP))
         done = (gradient * step).sum(-1) <= 1e-15 * (1 + value.abs())  # the remaining gain is rounding
-        for _ in range(MAX_HALVINGS):
-            if bool(done.all()):
-                break
-            better = ~done & (self.value(numbers + step) > value)
-            numbers = torch.where(better.unsqueeze(-1), numbers + step, numbers)
-            done, step = done | better, 0.5 * step
-        return numbers
+        return halved(self.value, numbers, value, step, ~done)[0]
 
 
 @dataclass(frozen=True)
@@ -217,7 +212,7 @@ class Rows:
         elif self.probs_free:
             never = (moves[..., 0] <= 0) & (moves[..., 0].amax(-1, keepdim=True) > 0)
             log_base = log_base.masked_fill(never, -torch.inf)
-        shrink = 0.0 if concentration is None else WEIGHT_SCALE**-2
+        shrink = 0.0 if concentration is None else COEFFICIENT_SCALE**-2
         free = self._free(log_base, moves, support)
         start = torch.cat([torch.zeros_like(log_base).unsqueeze(-1), self.weights.double()], -1).flatten(-2)
         return RowLikelihood(log_base, design, leaving, moves, shrink, free), start

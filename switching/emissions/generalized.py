@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from ...inference.numerics.scalars import check_kind
-from ..inputs import Inputs, count_inputs, named_or_counted
+from ..inputs import COEFFICIENT_SCALE, Inputs, count_inputs, named_or_counted
 from ..parameters import Parameter, Parameters
 from ..priors import Site
 from .contract import Emission, Maximized
@@ -35,7 +35,6 @@ from .spread import spread
 
 COEFFICIENTS = ("coefficients", "shared_coefficients")
 SEPARATED = 10.0  # the effect of a standard deviation of an input on a predictor, beyond which there is no maximum
-COEFFICIENT_SCALE = 2.5  # prior standard deviation of a coefficient
 
 
 MOST_OUTPUTS = 8  # of one block, for scoring: its curvature is a matrix of all of them at every step
@@ -224,7 +223,8 @@ class GeneralizedLinear(DrivenEmission):
         unscaled = weighted
         if self.have_unit:
             weighted = weighted * near["precision"].mT.unsqueeze(-2)
-            prior = prior and prior | {"count": prior["count"] * near["precision"]}
+            if prior is not None:
+                prior = prior | {"count": prior["count"] * near["precision"]}
         scoring = Scoring(
             self.link.likelihood(observed),
             self.link.prior(prior) if prior is not None else _flat,

@@ -12,14 +12,16 @@ plus those of the prior. Each step solves $H\,\delta = \nabla$ and is halved unt
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 from typing import NamedTuple
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-MAX_STEPS, MAX_HALVINGS = 25, 30
-LONGEST_STEP = 5.0  # of a coefficient, in units of the predictor
+from ..ascent import LONGEST_STEP, halved
+
+MAX_STEPS = 25
 ROUNDING = 1e-14  # share of the objective below which a gain does not count
 
 
@@ -50,7 +52,7 @@ class Scoring:
     precision: Float[Tensor, "B J"]
     n_shared: int
 
-    @property
+    @cached_property
     def places(self) -> Float[Tensor, "K J Q P"]:
         """1 where an entry of the coefficients of a state is an entry of the whole vector."""
         k, j, q = self.weights.shape[-1], self.precision.shape[-1], self.design.shape[-1]
@@ -67,9 +69,7 @@ class Scoring:
 
     def value(self, flat: Float[Tensor, "*r B P"]) -> Float[Tensor, "*r B"]:
         """The objective of each block."""
-        return self._value(self.local(flat), flat)
-
-    def _value(self, local: Tensor, flat: Tensor) -> Tensor:
+        local = self.local(flat)
         each = self.likelihood(self._predictors(local)).value
         gained = torch.where(self.weights > 0, self.weights * each, 0.0).sum((-2, -1))
         shrunk = (self._ridge * flat.square()).sum(-1) / 2
@@ -78,7 +78,7 @@ class Scoring:
     def _predictors(self, local: Float[Tensor, "*r B K J Q"]) -> Float[Tensor, "*r B N K J"]:
         return torch.einsum("...bkjq,nq->...bnkj", local, self.design)
 
-    @property
+    @cached_property
     def _ridge(self) -> Float[Tensor, "B P"]:
         """The precision of the normal prior of each entry."""
         sloped = torch.ones_like(self.design[0])
@@ -91,10 +91,12 @@ class Scoring:
         """The scoring step, and the gain that its slope promises."""
         local, places = self.local(flat), self.places
         curve, at_zero = self.likelihood(self._predictors(local)), self.prior(local[..., 0])
-        slope = self.weights.unsqueeze(-1) * torch.where(self.weights.unsqueeze(-1) > 0, curve.slope, 0.0)
+        weights = self.weights.unsqueeze(-1)
+        slope = torch.where(weights > 0, weights * curve.slope, 0.0)  # where nothing is expected, it may be infinite
         gradient = torch.einsum("...bnkj,nq->...bkjq", slope, self.design)
         gradient[..., 0] += at_zero.slope
-        curvature = self.weights[..., None, None] * curve.curvature
+        weights = weights.unsqueeze(-1)
+        curvature = torch.where(weights > 0, weights * curve.curvature, 0.0)
         squares = (self.design.unsqueeze(-1) * self.design.unsqueeze(-2)).flatten(1)
         q = self.design.shape[-1]
         hessian = (curvature.movedim(-4, -1) @ squares).unflatten(-1, (q, q))  # [*r, B, K, J, J, Q, Q]
@@ -113,13 +115,7 @@ class Scoring:
             step, gain = self.step(flat)
             if bool((gain <= ROUNDING * (1 + value.abs())).all()):
                 break
-            waiting = gain > 0
-            for _ in range(MAX_HALVINGS):
-                tried = self.value(flat + step)
-                better = waiting & (tried >= value)
-                flat, value = torch.where(better.unsqueeze(-1), flat + step, flat), torch.where(better, tried, value)
-                waiting = waiting & ~better
-                if not bool(waiting.any()):
-                    break
-                step = step / 2
+            flat, value, stuck = halved(self.value, flat, value, step, gain > 0)
+            if bool((stuck | (gain <= 0)).all()):
+                break
         return flat

@@ -10,8 +10,8 @@ from oracles.models import enumerate_evidence, trace_log_prob
 from samplehold import Markov, MultivariateNormal, Normal, Poisson, SwitchingSSM, load
 from samplehold.inference.numerics.costs import kernels
 from samplehold.switching.data.series import Drive
-from samplehold.switching.dynamics.gates import WEIGHT_SCALE
 from samplehold.switching.fitting.em import EM
+from samplehold.switching.inputs import COEFFICIENT_SCALE
 from samplehold.switching.problem import Problem
 from scipy.optimize import minimize
 from scipy.stats import poisson
@@ -84,7 +84,7 @@ def test_the_program_has_the_density_of_the_chain():
 def test_the_weights_prior_is_normal_and_leaves_out_those_of_staying():
     site = next(s for s in MODEL.dynamics.sites(MODEL.prior) if s.name == "transition_weights")
     w = weights()
-    normal = torch.distributions.Normal(torch.zeros((), dtype=torch.float64), WEIGHT_SCALE)
+    normal = torch.distributions.Normal(torch.zeros((), dtype=torch.float64), COEFFICIENT_SCALE)
     exact = normal.log_prob(w).sum() - K * C * normal.log_prob(torch.zeros((), dtype=torch.float64))
     values = {"transition_weights": w}
     for log_prob in (site.log_prob(values, inside=True), site.log_prob(values, inside=False)):
