@@ -384,7 +384,8 @@ class Model(Named, ABC):
             if name not in Given.__annotations__:
                 raise TypeError(f"{name}: no such argument; besides x there are {', '.join(Given.__annotations__)}.")
         if isinstance(x, Series) and horizon:
-            x = with_steps_to_come(x, horizon, given.pop("inputs", None), given.pop("dt", None))
+            beside = (given.pop(name, None) for name in ("inputs", "input_names", "dt"))
+            x = with_steps_to_come(x, horizon, *beside)
         series, parts = self._series(x, given), tuple(vars(self)[name] for name in self.made_of)
         if series.checked is not None and all(a is b for a, b in zip(series.checked, parts, strict=False)):
             return series

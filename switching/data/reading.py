@@ -116,7 +116,7 @@ def _unchanged(table: Any, name: str, beyond: float) -> Any:
     return table
 
 
-def with_steps_to_come(series: Series, horizon: int, inputs: Any, dt: Any) -> Series:
+def with_steps_to_come(series: Series, horizon: int, inputs: Any, input_names: Any, dt: Any) -> Series:
     """The series with inputs `[*batch, horizon, C]` and gaps `[*batch, horizon]` of the steps after its end.
 
     Without axes for the batch, all sequences get the same.
@@ -131,7 +131,7 @@ def with_steps_to_come(series: Series, horizon: int, inputs: Any, dt: Any) -> Se
         if getattr(series, field) is None:
             raise ValueError(f"{name}: got some for the steps to come, but the series has none; leave them out.")
         if name == "inputs":
-            table, names = named_columns(table, None, None)
+            table, names = named_columns(table, input_names, None)
             if names is not None and series.drivers is not None:
                 table = to_tensor(table, name)[..., places_of(series.drivers, names)]
         past, axis = padded(getattr(series, field)), len(series.batch_shape)

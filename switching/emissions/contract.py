@@ -389,7 +389,10 @@ class Emission(Named, ABC):
         """The same emission with these priors of parameters, beside those that it has."""
         known, changed = self.prior if isinstance(self.prior, Mapping) else {}, cast(Any, self)
         if "prior" not in getattr(self, "__dataclass_fields__", {}):
-            raise ValueError(f"prior: got {sorted(prior)}, but {self.name} takes none; write them into its `priors`.")
+            raise ValueError(
+                f"prior: got distributions of {', '.join(sorted(prior))}, but {self.name} takes none; give the "
+                "hyperparameters of `model.prior`, or write them into the `priors` of your own emission."
+            )
         return cast(Emission, replace(changed, prior={**known, **prior}))
 
     def in_fit_units(self, about: Tensor, unit: Tensor) -> "Emission":

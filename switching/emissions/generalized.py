@@ -174,6 +174,12 @@ class GeneralizedLinear(DrivenEmission):
             sites.append(Site(name, lambda values, one=distribution: one))
         return sites
 
+    def with_user_priors(self, prior: Mapping[str, Any]) -> Emission:
+        """The same emission with these priors of the plain emission's parameters."""
+        if self.have_unit or not set(prior) <= set(self.plain_emission.parameters):
+            return super().with_user_priors(prior)
+        return replace(self, plain_emission=self.plain_emission.with_user_priors(prior))
+
     def check_fitted(self, values: Parameters, rows: Tensor) -> None:
         """Warn if coefficients of maximum likelihood are infinite."""
         inputs = self.split(rows)[1]

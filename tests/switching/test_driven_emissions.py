@@ -76,12 +76,13 @@ def test_sequences_of_several_lengths_are_those_alone(dynamics, emission):
         assert bool(fit.objective.isfinite().all())
 
 
+INSIDE = [(*kind, None) for kind in KINDS if kind[1] not in ("binary", "symbols")]
+"""Cases whose likelihood has its maximum inside: in the others inputs separate the observations of a state."""
+
+
 @pytest.mark.few(6)
-@pytest.mark.parametrize(("dynamics", "emission"), KINDS)
-@pytest.mark.parametrize("prior", ["weak", None])
+@pytest.mark.parametrize(("dynamics", "emission", "prior"), [*((*kind, "weak") for kind in KINDS), *INSIDE])
 def test_em_climbs_to_a_point_without_slope(dynamics, emission, prior):
-    if emission in ("binary", "symbols") and prior is None:
-        pytest.skip("inputs separate the observations of a state: see the next test")
     model, given = model_of(dynamics, emission, seed=1), {"inputs": inputs(200)}
     x = model.simulate(200, seed=1, **given).x
     fit = model.without_values().fit(x, prior=prior, restarts=2, tol=1e-10, max_steps=2000, progress=False, **given)
@@ -96,6 +97,35 @@ def test_em_climbs_to_a_point_without_slope(dynamics, emission, prior):
             slope = value * (slope - (value * slope).sum(-1, keepdim=True))  # along the simplex
         assert float(slope.detach().abs().max()) < 0.01, name
     assert float(fit.log_evidence()) >= float(model.log_evidence(x, **given)) - (0 if prior is None else 10)
+
+
+@pytest.mark.few(4)
+@pytest.mark.parametrize("emission", EMISSIONS)
+def test_slopes_in_all_coefficients_are_those_of_differences(emission):
+    model, given = model_of("gate", emission), {"inputs": inputs(6)}
+    x = model.simulate(6, seed=1, **given).x
+    names = [n for n in model.values if "coefficients" in n or n.startswith("redraw") or n in ("loc", "rate")]
+
+    def evidence(*tables: torch.Tensor) -> torch.Tensor:
+        moved = model.values | dict(zip(names, tables, strict=True))
+        return model.problem(x, **given).evidence(moved)
+
+    assert torch.autograd.gradcheck(evidence, [model.values[n].clone().requires_grad_() for n in names])
+
+
+def test_a_prior_of_the_rate_without_inputs_is_that_of_the_plain_emission():
+    prior, given = {"rate": pyro.distributions.Gamma(50.0, 10.0)}, {"inputs": inputs(40)}
+    model = model_of("copy", "counts, shared")
+    x = model.simulate(40, seed=1, **given).x
+    free = sh.SwitchingSSM(sh.Copy(2), EMISSIONS["counts, shared"])
+    options = {"restarts": 2, "progress": False} | given
+    by_fit, by_name = free.fit(x, prior=prior, **options), free.with_prior(prior).fit(x, **options)
+    made = sh.SwitchingSSM(sh.Copy(2), sh.Poisson(1, prior=prior, inputs=NAMES, shared=["a"])).fit(x, **options)
+    for other in (by_name, made):
+        assert_close(other.model.values, by_fit.model.values, rtol=1e-6, atol=1e-8)
+    assert float((by_fit.model.values["rate"] - 5).abs().max()) < 2
+    with pytest.raises(ValueError, match=r"^prior: got distributions of coefficients, but GeneralizedLinear"):
+        free.with_prior({"coefficients": pyro.distributions.Normal(0.0, 1.0)})
 
 
 def test_complete_separation_is_said_and_cured_by_a_prior():

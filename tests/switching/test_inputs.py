@@ -57,8 +57,10 @@ def test_names_survive_files_and_forecasts(tmp_path):
     MODEL.save(tmp_path / "model")
     loaded = sh.load(tmp_path / "model")
     assert loaded.inputs == ("rain", "dose")
-    ahead = loaded.forecast(MODEL.read(X[:8], inputs=FRAME[:8]), 4, inputs=FRAME[8:])
-    assert_close(ahead.mean, MODEL.forecast(X[:8], 4, inputs=TABLE).mean, rtol=0, atol=0)
+    past, expected = MODEL.read(X[:8], inputs=FRAME[:8]), MODEL.forecast(X[:8], 4, inputs=TABLE).mean
+    named, columns = {"input_names": list(FRAME)}, {name: FRAME[name][8:] for name in FRAME}
+    for inputs, names in ((FRAME[8:], {}), (columns, {}), (FRAME[8:].to_numpy(), named), (TABLE[8:], {})):
+        assert_close(loaded.forecast(past, 4, inputs=inputs, **names).mean, expected, rtol=0, atol=0)
 
 
 def test_a_stream_reads_inputs_by_name():
