@@ -34,6 +34,8 @@ def named_columns(inputs: Any, names: Any, sequences: list[Any] | None) -> tuple
         else:
             inputs = _columns_beside(of_mapping, parts)
     else:
+        if isinstance(inputs, pd.Series) and inputs.name is not None:
+            inputs = inputs.to_frame()
         table = inputs[0] if isinstance(inputs, list | tuple) and inputs else inputs
         of_mapping = tuple(map(str, table.columns)) if isinstance(table, pd.DataFrame) else None
     if names is None:
@@ -57,6 +59,11 @@ def _columns_beside(names: Sequence[str], columns: Sequence[Any]) -> Any:
                 "give all inputs for the same steps."
             )
     return torch.stack(tables, -1)
+
+
+def as_columns(table: Tensor, n_axes: int) -> Tensor:
+    """Inputs `[*n, C]` with so many axes; numbers `[*n]` are one input."""
+    return table.unsqueeze(-1) if table.ndim == n_axes - 1 else table
 
 
 def places_of(inputs: Sequence[str], names: Sequence[str]) -> list[int]:
@@ -158,7 +165,7 @@ def read_inputs(inputs: Any, row: Float[Tensor, "*b F"], names: Inputs) -> Float
     if isinstance(inputs, Mapping | pd.Series) and not isinstance(names, int):
         places_of(names, list(inputs.keys()))
         inputs = _columns_beside(names, [inputs[name] for name in names])
-    table, expected = to_tensor(inputs, "inputs").to(row), (*row.shape[:-1], count_inputs(names))
+    table, expected = as_columns(to_tensor(inputs, "inputs").to(row), row.ndim), (*row.shape[:-1], count_inputs(names))
     if tuple(table.shape) != expected:
         raise ValueError(f"inputs: got shape {tuple(table.shape)}, expected {expected}: this step's.")
     return table.unsqueeze(-2)

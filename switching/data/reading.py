@@ -14,7 +14,7 @@ from torch import Tensor
 
 from ...inference.numerics.checks import check_integers
 from .cells import is_ragged_list, labelled, to_tensor
-from .design import named_columns, places_of
+from .design import as_columns, named_columns, places_of
 from .knowledge import by_name, coded, with_noise, with_states, with_weights
 from .packed import Packed, padded, stored
 from .series import Series, number, place
@@ -137,6 +137,8 @@ def with_steps_to_come(series: Series, horizon: int, inputs: Any, input_names: A
         past, axis = padded(getattr(series, field)), len(series.batch_shape)
         ahead = to_tensor(table, name).to(past)
         expected = (*past.shape[:axis], horizon, *past.shape[axis + 1 :])
+        if name == "inputs" and expected[-1] == 1 and ahead.shape in (expected[:-1], expected[axis:-1]):
+            ahead = ahead.unsqueeze(-1)
         if ahead.shape not in (expected, expected[axis:]):
             raise ValueError(
                 f"{name}: got shape {tuple(ahead.shape)}, expected {expected}: those of the {horizon} steps to come."
@@ -260,14 +262,20 @@ def _in_rows(table: Any, name: str, rows: Stacked, counts: Tensor, beyond: float
 def _beside_x(driver: Any, name: str, x: Tensor | Packed) -> Tensor | Packed | None:
     """Inputs or gaps in the dtype and on the device of x."""
     like = x.rows if isinstance(x, Packed) else x
+
+    def placed(table: Tensor, n_axes: int) -> Tensor:
+        return as_columns(table.to(like), n_axes) if name == "inputs" else table.to(like)
+
     if driver is None or isinstance(driver, Packed):
-        return None if driver is None else driver.map(lambda rows: rows.to(like))
-    return to_tensor(driver, name).to(like)
+        return None if driver is None else driver.map(lambda rows: placed(rows, 2))
+    return placed(to_tensor(driver, name), len(x.shape))
 
 
 def _driver(driver: Any, name: str, n_axes: int, rows: Stacked, counts: Tensor, beyond: float = 0.0) -> Tensor | Packed:
     """Numbers beside several sequences, from rows like those of x or from a batch; `beyond` after the end of each."""
     table = to_tensor(driver, name)
+    if name == "inputs":
+        table = as_columns(table, n_axes)
     if labelled(driver) and _names_sequences(driver.index):
         layout = panel_of(driver.index, name)
         pairs = zip(layout.times, rows.times, strict=False)

@@ -29,8 +29,8 @@ class Given(TypedDict, total=False):
     Entries:
         lengths: [*batch], the number of steps of each sequence; lists and panels have their own. For rows `[N, F]` of B
         sequences: [B], with sum N.
-        inputs: [*batch, T, C], or a frame or a mapping with a column for each input. Columns that no part of the model
-            names are ignored.
+        inputs: [*batch, T, C], or [*batch, T] for one input; or a frame or a mapping with a column for each input, of
+            which columns that no part of the model names are ignored.
         input_names: the names of the columns of `inputs`, if it has none. Without names, the columns are those that the
             model reads, in the order of `model.inputs`.
         dt: [*batch, T], the gap before each step, in steps; the gap before the first step is ignored.
@@ -284,10 +284,15 @@ class Series(Record):
         if self.n_driven != self.n_steps + horizon:
             raise ValueError(
                 f"horizon: got {horizon}, but inputs or dt are given for {self.n_driven} steps and x has "
-                f"{self.n_steps}; give them for the steps to come too."
+                f"{self.n_steps}; give them for the steps to come too, as in forecast({horizon}, {self._to_come})."
             )
         if self.lengths is not None and bool((self.lengths != self.n_steps).any()):
             raise _unequal(int(self.lengths.min()), self.n_steps)
+
+    @property
+    def _to_come(self) -> str:
+        """The arguments that describe steps to come."""
+        return ", ".join(f"{name}=..." for name in ("inputs", "dt") if getattr(self, name) is not None)
 
     def index_of(self, sequence: int = 0) -> pd.Index | None:
         """The labels of the steps of a sequence; None if there are none."""

@@ -55,9 +55,8 @@ class DrivenEmission(Emission):
     def support(self) -> constraints.Constraint:  # type: ignore[override]
         return self.plain.support
 
-    @property
-    def expects(self) -> str:  # type: ignore[override]
-        return self.plain.expects
+    def check(self, x: Float[Tensor, "*b T F"]) -> None:
+        self.plain.check(x)
 
     @property
     def sizes(self) -> dict[str, int]:

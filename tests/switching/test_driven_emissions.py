@@ -352,3 +352,8 @@ def test_svi_and_nuts_find_the_coefficients():
     assert fit.model.values["shared_coefficients"].shape == (1, 1, 1)
     interval = fit.posterior.interval(0.9)
     assert bool((interval.lower["coefficients"] < interval.upper["coefficients"]).all())
+
+
+def test_an_impossible_observation_is_refused_in_the_words_of_the_plain_emission():
+    with pytest.raises(ValueError, match=r"^x: got -1 at step 2, .*; expected counts 0, 1, 2, \.\.\. \(Poisson\)\."):
+        model_of("copy", "counts").smooth(torch.tensor([[0.0], [1.0], [-1.0]]).expand(3, 2), inputs=inputs(3))

@@ -36,6 +36,28 @@ def test_inputs_in_any_form_are_the_same(given):
     assert MODEL.read(series) is series
 
 
+@pytest.mark.parametrize("column", [FRAME["dose"], FRAME["dose"].to_numpy(), FRAME["dose"].tolist()], ids=type)
+def test_a_single_input_needs_no_axis_of_columns(column):
+    model = sh.SwitchingSSM(sh.Copy(2, inputs="dose"), sh.Normal(1)).with_values(
+        MODEL.values | {"redraw_weights": MODEL.values["redraw_weights"][..., :1]}
+    )
+    table, rows = FRAME[["dose"]].to_numpy(), X.reshape(3, 4, 1)
+    assert_close(model.smooth(X, inputs=column).state, model.smooth(X, inputs=table).state, rtol=0, atol=0)
+    batch = np.reshape(column, (3, 4))
+    assert_close(model.smooth(rows, inputs=batch).state, model.smooth(rows, inputs=batch[..., None]).state)
+    by_list = model.smooth([X[:5], X], inputs=[table[:5, 0], table[:, 0]]).state
+    assert_close(by_list, model.smooth([X[:5], X], inputs=[table[:5], table]).state, rtol=0, atol=0)
+    one_table = model.smooth(X, inputs=column, lengths=[5, 7]).state
+    assert_close(one_table, model.smooth(X, inputs=table, lengths=[5, 7]).state, rtol=0, atol=0)
+    past = model.read(X[:8], inputs=column[:8])
+    assert_close(model.forecast(past, 4, inputs=column[8:]).mean, model.forecast(X[:8], 4, inputs=table).mean)
+    assert_close(model.update(model.start(), X[0], inputs=table[0, 0])[1].state, model.filter(X, inputs=table).state[0])
+    with pytest.raises(
+        ValueError, match=r"^inputs: got shape \(12, 1\), expected \(12, 2\)|^inputs: 'rain' is missing"
+    ):
+        MODEL.smooth(X, inputs=column)
+
+
 def test_sequences_by_name_have_inputs_by_name():
     x = {"a": X, "b": X[:5]}
     inputs = {"b": FRAME[:5], "a": FRAME}

@@ -173,7 +173,7 @@ def test_what_drives_the_steps_to_come_is_there_for_forecasts_and_for_nothing_el
     assert torch.equal(MODEL.smooth(series).state, MODEL.smooth(x[:9], inputs=rain[:9]).state)
     with pytest.raises(ValueError, match=r"inputs: got shape \(12, 1\), expected \(9, 1\)"):
         MODEL.smooth(x[:9], inputs=rain)
-    with pytest.raises(ValueError, match="horizon: got 2, but inputs or dt are given for 12 steps"):
+    with pytest.raises(ValueError, match=r"horizon: got 2, but .* 12 steps .*, as in forecast\(2, inputs=\.\.\.\)"):
         MODEL.forecast(series, 2)
 
 
