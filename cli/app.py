@@ -35,7 +35,9 @@ def _choices(title: str, room: str) -> Any:
     """The classes of a folder, spelled as values of an option. They are read from the public stub, without heavy
     imports."""
     face = (Path(__file__).parents[1] / "__init__.pyi").read_text(encoding="utf-8")
-    names = re.findall(rf"^from \.switching\.{room}\.(?!contract|gated)\w+ import (\w+)", face, re.MULTILINE)
+    names = re.findall(
+        rf"^from \.switching\.{room}\.(?!contract|gated|generalized|regression)\w+ import (\w+)", face, re.MULTILINE
+    )
     return StrEnum(title, {name: re.sub(r"(?<=[a-z])(?=[A-Z])", "-", name).lower() for name in names})
 
 

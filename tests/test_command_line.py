@@ -14,7 +14,8 @@ import pytest
 import torch
 from matplotlib.figure import Figure
 from samplehold import Copy, Markov, SwitchingSSM
-from samplehold.cli.app import app
+from samplehold.cli.app import DynamicsName, EmissionName, app
+from samplehold.cli.console import build
 from samplehold.switching.data.tables import pick_series, read_table
 from samplehold.switching.storage import read_model
 from typer.testing import CliRunner
@@ -174,6 +175,14 @@ def test_observations_may_depend_on_inputs_too(tmp_path):
     refused = run("fit", MACRO, *options, "--emission", "multivariate-normal", "--out", tmp_path / "other")
     assert refused.exit_code == 2
     assert "--emission-inputs: MultivariateNormal takes none; use Poisson, Bernoulli" in refused.stderr
+
+
+@pytest.mark.parametrize("emission", EmissionName)
+@pytest.mark.parametrize("dynamics", DynamicsName)
+def test_every_emission_and_dynamics_on_offer_is_a_model_of_the_columns_alone(emission, dynamics):
+    table = pd.DataFrame({"x": [0.0, 1.0, 1.0]})
+    model = build(table, 2, emission.value, dynamics.value, ())
+    assert (model.n_states, model.n_features, model.n_inputs) == (2, 1, 0)
 
 
 @pytest.mark.slow
