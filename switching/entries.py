@@ -1,13 +1,14 @@
 """Tables whose entries are 0 except at some places, and their free coordinates.
 
 The coordinates of numbers are these numbers, one after another. Those of rows of probabilities are logarithms of ratios
-to the last possible probability of the row, whose Jacobian is the product of all possible probabilities.
+to the last free probability of the row. Their Jacobian is the product of the shares of the free probabilities in
+their sum.
 """
 
 from typing import Any
 
 import torch
-from jaxtyping import Bool
+from jaxtyping import Bool, Float
 from torch import Tensor
 from torch.distributions import Transform, biject_to, constraints
 from torch.distributions.constraints import Constraint
@@ -42,22 +43,44 @@ class Entries(Constraint):
 
 
 class PossibleRows(Constraint):
-    """Tables whose rows are probabilities, 0 except at `free` entries `[I, K]`.
+    """Tables whose rows are probabilities, known except at `free` entries: 0 unless `known` says otherwise.
 
     Attributes:
-        free: which entries may be other than 0; some in each row.
+        free: which entries are not known.
         reason: why the others are 0, for errors.
+        known: the known entries, 0 elsewhere.
+        rest: the probability that the free entries of each row share, `[..., 1]`; 1 in rows without any.
     """
 
     is_discrete = False
-    event_dim = 2
 
-    def __init__(self, free: Bool[Tensor, "I K"], reason: str) -> None:
+    def __init__(self, free: Bool[Tensor, "*i K"], reason: str, known: Float[Tensor, "*i K"] | None = None) -> None:
         self.free, self.reason = free.cpu(), reason
+        self.known = torch.zeros(free.shape, dtype=torch.float64, device="cpu") if known is None else known.cpu()
+        rest = 1 - self.known.sum(-1, keepdim=True)
+        self.rest = torch.where(self.free.any(-1, keepdim=True), rest, torch.ones_like(rest))
+        self.event_dim = free.ndim  # pyright: ignore[reportIncompatibleMethodOverride]
 
     def check(self, value: Tensor) -> Tensor:
-        possible = (value == 0) | self.free.to(value.device)
-        return constraints.simplex.check(value).all(-1) & possible.flatten(-2).all(-1)
+        fits = self.free.to(value.device) | (value == self.known.to(value))
+        lead = value.shape[: value.ndim - self.event_dim]
+        rows = constraints.simplex.check(value).reshape(*lead, -1).all(-1)
+        return rows & fits.reshape(*lead, -1).all(-1)
+
+    def spread(self, shares: Float[Tensor, "*r K"]) -> Float[Tensor, "*r K"]:
+        """The tables whose free entries have these shares of the rest of their rows."""
+        return torch.where(self.free.to(shares.device), self.rest.to(shares) * shares, self.known.to(shares))
+
+    def shares(self, table: Float[Tensor, "*r K"]) -> Float[Tensor, "*r K"]:
+        """The share of each free entry in the rest of its row; 1 at known entries."""
+        return torch.where(self.free.to(table.device), table / self.rest.to(table), 1.0)
+
+    def fitted(self, table: Float[Tensor, "*r K"]) -> Float[Tensor, "*r K"]:
+        """The nearest table of this kind: free entries in their ratios, equal ones if all are 0."""
+        free = self.free.to(table)
+        part = torch.where(free > 0, table, 0.0)
+        total, count = part.sum(-1, keepdim=True), free.sum(-1, keepdim=True).clamp_min(1)
+        return self.spread(torch.where(total > 0, part / total, free / count))
 
     def checked(self, value: Tensor, name: str) -> Tensor:
         """The table, if its rows, which are probabilities, are 0 where they have to be; otherwise ValueError."""
@@ -82,7 +105,11 @@ class _Placed(Transform):
         return self.support
 
     def __eq__(self, other: object) -> bool:
-        return type(other) is type(self) and torch.equal(self.support.free, other.support.free)  # pyright: ignore[reportAttributeAccessIssue]
+        if type(other) is not type(self):
+            return False
+        ours, theirs = self.support, other.support  # pyright: ignore[reportAttributeAccessIssue]
+        same = not isinstance(ours, PossibleRows) or torch.equal(ours.known, theirs.known)  # pyright: ignore[reportAttributeAccessIssue]
+        return same and torch.equal(ours.free, theirs.free)
 
     def _call(self, x: Tensor) -> Tensor:
         return torch.nn.functional.pad(x, (0, 1))[..., self._place.to(x.device)]
@@ -114,17 +141,20 @@ class RowsTransform(_Placed):
         free = support.free
         last = free.shape[-1] - 1 - free.flip(-1).byte().argmax(-1, keepdim=True)
         super().__init__(support, free.scatter(-1, last, False))
+        self.support: PossibleRows = support  # pyright: ignore[reportIncompatibleVariableOverride]
         self._last = last
 
     def _call(self, x: Tensor) -> Tensor:
-        return torch.softmax(super()._call(x).masked_fill(~self.support.free.to(x.device), -torch.inf), -1)
+        closed = ~self.support.free & self.support.free.any(-1, keepdim=True)  # a row without a free entry stays finite
+        shares = torch.softmax(super()._call(x).masked_fill(closed.to(x.device), -torch.inf), -1)
+        return self.support.spread(shares)
 
     def _inverse(self, y: Tensor) -> Tensor:
         logs = y.log()
         return super()._inverse(logs - logs.gather(-1, self._last.to(y.device).expand(*y.shape[:-1], 1)))
 
     def log_abs_det_jacobian(self, x: Tensor, y: Tensor) -> Tensor:
-        return torch.where(self.support.free.to(y.device), y, 1.0).log().sum((-2, -1))
+        return self.support.shares(y).log().flatten(-self.support.event_dim).sum(-1)
 
 
 @biject_to.register(PossibleRows)

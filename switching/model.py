@@ -160,7 +160,10 @@ class SwitchingSSM(Model):
         """The number of free parameters in a fit that keeps some parameters fixed; a single state has no free
         dynamics."""
         moves = self.n_states > 1 or len(self.emission.parts) > 1
-        return super().n_free(fixed if moves else {*fixed, *self.dynamics.parameters})
+        if moves:
+            return super().n_free(fixed)
+        tables = fixed if isinstance(fixed, Mapping) else {name: self._values[name] for name in fixed}
+        return super().n_free({**tables, **{name: self._values[name] for name in self.dynamics.parameters}})
 
     def _checked(self, values: Parameters) -> Parameters:
         return self.dynamics.check_values(values) | self.emission.check_values(values, self.n_states)
@@ -441,8 +444,9 @@ class SwitchingSSM(Model):
             start: an additional start; with `restarts=1`, the only one. It is a model, a fit, values by name (some may
                 be missing), or a state for every step `[*batch, T]`, with -1 for unknown. States then keep their
                 numbers.
-            fixed: parameters that are held at these values, by name, e.g. `{"loc": [[0.0], [1.0]]}`. The bound of
-                message passing excludes their prior density.
+            fixed: parameters that are held at these values, by name, e.g. `{"loc": [[0.0], [1.0]]}`. NaN marks entries
+                that are free; free probabilities share the rest of their row. The bound of message passing excludes the
+                prior density of known entries.
             num_samples, warmup_steps: draws in each of 4 chains of NUTS, by default 500, and draws before them that are
                 thrown away, by default half as many.
 

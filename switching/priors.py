@@ -26,7 +26,16 @@ from pyro.distributions.torch_distribution import TorchDistributionMixin
 from torch import Tensor
 from torch.distributions import constraints
 
-from ..inference.families import Beta, Dirichlet, Gamma, LocPrecision, NormalGamma, NormalWishart, VectorFamily, given
+from ..inference.families import (
+    Beta,
+    Dirichlet,
+    Gamma,
+    LocPrecision,
+    NormalGamma,
+    NormalWishart,
+    VectorFamily,
+    given_in_part,
+)
 from ..inference.families.wishart import wishart_normalizer
 from ..inference.message_passing.factor_graph import Factor
 from ..inference.numerics.cholesky import cholesky, cholesky_inverse, log_det
@@ -242,7 +251,7 @@ class Conjugate(ABC):
     def given(self, known: Parameters) -> VectorFamily[Any]:
         """The family of these parameters, conditioned on known values of some."""
         nowhere = next(iter(known.values())).new_full((), torch.nan)
-        return given(self.family, self.point(dict.fromkeys(self.parameters, nowhere) | known))
+        return given_in_part(self.family, self.point({name: known.get(name, nowhere) for name in self.parameters}))
 
     def expected(self, eta: Tensor) -> Parameters:
         """Expected parameters."""

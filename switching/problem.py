@@ -25,6 +25,7 @@ from .data.series import Drive, Series
 from .dynamics.contract import Dynamics
 from .emissions.contract import ByGate, Emission
 from .emissions.driven import emission_at, rows_read
+from .known import held, is_whole, known_sites, support_beside
 from .mixture import StateMixture
 from .parameters import Parameter, Parameters, read_table, widened
 from .priors import Site, log_prior
@@ -152,7 +153,7 @@ class Problem(SeriesProblem):
         dynamics, emission: the parts of the model.
         series: the observed series.
         prior: hyperparameters in the dtype of the series; None for maximum likelihood.
-        fixed: parameters with fixed values in a fit, `[...]` without axes for restarts.
+        fixed: tables of parameters that a fit holds, without axes for restarts; NaN where an entry is free.
     """
 
     dynamics: Dynamics
@@ -165,10 +166,16 @@ class Problem(SeriesProblem):
     def n_states(self) -> int:
         return self.dynamics.n_states
 
-    @property
+    @cached_property
     def parameters(self) -> dict[str, Parameter]:
-        """The description of each parameter, by name."""
-        return self.dynamics.parameters | dict(self.emission.parameters)
+        """The description of each parameter, by name; the support is that of the free entries."""
+        known = self.dynamics.parameters | dict(self.emission.parameters)
+        in_part = {name: table for name, table in self.fixed.items() if not is_whole(table)}
+        return known | {n: replace(known[n], support=support_beside(known[n].support, t)) for n, t in in_part.items()}
+
+    def hold(self, values: Parameters) -> Parameters:
+        """Values `[*r, ...]` with the known entries in their places."""
+        return held(values, self.fixed, self.parameters) if self.fixed else values
 
     @property
     def size(self) -> int:
@@ -203,7 +210,8 @@ class Problem(SeriesProblem):
         """The prior as Pyro sites."""
         if self.prior is None:
             raise ValueError("prior: got None, but the parameters need a distribution; give a prior.")
-        return self.dynamics.sites(self.prior) + self.emission.sites(self.prior)
+        sites = self.dynamics.sites(self.prior) + self.emission.sites(self.prior)
+        return known_sites(sites, self.fixed, self.parameters) if self.fixed else sites
 
     def chain(self, values: Parameters) -> Chain:
         """The chain over paths under these parameters."""

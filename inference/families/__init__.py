@@ -49,7 +49,7 @@ from .normal import (
     NormalWishartParameters,
 )
 from .paths import CopyPaths, CopyTables, FactoredCopyPaths, FactoredTables, MarkovPaths, MarkovTables
-from .pieces import InPieces, columns_apart, given_entries
+from .pieces import InPieces, columns_apart, given_entries, given_in_part
 from .point import Held, Point
 from .positive import Beta, BetaParameters, Dirichlet, DirichletParameters, Gamma, GammaParameters
 from .regression import MatrixNormalWishart, MatrixNormalWishartParameters
@@ -99,6 +99,7 @@ __all__ = [
     "columns_apart",
     "given",
     "given_entries",
+    "given_in_part",
     "tree_map",
     "tree_parts",
 ]

@@ -12,12 +12,14 @@ from torch import Generator, Tensor
 
 from .entries import GivenInputs, GivenNoise, GivenProbabilities
 from .family import VectorFamily
-from .normal import Gaussian, LocPrecision, NormalWishart
+from .normal import Gaussian, LocPrecision, NormalGamma, NormalWishart
 from .numerics import pack
 from .point import Held
-from .positive import Dirichlet
+from .positive import Beta, Dirichlet, Gamma
 from .regression import MatrixNormalWishart
-from .restricted import GivenCoordinates
+from .restricted import GivenCoordinates, given
+
+SCALAR = (NormalGamma, Gamma, Beta)  # families each plate of which has one number, or one of each part
 
 
 @dataclass(frozen=True, eq=False)
@@ -129,12 +131,12 @@ class InPieces(VectorFamily[Any]):
     def _joined(self, points: list[Any]) -> Any:
         """Points [*lead, n, ...] of the pieces as one point."""
         n = self.shape.numel()
-        if isinstance(points[0], Tensor):
-            lead = torch.broadcast_shapes(*(point.shape[:-2] for point in points))
-            whole = points[0].new_zeros(*lead, n, points[0].shape[-1])
-            for piece, point in zip(self.pieces, points, strict=True):
-                whole[..., piece.plates, :] = point
-            return whole.reshape(*lead, *self.shape, whole.shape[-1])
+        if self.pieces[0].columns is None:
+            if isinstance(points[0], Tensor):
+                return self._whole(points)
+            return LocPrecision(
+                *(self._whole(list(parts)) for parts in zip(*(vars(p).values() for p in points), strict=True))
+            )
         lead = torch.broadcast_shapes(*(point.loc.shape[:-3] for point in points))
         total = self._n_columns
         loc = points[0].loc.new_zeros(*lead, n, points[0].loc.shape[-2], total)
@@ -144,6 +146,16 @@ class InPieces(VectorFamily[Any]):
             _put(whole, point, piece.plates, piece.columns)
         loc, precision = (table.reshape(*lead, *self.shape, *table.shape[-2:]) for table in vars(whole).values())
         return LocPrecision(loc.squeeze(-2) if isinstance(self.family, NormalWishart) else loc, precision)
+
+    def _whole(self, tables: list[Tensor]) -> Tensor:
+        """Tables `[*lead, n, *event]` of the pieces as one of all plates."""
+        n_event = 0 if isinstance(self.family, SCALAR) else 1
+        lead = torch.broadcast_shapes(*(table.shape[: table.ndim - 1 - n_event] for table in tables))
+        event = tables[0].shape[tables[0].ndim - n_event :]
+        whole = tables[0].new_zeros(*lead, self.shape.numel(), *event)
+        for piece, table in zip(self.pieces, tables, strict=True):
+            whole = whole.index_copy(len(lead), piece.plates, table.to(whole).expand(*lead, len(piece.plates), *event))
+        return whole.reshape(*lead, *self.shape, *event)
 
 
 def _draws(family: VectorFamily[Any], eta: Float[Tensor, "*lead n P"], n: int, generator: Generator | None) -> Any:
@@ -165,6 +177,37 @@ def _put(whole: LocPrecision, part: LocPrecision, plates: Any, columns: Tensor) 
 
 
 # ---- the family of the free entries ---------------------------------------------------------------------------------
+
+
+def given_in_part(family: VectorFamily[Any], point: Any) -> VectorFamily[Any]:
+    """The family of the NaN entries of points `[*plates, ...]`, given the others, which may differ between plates.
+
+    A part of a point that is free as a whole may be a single NaN.
+
+    Raises:
+        TypeError, ValueError: as `given` and `given_entries`.
+    """
+    if isinstance(family, NormalWishart) and point.loc.ndim == 0:
+        point = LocPrecision(torch.full_like(point.precision[..., 0], torch.nan), point.precision)
+    elif isinstance(family, NormalWishart) and point.precision.ndim == 0:
+        free = torch.full((*point.loc.shape, point.loc.shape[-1]), torch.nan).to(point.loc)
+        point = LocPrecision(point.loc, free)
+    parts = [point] if isinstance(point, Tensor) else list(vars(point).values())
+    if not isinstance(family, SCALAR):
+        alike = all(bool(part.isnan().all()) or not bool(part.isnan().any()) for part in parts)
+        entries = isinstance(family, Dirichlet) or (isinstance(family, NormalWishart) and not alike)
+        return given_entries(family, point) if entries else given(family, point)
+    parts = list(torch.broadcast_tensors(*parts))
+    groups = _alike(torch.stack([part.isnan().flatten() for part in parts], -1))
+    if len(groups) == 1:
+        return given(family, point)
+    pieces = []
+    for plates in groups:
+        known = [part.flatten()[plates] for part in parts]
+        free = all(bool(part.isnan().all()) for part in known)
+        some = known[0] if isinstance(point, Tensor) else type(point)(*known)
+        pieces.append(Piece(family if free else given(family, some), plates))
+    return InPieces(family, parts[0].shape, pieces)
 
 
 def given_entries(family: VectorFamily[Any], point: Any) -> VectorFamily[Any]:

@@ -5,7 +5,7 @@ restarts or posterior draws. They form `blocks` that are conjugate to the counts
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from functools import cached_property
 from typing import Any, ClassVar
 
@@ -21,11 +21,15 @@ from ...inference.message_passing.factor_graph import Factor
 from ..data.series import Drive, Series
 from ..emissions.contract import ByGate
 from ..inputs import Inputs, count_inputs
+from ..known import block_beside
 from ..parameters import Named, Parameter, Parameters, check_parameters, concentration, kept
 from ..priors import Conjugate, Probabilities, Site
 
 PATHS = "paths"
 """The block of a model's paths in message passing."""
+
+NOTHING: Parameters = {}
+"""No fixed parameters."""
 
 
 class Dynamics(Named, ABC):
@@ -189,16 +193,17 @@ class Dynamics(Named, ABC):
         prior: Parameters | None,
         values: Parameters,
         drive: Drive,
-        fixed: Collection[str] = (),
+        fixed: Parameters = NOTHING,
     ) -> Parameters:
         """Mode of the parameters given the chain's posterior; maximum likelihood without a prior.
 
-        Fixed parameters keep their values, and so do parameters about which the data have no information.
+        Known entries of `fixed` tables, which have NaN where free, keep their values, and so do parameters about which
+        the data have no information.
         """
         modes: Parameters = {}
         for name, counts in self.counts(marginals, self._lead(values)).items():
-            modes |= self.blocks[name].mode(prior, counts)
-        return kept(modes, values) | {name: values[name] for name in fixed if name in modes}
+            modes |= block_beside(self.blocks[name], fixed).mode(prior, counts)
+        return kept(modes, values)
 
     @abstractmethod
     def start(self, labels: Int[Tensor, "*rb T"], series: Series) -> Parameters:

@@ -9,7 +9,7 @@ c_t$. A gap of $d$ steps holds with probability $(1 - \rho)^d$, so irregular tim
 """
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -30,9 +30,10 @@ from ...inference.numerics.scalars import check_integer
 from ..data.series import Drive, Series
 from ..emissions.contract import ByGate
 from ..inputs import COEFFICIENT_SCALE, Inputs, named_or_counted
-from ..parameters import Parameter, Parameters, concentration, kept, widened
+from ..known import block_beside, held
+from ..parameters import Parameter, Parameters, concentration, free_entries, kept, widened
 from ..priors import Conjugate, Probabilities, Site
-from .contract import PATHS, Dynamics, draw_state
+from .contract import NOTHING, PATHS, Dynamics, draw_state
 from .factors import by_state, driven_gates, factored_gates, factored_states, fresh_states, gate_counts, gates
 from .gates import (
     GateLikelihood,
@@ -253,17 +254,17 @@ class Copy(Dynamics):
         prior: Parameters | None,
         values: Parameters,
         drive: Drive,
-        fixed: Collection[str] = (),
+        fixed: Parameters = NOTHING,
     ) -> Parameters:
         if not self.n_inputs and drive.gaps is None:
             return super().maximize(marginals, prior, values, drive, fixed)
         state = self.counts(marginals, self._lead(values))["state"]
-        modes = kept(self.blocks["state"].mode(prior, state), values)
+        modes = kept(block_beside(self.blocks["state"], fixed).mode(prior, state), values)
         modes |= self._scored(marginals, prior, values, drive.at(slice(1, None)), fixed)
-        return modes | {name: values[name] for name in fixed if name in modes}
+        return held(modes, fixed, self.parameters)
 
     def _scored(
-        self, marginals: Marginals, prior: Parameters | None, values: Parameters, drive: Drive, fixed: Collection[str]
+        self, marginals: Marginals, prior: Parameters | None, values: Parameters, drive: Drive, fixed: Parameters
     ) -> Parameters:
         """The M-step of the redraw probability if it has no closed form."""
         lead = self._lead(values)
@@ -277,7 +278,9 @@ class Copy(Dynamics):
         if self.n_inputs:
             block = self.blocks["redraw"]
             weights = block.point(values)
-            free = block.point({name: torch.full_like(values[name], name not in fixed) for name in block.parameters})
+            free = block.point(
+                {n: free.to(values[n]).expand_as(values[n]) for n, free in free_entries(values, fixed).items()}
+            )
             design = with_intercept(self._read(drive).reshape(-1, self.n_inputs))
         else:
             weights = torch.logit(values["redraw_prob"], eps=1e-12).unsqueeze(-1)

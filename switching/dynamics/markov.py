@@ -3,7 +3,7 @@ r"""Markov dynamics: $s_1 \sim \text{Categorical}(p)$, $s_t \sim \text{Categoric
 Rows may depend on inputs, as a multinomial logit: see `rows`.
 """
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -20,13 +20,14 @@ from ...inference.numerics.scalars import check_choice, check_integer, check_num
 from ..data.series import Drive, Series
 from ..emissions.contract import ByGate
 from ..inputs import Inputs, all_inputs, columns_of, count_inputs, named_or_counted, select_columns
+from ..known import block_beside, held
 from ..parameters import Parameters, check_simplex, concentration, kept, read_table, widened
 from ..priors import Conjugate, Probabilities
-from .contract import PATHS, Dynamics, draw_state
+from .contract import NOTHING, PATHS, Dynamics, draw_state
 from .factors import by_state, constant_start, first_state, moves
 from .initial import StationaryRows, has_one_class, initial_weights, stationary
 from .possible import PossibleProbabilities, band, possible_rows, read_mask, references
-from .rows import InputWeights, Rows, log_rows, transition_weights
+from .rows import InputWeights, Objective, Rows, log_rows, transition_weights
 
 
 @dataclass(frozen=True)
@@ -300,7 +301,7 @@ class Markov(Dynamics):
         prior: Parameters | None,
         values: Parameters,
         drive: Drive,
-        fixed: Collection[str] = (),
+        fixed: Parameters = NOTHING,
     ) -> Parameters:
         if not self.not_conjugate:
             return super().maximize(marginals, prior, values, drive, fixed)
@@ -311,26 +312,27 @@ class Markov(Dynamics):
         if self.n_initial:
             modes |= self._maximal_start(starts, prior, values, drive, fixed)
         elif self.initial == "free":
-            modes |= kept(self.blocks["initial"].mode(prior, starts.sum(-2)), values)
+            modes |= kept(block_beside(self.blocks["initial"], fixed).mode(prior, starts.sum(-2)), values)
         pairs = marginals.transition.reshape(*lead, -1, k, k)
         if self.n_inputs or self.initial == "stationary":
             modes |= self._maximal_rows(starts, pairs, prior, values, drive, fixed)
         else:
-            modes |= kept(self.blocks["transition"].mode(prior, pairs.sum(-3)), values)
-        return modes | {name: values[name] for name in fixed if name in modes}
+            modes |= kept(block_beside(self.blocks["transition"], fixed).mode(prior, pairs.sum(-3)), values)
+        return held(modes, fixed, self.parameters)
 
     def _maximal_start(
-        self, starts: Tensor, prior: Parameters | None, values: Parameters, drive: Drive, fixed: Collection[str]
+        self, starts: Tensor, prior: Parameters | None, values: Parameters, drive: Drive, fixed: Parameters
     ) -> Parameters:
         """The M-step of a start that depends on inputs: one row for all sequences."""
         names, block = ("initial_probs", "initial_weights"), self.blocks["initial_weights"]
         assert isinstance(block, InputWeights)
         probs, weights = (values[name].unsqueeze(-2 - i) for i, name in enumerate(names))
-        rows = Rows(probs, weights, *(name not in fixed for name in names))
+        at = [fixed[name].unsqueeze(0) if name in fixed else None for name in names]
+        rows = Rows(probs, weights, *at)
         inputs = self._first_inputs(drive).reshape(-1, self.n_initial)
         concentration = None if prior is None else prior["initial_concentration"].unsqueeze(0)
         likelihood, numbers = rows.likelihood(starts.unsqueeze(-2), inputs, concentration, block.support)
-        tables = rows.of(likelihood, likelihood.raised(numbers))
+        tables = rows.raised(likelihood, likelihood, numbers)
         return {name: table.squeeze(-2 - i) for i, (name, table) in enumerate(zip(names, tables, strict=True))}
 
     def _maximal_rows(
@@ -340,12 +342,12 @@ class Markov(Dynamics):
         prior: Parameters | None,
         values: Parameters,
         drive: Drive,
-        fixed: Collection[str],
+        fixed: Parameters,
     ) -> Parameters:
         """The M-step of transitions with inputs, or with a start that depends on them."""
         probs, block = values["transition_probs"], self.blocks.get("weights")
         weights = values["transition_weights"] if self.n_inputs else probs.new_empty(*probs.shape, 0)
-        rows = Rows(probs, weights, "transition_probs" not in fixed, "transition_weights" not in fixed)
+        rows = Rows(probs, weights, fixed.get("transition_probs"), fixed.get("transition_weights"))
         if self.n_inputs:
             assert drive.inputs is not None
             inputs = drive.inputs[..., : self.n_inputs]
@@ -356,12 +358,11 @@ class Markov(Dynamics):
         concentration = None if prior is None else prior["transition_concentration"]
         support = block.support if isinstance(block, InputWeights) else None
         likelihood, numbers = rows.likelihood(pairs, inputs, concentration, support)
+        objective: Objective = likelihood
         if self.initial == "stationary":
             design = torch.cat([first.new_ones(len(first), 1), first], -1).double()
-            numbers = StationaryRows(likelihood, design, starts.double()).raised(numbers)
-        else:
-            numbers = likelihood.raised(numbers)
-        tables = rows.of(likelihood, numbers)
+            objective = StationaryRows(likelihood, design, starts.double())
+        tables = rows.raised(objective, likelihood, numbers)
         return dict(zip(("transition_probs", "transition_weights")[: 1 + bool(self.n_inputs)], tables, strict=False))
 
     def start(self, labels: Tensor, series: Series) -> Parameters:

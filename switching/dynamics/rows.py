@@ -19,21 +19,26 @@ The moves enter by the sums $\sum_t n_t(i, j)\, x_t$ and by $m_t$ alone. Tables 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Protocol, runtime_checkable
 
 import pyro.distributions as dist
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
+from torch.distributions import constraints
 
 from ...inference.families import Gaussian
 from ...inference.numerics.logs import log_probability
 from ..ascent import LONGEST_STEP, halved
+from ..emissions.ascent import ascend
 from ..entries import Entries, EntriesTransform
 from ..inputs import COEFFICIENT_SCALE
+from ..known import support_beside
 from ..parameters import Parameter, Parameters, widened
 from ..priors import Conjugate, Site
 
 PIECE = 2**16  # numbers in the tables of a piece of the steps
+LEAST = 1e-12  # probability from which one that may move starts
 LEAST_CURVATURE = 1e-3  # added, so that steps stay short along directions about which the data say nothing
 
 
@@ -179,14 +184,35 @@ class RowLikelihood:
         return halved(self.value, numbers, value, step, ~done)[0]
 
 
+@runtime_checkable
+class Objective(Protocol):
+    """The objective of an M-step of numbers `[R, I, P]`, of each row or of each restart."""
+
+    def value(self, numbers: Float[Tensor, "R I P"]) -> Tensor: ...
+
+    def raised(self, numbers: Float[Tensor, "R I P"]) -> Float[Tensor, "R I P"]: ...
+
+
 @dataclass(frozen=True)
 class Rows:
-    """Tables `[R, I, K]` and weights `[R, I, K, C]` of restarts, and which of the two may change."""
+    """Tables `[R, I, K]` and weights `[R, I, K, C]` of restarts.
+
+    Attributes:
+        known_probs, known_weights: their known entries, without the axis of restarts, NaN where free; None: all are
+            free.
+    """
 
     probs: Float[Tensor, "R I K"]
     weights: Float[Tensor, "R I K C"]
-    probs_free: bool
-    weights_free: bool
+    known_probs: Float[Tensor, "I K"] | None
+    known_weights: Float[Tensor, "I K C"] | None
+
+    @cached_property
+    def _whole(self) -> Bool[Tensor, "I 1"]:
+        """Which rows are free as a whole, so that Newton's method moves them."""
+        if self.known_probs is None:
+            return torch.ones(self.probs.shape[-2], 1, dtype=torch.bool, device=self.probs.device)
+        return self.known_probs.isnan().all(-1, keepdim=True)
 
     def likelihood(
         self,
@@ -209,28 +235,54 @@ class Rows:
             moves[..., 0] += extra
             leaving = torch.cat([leaving, extra.sum(-1).unsqueeze(1)], 1)
             design = torch.cat([design, torch.eye(1, design.shape[-1]).to(design)])
-        elif self.probs_free:
-            never = (moves[..., 0] <= 0) & (moves[..., 0].amax(-1, keepdim=True) > 0)
+        else:
+            never = (moves[..., 0] <= 0) & (moves[..., 0].amax(-1, keepdim=True) > 0) & self._whole
             log_base = log_base.masked_fill(never, -torch.inf)
         shrink = 0.0 if concentration is None else COEFFICIENT_SCALE**-2
         free = self._free(log_base, moves, support)
         start = torch.cat([torch.zeros_like(log_base).unsqueeze(-1), self.weights.double()], -1).flatten(-2)
         return RowLikelihood(log_base, design, leaving, moves, shrink, free), start
 
-    def of(
-        self, likelihood: RowLikelihood, numbers: Float[Tensor, "R I P"]
+    def raised(
+        self, objective: Objective, likelihood: RowLikelihood, numbers: Float[Tensor, "R I P"]
     ) -> tuple[Float[Tensor, "R I K"], Float[Tensor, "R I K C"]]:
-        """The tables and the weights at these numbers."""
-        changes = numbers.unflatten(-1, likelihood.moves.shape[-2:])
-        probs = torch.softmax(likelihood.log_base + changes[..., 0], -1) if self.probs_free else self.probs
+        """The tables and the weights after a step that raises the objective, whose rows are those of `likelihood`.
+
+        Probabilities beside known ones have no logits of their own, so they move by BFGS in free coordinates.
+        """
+        changes = objective.raised(numbers).unflatten(-1, likelihood.moves.shape[-2:])
+        changed = torch.softmax(likelihood.log_base + changes[..., 0], -1)
+        probs = torch.where(self._whole, changed, self.probs.double())
+        if self.known_probs is not None:
+            probs = self._beside_known(objective, likelihood, probs, changes[..., 1:])
         return probs.to(self.probs), changes[..., 1:].to(self.weights)
+
+    def _beside_known(self, objective: Objective, likelihood: RowLikelihood, probs: Tensor, weights: Tensor) -> Tensor:
+        """The table with better probabilities in the rows that are known in part."""
+        assert self.known_probs is not None
+        in_part = (self.known_probs.isnan().any(-1) & ~self._whole.squeeze(-1)).nonzero().flatten()
+        if not len(in_part):
+            return probs
+        support = support_beside(constraints.simplex, self.known_probs[in_part].to(probs))
+        possible = likelihood.log_base > -torch.inf
+
+        def height(free: Parameters) -> Tensor:
+            now = probs.index_copy(-2, in_part, free["probs"])
+            change = torch.where(possible, torch.where(possible, now, 1.0).log() - likelihood.log_base, 0.0)
+            value = objective.value(torch.cat([change.unsqueeze(-1), weights], -1).flatten(-2))
+            return value.reshape(len(value), -1).sum(-1)
+
+        before = probs[..., in_part, :].clamp_min(LEAST)
+        return probs.index_copy(-2, in_part, ascend(height, {"probs": before}, {"probs": support})["probs"])
 
     def _free(self, log_base: Tensor, moves: Tensor, support: Entries | None) -> Float[Tensor, "R I P"]:
         """Where numbers may move: probabilities are relative to the most expected one of each row."""
         possible = log_base > -torch.inf
         most = torch.where(possible, moves[..., 0], -torch.inf).argmax(-1, keepdim=True)
-        of_probs = possible.to(log_base).scatter(-1, most, 0.0) * self.probs_free
+        of_probs = possible.to(log_base).scatter(-1, most, 0.0) * self._whole
         if support is None:
             return of_probs
-        of_weights = support.free.to(log_base).expand(*log_base.shape, -1) * self.weights_free
+        of_weights = support.free.to(log_base).expand(*log_base.shape, -1)
+        if self.known_weights is not None:
+            of_weights = of_weights * self.known_weights.isnan()
         return torch.cat([of_probs.unsqueeze(-1), of_weights], -1).flatten(-2)

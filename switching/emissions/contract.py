@@ -29,6 +29,7 @@ from pyro.distributions.torch_distribution import TorchDistributionMixin
 from torch import Tensor
 from torch.distributions import constraints
 
+from ...inference.families import Dirichlet
 from ...inference.numerics.op import Variants
 from ...inference.numerics.records import Record
 from ...inference.numerics.remembered import remembered
@@ -36,6 +37,7 @@ from ...inference.numerics.scalars import check_integer
 from ..data.series import place
 from ..definite import free_coordinates
 from ..inputs import Inputs, count_inputs
+from ..known import block_beside, known_sites, support_beside, whole_parameters
 from ..parameters import (
     SINGLE,
     Named,
@@ -205,15 +207,21 @@ class Emission(Named, ABC):
         prior: Parameters | None,
         floor: Float[Tensor, "F"],
     ) -> Maximized:
-        """`maximize` by BFGS, with some of the parameters fixed at their values `[*r, K, ...]`."""
+        """`maximize` by BFGS, with some of the parameters fixed: tables of these, NaN where entries are free."""
+        whole = {name: table.expand_as(near[name]) for name, table in whole_parameters(fixed).items()}
+        sites = None if prior is None else known_sites(self.sites(prior), fixed, self.parameters)
 
         def objective(free: Parameters) -> Tensor:
-            values = fixed | free
+            values = whole | free
             gained = torch.where(weights > 0, weights * self.table(x, values), 0.0).sum((-2, -1))
-            return gained if prior is None else gained + log_prior(self.sites(prior), values)
+            return gained if sites is None else gained + log_prior(sites, values)
 
-        free = {name: parameter.support for name, parameter in self.parameters.items() if name not in fixed}
-        values = fixed | (ascend(objective, {name: near[name] for name in free}, free) if free else {})
+        free = {
+            name: support_beside(parameter.support, fixed.get(name))
+            for name, parameter in self.parameters.items()
+            if name not in whole
+        }
+        values = whole | (ascend(objective, {name: near[name] for name in free}, free) if free else {})
         return Maximized(values, (self.moments(values)[1] <= floor).any(-1))
 
     def maximize_parts(
@@ -228,13 +236,13 @@ class Emission(Named, ABC):
         """`maximize` of all parts, under the names of a model. States without weight keep their values.
 
         Arguments:
-            fixed: parameters that keep their values `[*r, ...]`.
+            fixed: tables of the parameters that keep their values, NaN where entries are free.
         """
         values, collapsed, known = {}, [], fixed or {}
         for part, part_weights in zip(self.parts, weights, strict=True):
             begin, part_prior = part.own(near), None if prior is None else part.own(prior)
             step = x, part_weights, begin, part_prior, floor
-            held = {name: value for name, value in part.own(known).items() if name in part.emission.parameters}
+            held = {name: table for name, table in part.own(known).items() if name in part.emission.parameters}
             best = part.emission.maximize_beside(held, *step) if held else part.emission.maximize(*step)
             values |= prefixed(kept(best.values, begin), part.prefix)
             if not part.alike:
@@ -377,9 +385,6 @@ class Emission(Named, ABC):
         """The user's priors, by parameter."""
         return read_priors(self.prior, self.parameters, self.name) if isinstance(self.prior, Mapping) else {}
 
-    holds_parts: ClassVar[bool] = True
-    """Whether message passing can hold some of the parameters and not others."""
-
     @property
     def is_conjugate(self) -> bool:
         """Whether all priors are of one exponential family, as message passing and closed M-steps need."""
@@ -516,6 +521,20 @@ class ConjugateEmission(Conjugate, Emission):
         else:
             maximized = self._none_collapsed(self.mode(prior if about is None else moved(prior, -about), message))
         return maximized if about is None else replace(maximized, values=moved(maximized.values, about))
+
+    def maximize_beside(
+        self,
+        fixed: Parameters,
+        x: Tensor,
+        weights: Tensor,
+        near: Parameters,
+        prior: Parameters | None,
+        floor: Tensor,
+    ) -> Maximized:
+        if not fixed or not isinstance(self.family, Dirichlet) or not (prior is None or self.is_conjugate):
+            return super().maximize_beside(fixed, x, weights, near, prior, floor)
+        best = block_beside(self, fixed).mode(prior, self.message(x, weights, near))
+        return self._none_collapsed({name: value.expand_as(near[name]) for name, value in best.items()})
 
     def sites(self, prior: Parameters) -> list[Site]:
         sites = super().sites(prior)

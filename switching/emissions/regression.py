@@ -62,7 +62,6 @@ class LinearRegression(DrivenEmission, ConjugateEmission):
     shared: InitVar[Sequence[str]] = field(default=(), kw_only=True, repr=False)
     tied: InitVar[Mapping[str, str] | None] = field(default=None, kw_only=True, repr=False)
     have_unit = True
-    holds_parts = False
     parameters = {  # noqa: RUF012 the same for all instances
         "loc": Parameter(("state", "feature")),
         "coefficients": Parameter(("state", "feature", "regressor")),

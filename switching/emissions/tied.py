@@ -124,6 +124,11 @@ class NormalEmission(ConjugateEmission):
 
 def given_shared(block: Any, known: Parameters) -> VectorFamily[Any]:
     """The family of tied parameters, given some of them; one row of NaN stands for all locations that are free."""
+    if any(bool(table.isnan().any()) for table in known.values()):
+        raise TypeError(
+            f"fixed: got {', '.join(known)} in part, but message passing holds tied parameters as a whole; use "
+            'method="em", "svi" or "nuts", or give whole tables.'
+        )
     if len(known) == len(block.parameters):
         return Held(block.family, block.point(known))
     like, n_features = next(iter(known.values())), block.n_features

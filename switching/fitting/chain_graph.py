@@ -6,9 +6,8 @@ where y is the path and the missing part of x. One factor joins each block of pa
 paths is an E-step under expected logs. An update of the parameters adds expected counts to the prior.
 """
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 from typing import Any
 
 import torch
@@ -16,15 +15,16 @@ from jaxtyping import Int
 from torch import Tensor
 
 from ...inference.chains.contract import Chain
-from ...inference.families import CopyTables, FactoredTables, MarkovTables, VectorFamily
+from ...inference.families import CopyTables, FactoredTables, MarkovTables
 from ...inference.message_passing.factor_graph import Block, Factor, add_message, fit_message
 from ..data.series import Series
 from ..dynamics.contract import PATHS, Dynamics
 from ..dynamics.factors import named
 from ..emissions.contract import ConjugateEmission, Emission, Part
 from ..emissions.driven import rows_read
-from ..parameters import Parameter, Parameters, prefixed, with_prefix
-from ..priors import Conjugate, log_prior
+from ..known import block_beside
+from ..parameters import Parameters, prefixed, with_prefix
+from ..priors import Conjugate
 from ..problem import Problem
 from .graph import Etas, Graph, Points
 
@@ -157,44 +157,6 @@ def base_of(known: Tensor, counted: Tensor | None, zero: Any, base: Any, indepen
     return add_message(base, fit_message(type(zero).of_steps(known, known), zero), 1.0)
 
 
-@dataclass(frozen=True)
-class FixedBlock(Conjugate):
-    """A block of parameters, some or all of which a fit holds at fixed values."""
-
-    block: Conjugate
-    at: Parameters
-
-    @cached_property
-    def family(self) -> VectorFamily[Any]:  # type: ignore[override]
-        return self.block.given(self.at)
-
-    @property
-    def parameters(self) -> Mapping[str, Parameter]:  # type: ignore[override]
-        return self.block.parameters
-
-    @property
-    def prior_is_factor(self) -> bool:  # type: ignore[override]
-        return self.block.prior_is_factor
-
-    def prior_factor(self, block: str, prior: Parameters, share: float) -> Factor:
-        """The prior factor of the free parameters."""
-        whole, sites = self.block.prior_factor(block, prior, share), self.block.sites(prior)
-        known = log_prior([site for site in sites if site.name in self.at], self.at)
-        return replace(whole, elog=named(whole.name, lambda statistics: whole.elog(statistics) - known))
-
-    def natural(self, prior: Parameters) -> Tensor:
-        return self.block.natural(prior)
-
-    def reordered(self, eta: Tensor, order: Int[Tensor, "K"]) -> Tensor:
-        return self.block.reordered(eta, order)
-
-    def point(self, values: Parameters) -> Any:
-        return self.block.point(values)
-
-    def values(self, point: Any) -> Parameters:
-        return self.block.values(point)
-
-
 Blocks = dict[str, tuple[str | None, Conjugate]]
 """The blocks of parameters by name, each with the prefix of its parameters' names; None: of those with any prefix."""
 
@@ -203,11 +165,28 @@ def blocks_of(dynamics: Dynamics, emission: Emission, fixed: Parameters | None =
     """The blocks of a model's parameters, held where they are fixed."""
     blocks: Blocks = {name: ("", block) for name, block in dynamics.blocks.items()}
     blocks |= emission_blocks(emission)
-    for name, (prefix, block) in blocks.items():
-        at = {key: value for key, value in with_prefix(fixed or {}, prefix).items() if key in block.parameters}
-        if at:
-            blocks[name] = prefix, FixedBlock(block, at)
-    return blocks
+    return {
+        name: (prefix, block_beside(block, with_prefix(fixed or {}, prefix)))
+        for name, (prefix, block) in blocks.items()
+    }
+
+
+def check_held(problem: Problem) -> None:
+    """Raise TypeError if message passing cannot hold the known entries of a problem beside its free ones."""
+    if not problem.fixed:
+        return
+    emission = problem.emission
+    if all(isinstance(part.emission, ConjugateEmission) for part in emission.parts):
+        for _, block in blocks_of(problem.dynamics, emission, problem.fixed).values():
+            try:
+                _ = block.family
+            except (TypeError, ValueError) as error:
+                if str(error).startswith("fixed"):
+                    raise
+                raise TypeError(
+                    f"fixed: message passing cannot hold these entries of {', '.join(block.parameters)} beside free "
+                    f'ones ({error}); use method="em", "svi" or "nuts", or give whole tables.'
+                ) from None
 
 
 def emission_blocks(emission: Emission) -> Blocks:

@@ -103,6 +103,7 @@ class Coordinates:
 
     Attributes:
         known, at: the parameters, and the point.
+        free: by name, which entries are not held; a missing name: all.
         moving: by name, which entries of a table have a coordinate. For other supports than the usual ones, they are
             entries of torch's free coordinates.
         bounded: `[P]`, whether the range of a coordinate's number is bounded.
@@ -111,6 +112,7 @@ class Coordinates:
 
     known: Mapping[str, Parameter]
     at: Parameters
+    free: Mapping[str, Bool[Tensor, "..."]]
     moving: dict[str, Bool[Tensor, "..."]]
     bounded: Bool[Tensor, "P"]
     first: Float[Tensor, "P"]
@@ -131,7 +133,7 @@ class Coordinates:
                 size = unit.reshape(-1, *[1] * (len(dims) - 1 - dims.index("feature")))
             first.append((FIRST * size).expand(mask.shape)[mask])
             bounded.append(torch.full_like(first[-1], not real, dtype=torch.bool))
-        return Coordinates(known, values, moving, torch.cat(bounded), torch.cat(first))
+        return Coordinates(known, values, free, moving, torch.cat(bounded), torch.cat(first))
 
     def values(self, steps: Float[Tensor, "*r P"]) -> Parameters:
         """The parameters after these steps from the point."""
@@ -141,7 +143,7 @@ class Coordinates:
             table = part.new_zeros(*part.shape[:-1], mask.numel())
             table[..., mask.flatten()] = part
             step = table.reshape((*part.shape[:-1], *mask.shape))
-            values[name] = _stepped(self.known[name].support, self.at[name], step)
+            values[name] = _stepped(self.known[name].support, self.at[name], step, self.free.get(name))
         return values
 
     def jacobian(self) -> dict[str, Float[Tensor, "... P"]]:
@@ -161,27 +163,33 @@ def _moving(support: constraints.Constraint, value: Tensor, free: Tensor | None)
     if free is not None and support is constraints.positive_definite:  # free in whole groups of rows
         rows, columns = torch.tril_indices(*free.shape[-2:], device=free.device)
         return free[..., rows, columns]
-    if free is not None:
+    if free is not None and not is_simplex(support):
         return _moving(support, value, None) & free
     if isinstance(support, Entries):
         return support.free.to(value.device)
     if support is constraints.real:
         return torch.ones_like(value, dtype=torch.bool)
     if is_simplex(support):  # all possible ones except the greatest, which is their reference
-        greatest = torch.nn.functional.one_hot(value.argmax(-1), value.shape[-1]).bool()
-        return (value > 0) & ~greatest
+        possible = value > 0 if free is None else (value > 0) & free
+        greatest = torch.nn.functional.one_hot(torch.where(possible, value, 0.0).argmax(-1), value.shape[-1]).bool()
+        return possible & ~greatest
     ends = _ends(support)
     if ends is not None:
         return (value > ends[0]) & (value < ends[1])
     return torch.ones_like(cast(Tensor, free_coordinates(support).inv(value)), dtype=torch.bool)
 
 
-def _stepped(support: constraints.Constraint, value: Tensor, step: Tensor) -> Tensor:
-    """A parameter after a step of its coordinates; the step is 0 at entries that do not move."""
+def _stepped(support: constraints.Constraint, value: Tensor, step: Tensor, free: Tensor | None = None) -> Tensor:
+    """A parameter after a step of its coordinates; the step is 0 at entries that do not move. Free probabilities of a
+    row keep their sum."""
     if _is_real(support):
         return value + step
     if is_simplex(support):
-        return torch.where(value > 0, torch.softmax(value.log() + step, -1), 0.0)
+        held = value == 0 if free is None else (value == 0) | ~free
+        part = torch.where(held, 0.0, value)
+        raised = part * step.exp()
+        share = raised / raised.sum(-1, keepdim=True).clamp_min(torch.finfo(value.dtype).tiny)
+        return torch.where(held, value, part.sum(-1, keepdim=True) * share)
     ends = _ends(support)
     if ends is None:
         transform = free_coordinates(support)

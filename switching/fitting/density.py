@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.distributions import Transform, biject_to
 
 from ...inference.numerics.deferred import deferred
+from ..known import whole_parameters
 from ..parameters import Parameters
 from ..problem import Problem
 from .units import Units
@@ -140,23 +141,22 @@ class Density(FreeDensity):
         near = self.units.values(near)
         self._inner.objective(near)
         supports = {site.name: site.distribution(near).support for site in self._inner.sites}
+        self._whole = whole_parameters(self._inner.fixed)
         self._transforms: dict[str, Transform] = {
-            name: biject_to(support) for name, support in supports.items() if name not in problem.fixed
+            name: biject_to(support) for name, support in supports.items() if name not in self._whole
         }
         self.start = {name: cast(Tensor, to.inv(near[name])) for name, to in self._transforms.items()}
 
     def values(self, free: Parameters) -> Parameters:
-        free_values = self._values(free)
-        fixed = {name: value.expand_as(free_values[name]) for name, value in self.problem.fixed.items()}
-        return self.units.back(free_values) | fixed
+        return self.problem.hold(self.units.back(self._values(free)))
 
     def _values(self, free: Parameters) -> Parameters:
         values = {name: cast(Tensor, to(free[name])) for name, to in self._transforms.items()}
-        if not self._inner.fixed:
+        if not self._whole:
             return values
         name, value = next(iter(free.items()))
         lead = value.shape[: value.ndim - self.start[name].ndim]
-        return values | {name: value.expand((*lead, *value.shape)) for name, value in self._inner.fixed.items()}
+        return values | {name: value.expand((*lead, *value.shape)) for name, value in self._whole.items()}
 
     def log_prob(self, free: Parameters) -> Float[Tensor, "*r"]:
         values = self._values(free)

@@ -74,7 +74,7 @@ class EM:
         """The parameters moved on by `by` times their change since `before`, in coordinates without bounds."""
         known, by = self.problem.parameters, by.to(next(iter(self.tables.values())))
         ahead = {n: _ahead(before[n], now, by, known[n].support) for n, now in self.tables.items()}
-        return ahead | {name: self.tables[name] for name in self.problem.fixed}
+        return self.problem.hold(ahead)
 
     def at(self, tables: Parameters) -> "EM":
         there = copy(self)
@@ -116,12 +116,11 @@ def maximized(
     problem: Problem, marginals: Marginals, values: Parameters, floor: Float[Tensor, "F"]
 ) -> tuple[Parameters, Bool[Tensor, "R K"]]:
     """The M-step: new parameters, and the states that have collapsed onto a point."""
-    held = {name: values[name] for name in problem.fixed}
     moved = problem.dynamics.maximize(marginals, problem.prior, values, problem.series.drive, problem.fixed)
     rows = rows_read(problem.emission, problem.series).flatten(0, -2)
     weights = problem.emission.weights(marginals.fresh, marginals.held)
     flat = [problem.series.powered(table.reshape(len(table), len(rows), -1)) for table in weights]
-    best = problem.emission.maximize_parts(rows, flat, values, problem.prior, floor, held)
+    best = problem.emission.maximize_parts(rows, flat, values, problem.prior, floor, problem.fixed)
     return moved | best.values, best.collapsed
 
 

@@ -15,9 +15,9 @@ from ..data.series import Series
 from ..parameters import Parameters, reordered
 from ..problem import Problem
 from .alignment import match_states, state_levels
-from .chain_graph import renumbered
+from .chain_graph import check_held, renumbered
 from .em import EM
-from .initialization import Initialization
+from .initialization import Initialization, with_fixed
 from .message_passing import fit_vmp
 from .options import Options
 from .perturbation import End
@@ -31,14 +31,25 @@ from .starts import opened
 
 def fit(problem: Problem, options: Options) -> Result:
     """Fit the parameters of a problem; see `SwitchingSSM.fit`."""
-    conjugate = all(part.emission.is_conjugate for part in problem.emission.parts)
-    conjugate = conjugate and (not options.fixed or all(part.emission.holds_parts for part in problem.emission.parts))
-    conjugate = conjugate and not problem.dynamics.not_conjugate
-    conjugate = conjugate and problem.series.noise is None
-    by_messages = options.method == "vmp" or (options.method != "em" and conjugate)
     with explains_singularity():
+        problem = with_fixed(problem, options.fixed)
+        by_messages = options.method == "vmp" or (options.method != "em" and _passes_messages(problem))
+        if options.method == "vmp":
+            check_held(problem)
         begin = Initialization.of(problem, options, near_prior=by_messages)
-        return replace(_fit(begin, options, by_messages), fixed=tuple(begin.problem.fixed))
+        return replace(_fit(begin, options, by_messages), fixed=tuple(problem.fixed), held=problem.fixed)
+
+
+def _passes_messages(problem: Problem) -> bool:
+    """Whether message passing can fit the problem, so that samplers start from it."""
+    conjugate = all(part.emission.is_conjugate for part in problem.emission.parts)
+    if not conjugate or problem.dynamics.not_conjugate or problem.series.noise is not None:
+        return False
+    try:
+        check_held(problem)
+    except TypeError:
+        return False
+    return True
 
 
 def _fit(begin: Initialization, options: Options, by_messages: bool) -> Result:
@@ -51,7 +62,7 @@ def _fit(begin: Initialization, options: Options, by_messages: bool) -> Result:
     if start.interrupted:
         return start
     # the mode may have probabilities of 0, which are infinitely far away in free coordinates
-    near = start.values if by_messages else opened(begin.problem, start.values) | begin.problem.fixed
+    near = start.values if by_messages else begin.problem.hold(opened(begin.problem, start.values))
     sampled = (fit_svi if options.method == "svi" else fit_nuts)(begin.problem, options, near)
     return sampled if sampled is not None else replace(start, interrupted=True)
 
@@ -88,7 +99,7 @@ def _by_em(begin: Initialization, options: Options) -> Result:
     return result_of(
         climbs,
         "em",
-        {name: value.clone() for name, value in (units.back(values) | problem.fixed).items()},
+        {name: value.clone() for name, value in problem.hold(units.back(values)).items()},
         empty=occupancy < 1.0,
         collapsed=None if best.collapsed is None else best.collapsed[order],
     )

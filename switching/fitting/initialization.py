@@ -4,10 +4,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+import torch
 from torch import Tensor
+from torch.distributions.constraints import Constraint
 
 from ..data.cells import to_tensor
-from ..parameters import Parameters
+from ..entries import Entries, PossibleRows
+from ..known import is_whole, known_rows
+from ..parameters import SYMMETRIC, Parameters, described, is_simplex, read_table
 from ..problem import Problem
 from .options import Options
 from .starts import first_guesses, from_labels
@@ -34,30 +38,48 @@ class Initialization:
 
     @staticmethod
     def of(problem: Problem, options: Options, near_prior: bool) -> "Initialization":
-        """Choose units, and read the user's `fixed` and `start`; `near_prior`: see `Units.near_prior`.
+        """Choose units, and read the user's `start`; `near_prior`: see `Units.near_prior`.
 
         Raises:
-            ValueError: `fixed` or `start` does not fit the problem.
+            ValueError: `start` does not fit the problem.
         """
         units = Units.of(problem.emission, problem.series)
-        if options.fixed:
-            problem = replace(problem, fixed=fixed_values(problem, units, options.fixed))
         units = units.near_prior(problem) if near_prior else units
         start = None if options.start is None else start_values(problem, units, options.start)
         volume = float(units.log_volume(problem.series).sum())
         return Initialization(problem, units, units.problem(problem), start, volume)
 
 
-def fixed_values(problem: Problem, units: Units, fixed: Any) -> Parameters:
-    """The parameters to hold, under their names in the program.
+def with_fixed(problem: Problem, fixed: Any) -> Problem:
+    """The problem with the tables of the parameters to hold, under their names in the program; NaN marks free entries.
 
     Raises:
         ValueError: they do not fit the problem, or they are all of its parameters.
     """
-    whole, names = _completed(problem, units, "fixed", fixed)
-    if set(names) == set(problem.parameters):
+    if not fixed:
+        return problem
+    units = Units.of(problem.emission, problem.series)
+    tables = {name: read_table(value, f"fixed[{name!r}]") for name, value in fixed.items()}
+    tables = {name: table for name, table in tables.items() if not bool(table.isnan().all())}
+    free = {name: table.isnan() for name, table in tables.items()}
+    whole, called = _completed(problem, units, "fixed", tables)
+    known = {name: whole[name][0] for name in called}
+    for name, given in called.items():
+        if bool(free[given].any()):
+            known[name] = _with_gaps(problem.parameters[name].support, known[name], free[given])
+    if set(known) == set(problem.parameters) and all(map(is_whole, known.values())):
         raise ValueError("fixed: got all parameters, which leaves nothing to fit; use model.with_values(...).")
-    return {name: whole[name][0] for name in names}
+    return replace(problem, fixed=known)
+
+
+def _with_gaps(support: Constraint, table: Tensor, free: Tensor) -> Tensor:
+    """A table with NaN at its free entries."""
+    free = free.to(table.device)
+    if isinstance(support, Entries | PossibleRows):
+        free = free & support.free.to(table.device)
+    if is_simplex(support):
+        free = free & (free.sum(-1, keepdim=True) > 1)  # a single one is the rest
+    return table.masked_fill(free, torch.nan)
 
 
 def start_values(problem: Problem, units: Units, start: Any) -> Parameters:
@@ -83,21 +105,43 @@ def values_of_model(start: Any) -> Any:
     return values
 
 
-def _completed(problem: Problem, units: Units, argument: str, some: Mapping[str, Any]) -> tuple[Parameters, list[str]]:
-    """All parameters `[1, ...]`, with a first guess for missing ones, and the names of those in `some`."""
+def _completed(
+    problem: Problem, units: Units, argument: str, some: Mapping[str, Any]
+) -> tuple[Parameters, dict[str, str]]:
+    """All parameters `[1, ...]`, with a first guess for missing ones and entries, and the caller's names of those in
+    `some`."""
     known = problem.parameters
     name_of = {p.shown.name: name for name, p in known.items() if p.shown} | {name: name for name in known}
     unknown = sorted(set(some) - set(name_of))
     if unknown:
         raise ValueError(f"{argument}: got unknown parameter(s) {unknown}; this model has {sorted(name_of)}.")
-    names = sorted({name_of[name] for name in some})
-    guesses = units.back(first_guesses(units.problem(problem), 1, 0).values)
-    guess = {name: value[0] for name, value in guesses.items() if name not in names}
+    called = {name_of[name]: name for name in sorted(some)}
+    guesses = {n: value[0] for n, value in units.back(first_guesses(units.problem(problem), 1, 0).values).items()}
+    guess = {name: value for name, value in guesses.items() if name not in called}
+    shown = described(known, guesses) | guesses
     try:
-        whole = problem.values_of(guess | dict(some))
+        filled = {name: _filled(name, value, known[name_of[name]].support, shown[name]) for name, value in some.items()}
+        whole = problem.values_of(guess | filled)
     except ValueError as error:
         raise ValueError(f"{argument}: {error}") from None
-    return {name: value.detach().to(problem.series.like)[None] for name, value in whole.items()}, names
+    return {name: value.detach().to(problem.series.like)[None] for name, value in whole.items()}, called
+
+
+def _filled(name: str, value: Any, support: Constraint, guess: Tensor) -> Any:
+    """The user's numbers, with a guess in place of NaN; free probabilities share the rest of their row."""
+    table = value if isinstance(value, Tensor) else read_table(value, name)
+    free = table.isnan()
+    if table.shape != guess.shape or not bool(free.any()):
+        return value
+    if support in SYMMETRIC and bool((free.flatten(-2).any(-1) != free.flatten(-2).all(-1)).any()):
+        raise ValueError(f"{name}: got a matrix of which some entries are NaN; a matrix is known or free as a whole.")
+    if not is_simplex(support):
+        return torch.where(free, guess.to(table), table)
+    if isinstance(support, PossibleRows):
+        table = torch.where(free & ~support.free.to(table.device), 0.0, table)
+    table = known_rows(name, table.double())
+    rest = 1 - table.nan_to_num(0.0).sum(-1, keepdim=True)
+    return torch.where(table.isnan(), rest / table.isnan().sum(-1, keepdim=True).clamp_min(1), table)
 
 
 def _labels(problem: Problem, start: Any) -> Tensor:

@@ -138,7 +138,7 @@ def fit_vmp(
 
         def end(etas: Etas) -> End:
             points = {name: graph.families[name].expected(eta) for name, eta in etas.items()}
-            return End(graph.collect(points) | problem.fixed, graph.chain(etas).smooth().state)
+            return End(problem.hold(graph.collect(points)), graph.chain(etas).smooth().state)
 
         result = search(problem, begin, end, options, report, user_start)
     for name, eta in result.best.tables.items():

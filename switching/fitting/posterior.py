@@ -209,11 +209,11 @@ class VariationalPosterior(Posterior):
         etas: Etas, blocks: Blocks, units: Units, problem: Problem | None = None, model: Reader | None = None
     ) -> "VariationalPosterior":
         """The distribution of a problem's parameters, with blocks in these units."""
-        inner, fixed = collected(blocks), {} if problem is None else problem.fixed
+        inner = collected(blocks)
 
         def collect(points: Points) -> Parameters:
             values = units.back(inner(points))
-            return values | {name: value.expand_as(values[name]) for name, value in fixed.items()}
+            return values if problem is None else problem.hold(values)
 
         families = {name: block.family for name, (_, block) in blocks.items()}
         return VariationalPosterior(etas, families, collect, units=units, problem=problem, model=model)

@@ -37,7 +37,7 @@ class Result:
         posterior: the parameters' distribution, and predictions that average over it; None for a fit by EM.
         paths: for a model of several chains, the marginals of each chain under q.
         fixed: the names of the parameters of which all or some entries were held.
-        held: of a linear model, the tables of these, with NaN where an entry was free.
+        held: the tables of these, with NaN where an entry was free.
     """
 
     values: Parameters

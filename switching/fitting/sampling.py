@@ -22,6 +22,7 @@ from torch import Tensor
 from torch.distributions import biject_to
 
 from ...inference.numerics.deferred import deferred
+from ..known import whole_parameters
 from ..parameters import Parameters, reordered
 from ..priors import sample_sites
 from ..problem import Problem
@@ -49,14 +50,15 @@ def fit_svi(problem: Problem, options: Options, start: Parameters) -> Result | N
     units = Units.of(problem.emission, problem.series)
     inner, volume = units.problem(problem), float(units.log_volume(problem.series).sum())
     with seeded(options.number, problem.series.like), pyro.get_param_store().scope():
-        program = pyro.condition(partial(_program, inner), inner.fixed)
+        program = pyro.condition(partial(_program, inner), whole_parameters(inner.fixed))
         guide = AutoNormal(program, init_loc_fn=init_to_value(values=units.values(start)), init_scale=0.05)
         losses, interrupted = climb_guide(program, guide, options, -volume)
         if not losses:
             return None
-        fixed = {name: value.expand(1, DRAWS, *value.shape) for name, value in problem.fixed.items()}
+        fixed = {name: v.expand(1, DRAWS, *v.shape) for name, v in whole_parameters(problem.fixed).items()}
         free = {name: draw_guide(guide, name)[None] for name in start if name not in fixed}
-    draws = {name: (units.back(free) | fixed)[name] for name in start}
+    every = problem.hold(units.back(free)) | fixed
+    draws = {name: every[name] for name in start}
     return _result(problem, "svi", DrawnPosterior(draws, problem), sampled_diagnostics(*bound_of(losses), interrupted))
 
 
@@ -271,7 +273,7 @@ def sampled_diagnostics(trace: Tensor, n_runs: int, converged: bool, reason: str
 
 
 def _result(problem: Problem, method: str, posterior: DrawnPosterior, how: dict[str, Any]) -> Result:
-    values = posterior.mean | problem.fixed
+    values = problem.hold(posterior.mean)
     empty = problem.occupancy(values) < 1.0
     collapsed = torch.zeros_like(empty)
     return Result(

@@ -36,6 +36,7 @@ from ..emissions.clusters import clusters_among
 from ..emissions.contract import Emission
 from ..emissions.driven import rows_read
 from ..entries import PossibleRows
+from ..known import KnownEntries
 from ..parameters import Parameters, prefixed
 from ..problem import Problem
 from .spectral import predictive_states
@@ -168,6 +169,8 @@ def _from_weights(
 
 def _opened(value: Tensor, support: Any) -> Tensor:
     """The value without a probability or a rate of 0 or 1, which no update could change."""
+    if isinstance(support, KnownEntries):
+        support = support.base
     if isinstance(support, PossibleRows):
         possible = support.free.to(value)
         return (1 - OPEN) * value + OPEN * possible / possible.sum(-1, keepdim=True)
@@ -189,8 +192,7 @@ def drawn_moves(problem: Problem, generator: torch.Generator) -> Parameters:
 def stacked(problem: Problem, guesses: list[Parameters]) -> Parameters:
     """All guesses `[R, ...]`, with the fixed parameters at their values."""
     tables = {name: torch.cat([guess[name] for guess in guesses]) for name in guesses[0]}
-    n = len(next(iter(tables.values())))
-    return tables | {name: value.expand(n, *value.shape) for name, value in problem.fixed.items()}
+    return problem.hold(tables)
 
 
 def from_labels(problem: Problem, labels: Int[Tensor, "*b T"]) -> Parameters:
@@ -228,7 +230,7 @@ def _directed(weights: Float[Tensor, "1 *b T K"], problem: Problem) -> Float[Ten
 
 def opened(problem: Problem, values: Parameters) -> Parameters:
     """The values without probabilities of 0, so that every probability can rise."""
-    return {name: _opened(value, problem.parameters[name].support) for name, value in values.items()}
+    return problem.hold({name: _opened(value, problem.parameters[name].support) for name, value in values.items()})
 
 
 # ---- labels and weights of the steps ---------------------------------------------------------------------------------

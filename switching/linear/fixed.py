@@ -24,6 +24,7 @@ from ...inference.chains.linear_gaussian.factors import factor_of
 from ...inference.families import LocPrecision, columns_apart
 from ..fitting.graph import Points
 from ..fitting.units import Units
+from ..known import known_rows
 from ..parameters import SYMMETRIC, Parameter, Parameters, read_table
 from .priors import NAMES
 
@@ -62,28 +63,13 @@ def _read(called: str, parameter: Parameter, sizes: Mapping[str, int], value: An
     if bool(known.isinf().any()):
         raise ValueError(f"{called}: got an infinite number; give finite numbers, or NaN where an entry is free.")
     if parameter.support is constraints.simplex:
-        return _probabilities(called, table)
+        return known_rows(called, table)
     if parameter.support in SYMMETRIC:
         _check_covariances(called, table, singular=parameter.support is constraints.positive_semidefinite)
     elif not bool(parameter.support.check(known).all()):
         expected = "a number greater than 0" if parameter.support is constraints.positive else "a number of at least 0"
         raise ValueError(f"{called}: got {float(known.min())}, expected {expected}, or NaN where it is free.")
     return table
-
-
-def _probabilities(called: str, table: Tensor) -> Tensor:
-    """Rows that sum to 1; a single free entry is the rest."""
-    free = table.isnan()
-    total = table.nan_to_num(0.0).sum(-1, keepdim=True)
-    some = free.any(-1, keepdim=True)
-    wrong = torch.where(some, total >= 1, (total - 1).abs() > 1e-6)
-    if bool((table < 0).any()) or bool(wrong.any()):
-        raise ValueError(
-            f"{called}: got rows whose known entries sum to {total.flatten().tolist()}, expected probabilities that "
-            "sum to 1, or to less beside entries that are free (NaN)."
-        )
-    rest = torch.where(free & (free.sum(-1, keepdim=True) == 1), 1 - total, table)
-    return torch.where(some, rest, rest / total)
 
 
 def _check_covariances(called: str, table: Tensor, singular: bool) -> None:

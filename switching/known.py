@@ -1,0 +1,337 @@
+r"""Parameters of which some entries are known, and others free.
+
+`fixed` has tables by name of a parameter, with NaN where an entry is free. Everything else follows from the support of
+the free entries, and from the prior given the known ones:
+
+    rows of probabilities    free entries share the rest of their row, $p_j = (1 - \sum_{known} p_k)\, q_j$, and q has
+                             the Dirichlet distribution of the free concentrations
+    other numbers            entries, or whole matrices, have the support of the parameter
+
+`PossibleRows` and `KnownEntries` are these supports, `known_sites` are priors on them, and `FixedBlock` is a conjugate
+block.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any, cast
+
+import torch
+from jaxtyping import Float, Int
+from pyro.distributions import TorchDistribution
+from torch import Tensor
+from torch.distributions import Transform, biject_to, constraints
+from torch.distributions.constraints import Constraint
+
+from ..inference.families import VectorFamily
+from ..inference.message_passing.factor_graph import Factor
+from .definite import free_coordinates
+from .entries import Entries, PossibleRows
+from .parameters import Parameter, Parameters, is_simplex
+from .priors import Conjugate, Site
+
+NO_AXES = torch.Size()
+REASON = "this entry is known"
+
+
+# ---- supports --------------------------------------------------------------------------------------------------------
+
+
+class KnownEntries(Constraint):
+    """Tables of which some entries are known.
+
+    Arguments:
+        base: the support of the whole table.
+        table: the known entries, NaN elsewhere. Matrices are known or free as a whole.
+    """
+
+    is_discrete = False
+
+    def __init__(self, base: Constraint, table: Tensor) -> None:
+        while isinstance(base, constraints.independent):
+            base = base.base_constraint
+        free = table.isnan()
+        if isinstance(base, Entries):
+            table, free = torch.where(base.free.to(table.device), table, 0.0), free & base.free.to(table.device)
+            base = constraints.real
+        self.base, self.table, self.event_dim = base, table, table.ndim  # pyright: ignore[reportIncompatibleMethodOverride]
+        self.free = free.flatten(free.ndim - base.event_dim).any(-1) if base.event_dim else free
+
+    def check(self, value: Tensor) -> Tensor:
+        lead = value.shape[: value.ndim - self.event_dim]
+        fits = (value == self.table.to(value)) | self.table.isnan().to(value.device)
+        return fits.reshape(*lead, -1).all(-1) & self.base.check(value).reshape(*lead, -1).all(-1)
+
+
+class KnownTransform(Transform):
+    """From free coordinates `[P]` of the free entries to the table."""
+
+    domain = constraints.real_vector
+    bijective = True
+
+    def __init__(self, support: KnownEntries) -> None:
+        super().__init__()
+        self.support, self._inner = support, free_coordinates(support.base)
+        self._event = support.table.shape[support.free.ndim :]
+        self._domain = self._inner.inverse_shape(self._event)
+        self._places = support.free.flatten().nonzero().flatten()
+
+    @property
+    def codomain(self) -> KnownEntries:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return self.support
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, KnownTransform) and torch.equal(
+            self.support.table.nan_to_num(torch.inf), other.support.table.nan_to_num(torch.inf)
+        )
+
+    def _apart(self, x: Tensor) -> Tensor:
+        return x.reshape(*x.shape[:-1], len(self._places), *self._domain)
+
+    def _call(self, x: Tensor) -> Tensor:
+        known, lead = self.support.table.nan_to_num(0.0).to(x), x.shape[:-1]
+        flat = known.reshape(-1, *self._event).expand(*lead, -1, *self._event)
+        whole = flat.index_copy(len(lead), self._places.to(x.device), cast(Tensor, self._inner(self._apart(x))))
+        return whole.reshape(*lead, *known.shape)
+
+    def _inverse(self, y: Tensor) -> Tensor:
+        lead = y.shape[: y.ndim - self.support.event_dim]
+        free = y.reshape(*lead, -1, *self._event).index_select(len(lead), self._places.to(y.device))
+        return cast(Tensor, self._inner.inv(free)).reshape(*lead, -1)
+
+    def log_abs_det_jacobian(self, x: Tensor, y: Tensor) -> Tensor:
+        lead = y.shape[: y.ndim - self.support.event_dim]
+        free = y.reshape(*lead, -1, *self._event).index_select(len(lead), self._places.to(y.device))
+        return self._inner.log_abs_det_jacobian(self._apart(x), free).sum(-1)
+
+    def forward_shape(self, shape: Any) -> torch.Size:
+        return torch.Size([*shape[:-1], *self.support.table.shape])
+
+    def inverse_shape(self, shape: Any) -> torch.Size:
+        return torch.Size([*shape[: len(shape) - self.support.event_dim], len(self._places) * self._domain.numel()])
+
+
+@biject_to.register(KnownEntries)
+def _(support: KnownEntries) -> KnownTransform:
+    return KnownTransform(support)
+
+
+def is_whole(table: Tensor) -> bool:
+    """Whether all entries are known."""
+    return not bool(table.isnan().any())
+
+
+def support_beside(support: Constraint, table: Tensor | None) -> Constraint:
+    """The support of a parameter whose entries that are not NaN in a table are known."""
+    if table is None:
+        return support
+    if is_simplex(support):
+        return PossibleRows(table.isnan(), REASON, table.nan_to_num(0.0))
+    return KnownEntries(support, table)
+
+
+def held(values: Parameters, fixed: Parameters, known: Mapping[str, Parameter]) -> Parameters:
+    """Values `[*r, ...]` with the known entries in their places; free probabilities of a row share the rest."""
+    return {
+        name: _held(value, fixed[name], known[name].support) if name in fixed else value
+        for name, value in values.items()
+    }
+
+
+def _held(value: Tensor, table: Tensor, support: Constraint) -> Tensor:
+    table, free = table.to(value), table.isnan().to(value.device)
+    if not bool(free.any()):
+        return table.expand_as(value)
+    if is_simplex(support):
+        return cast(PossibleRows, support_beside(support, table)).fitted(value)
+    return torch.where(free, value, table)
+
+
+def whole_parameters(fixed: Parameters) -> Parameters:
+    """The parameters all of whose entries are known."""
+    return {name: table for name, table in fixed.items() if is_whole(table)}
+
+
+# ---- priors ----------------------------------------------------------------------------------------------------------
+
+
+class PossibleDirichlet(TorchDistribution):
+    """Rows of probabilities with Dirichlet priors of the shares of their free entries."""
+
+    arg_constraints: dict = {}  # noqa: RUF012 the interface of torch.distributions
+    has_rsample = True
+
+    def __init__(self, concentration: Tensor, rows: PossibleRows, batch_shape: torch.Size = NO_AXES) -> None:
+        self.concentration, self.rows = concentration, rows
+        super().__init__(batch_shape, concentration.shape, validate_args=False)
+
+    @property
+    def support(self) -> Constraint:
+        return self.rows
+
+    def log_prob(self, value: Tensor) -> Tensor:
+        free = self.rows.free.to(value.device)
+        terms = torch.where(free, torch.xlogy(self.concentration - 1, self.rows.shares(value)), 0.0)
+        used = torch.where(free, self.concentration, 0.0).sum(-1)
+        parts = torch.where(free, torch.lgamma(self.concentration), 0.0)
+        whole = torch.where(free.any(-1), torch.lgamma(torch.where(free.any(-1), used, 1.0)), 0.0)
+        return terms.flatten(terms.ndim - free.ndim).sum(-1) + whole.sum() - parts.sum()
+
+    def rsample(self, sample_shape: torch.Size = NO_AXES) -> Tensor:
+        alpha = self.concentration.expand(self._extended_shape(sample_shape))
+        drawn = torch.distributions.Gamma(alpha, torch.ones_like(alpha)).rsample()
+        return self.rows.fitted(drawn)
+
+    def expand(self, batch_shape: Sequence[int], _instance: object = None) -> "PossibleDirichlet":
+        return PossibleDirichlet(self.concentration, self.rows, torch.Size(batch_shape))
+
+
+class KnownDistribution(TorchDistribution):
+    """A distribution of tables, at tables some of whose entries are known: the density of the free entries, times that
+    of the known ones."""
+
+    arg_constraints: dict = {}  # noqa: RUF012 the interface of torch.distributions
+
+    def __init__(self, base: Any, known: KnownEntries, batch_shape: torch.Size = NO_AXES) -> None:
+        self.base, self.known = base, known
+        super().__init__(batch_shape, base.event_shape, validate_args=False)
+
+    @property
+    def has_rsample(self) -> bool:  # type: ignore[override]
+        return self.base.has_rsample
+
+    @property
+    def support(self) -> Constraint:
+        return self.known
+
+    def log_prob(self, value: Tensor) -> Tensor:
+        return self.base.log_prob(value)
+
+    def rsample(self, sample_shape: torch.Size = NO_AXES) -> Tensor:
+        drawn = self.base.rsample(sample_shape + self.batch_shape)
+        table = self.known.table.to(drawn)
+        return torch.where(table.isnan(), drawn, table)
+
+    def sample(self, sample_shape: torch.Size = NO_AXES) -> Tensor:
+        with torch.no_grad():
+            drawn = self.base.sample(sample_shape + self.batch_shape)
+            table = self.known.table.to(drawn)
+            return torch.where(table.isnan(), drawn, table)
+
+    def expand(self, batch_shape: Sequence[int], _instance: object = None) -> "KnownDistribution":
+        return KnownDistribution(self.base, self.known, torch.Size(batch_shape))
+
+
+def known_sites(sites: Sequence[Site], fixed: Parameters, known: Mapping[str, Parameter]) -> list[Site]:
+    """The prior given the known entries, of parameters that are known in part."""
+    return [_known_site(site, fixed.get(site.name), known[site.name].support) for site in sites]
+
+
+def _known_site(site: Site, table: Tensor | None, support: Constraint) -> Site:
+    if table is None or (is_whole(table) and not is_simplex(support)):
+        return site
+    if is_simplex(support):
+        concentration = _concentration(site.distribution({}))
+        if concentration is None or (is_whole(table) and bool((table > 0).all())):
+            return site
+        rows = cast(PossibleRows, support_beside(support, table))
+        whole = PossibleDirichlet(concentration, rows)
+        return Site(site.name, lambda values: whole, lambda values: whole.log_prob(values[site.name]))
+
+    def distribution(values: Parameters) -> Any:
+        base = site.distribution(values)
+        return KnownDistribution(base, KnownEntries(cast(Any, base.support), table))
+
+    return Site(site.name, distribution, site.density)
+
+
+def _concentration(distribution: Any) -> Tensor | None:
+    """The concentrations of Dirichlet rows; None: another distribution."""
+    while hasattr(distribution, "base_dist"):
+        distribution = distribution.base_dist
+    return getattr(distribution, "concentration", None)
+
+
+# ---- conjugate blocks ------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class FixedBlock(Conjugate):
+    """A block of parameters, some or all of which a fit holds at fixed values."""
+
+    block: Conjugate
+    at: Parameters
+
+    @cached_property
+    def family(self) -> VectorFamily[Any]:  # type: ignore[override]
+        return self.block.given(self.at)
+
+    @property
+    def parameters(self) -> Mapping[str, Parameter]:  # type: ignore[override]
+        return self.block.parameters
+
+    @property
+    def prior_is_factor(self) -> bool:  # type: ignore[override]
+        return self.block.prior_is_factor
+
+    def prior_factor(self, block: str, prior: Parameters, share: float) -> Factor:
+        """The prior factor of the free parameters."""
+        whole, sites = self.block.prior_factor(block, prior, share), self.block.sites(prior)
+        known = sum(_density_of_known(site, self.at) for site in sites if site.name in self.at)
+
+        def elog(statistics: Tensor) -> Tensor:
+            return whole.elog(statistics) - known
+
+        elog.__name__ = whole.name
+        return replace(whole, elog=elog)
+
+    def natural(self, prior: Parameters) -> Tensor:
+        return self.block.natural(prior)
+
+    def reordered(self, eta: Tensor, order: Int[Tensor, "K"]) -> Tensor:
+        return self.block.reordered(eta, order)
+
+    def point(self, values: Parameters) -> Any:
+        return self.block.point(values)
+
+    def values(self, point: Any) -> Parameters:
+        return self.block.values(point)
+
+
+def _density_of_known(site: Site, at: Parameters) -> Tensor:
+    """The log density of the known entries of one parameter, which are independent under its prior."""
+    table, prior = at[site.name], cast(Any, site.distribution(at))
+    if is_whole(table):
+        return prior.log_prob(table)
+    while isinstance(prior, torch.distributions.Independent):
+        prior = prior.base_dist
+    each = prior.log_prob(table.nan_to_num(0.0))
+    return torch.where(table.isnan(), 0.0, each).sum()
+
+
+def block_beside(block: Conjugate, fixed: Parameters) -> Conjugate:
+    """The block of the free entries."""
+    at = {name: fixed[name] for name in block.parameters if name in fixed}
+    return FixedBlock(block, at) if at else block
+
+
+# ---- reading ---------------------------------------------------------------------------------------------------------
+
+
+def known_rows(called: str, table: Float[Tensor, "*r K"]) -> Float[Tensor, "*r K"]:
+    """Rows of probabilities, NaN where they are free; a single free entry of a row is the rest.
+
+    Raises:
+        ValueError: negative numbers, known entries that sum to more than 1, or to less without free ones.
+    """
+    free = table.isnan()
+    total = table.nan_to_num(0.0).sum(-1, keepdim=True)
+    some = free.any(-1, keepdim=True)
+    wrong = torch.where(some, total >= 1, (total - 1).abs() > 1e-6)
+    if bool((table < 0).any()) or bool(wrong.any()):
+        raise ValueError(
+            f"{called}: got rows whose known entries sum to {total.flatten().tolist()}, expected probabilities that "
+            "sum to 1, or to less beside entries that are free (NaN)."
+        )
+    rest = torch.where(free & (free.sum(-1, keepdim=True) == 1), 1 - total, table)
+    return torch.where(some, rest, rest / total)
