@@ -24,6 +24,9 @@ NEWTON_HALVINGS = 30
 LONGEST_STEP = 5.0  # of Newton's method, of a coefficient in units of its linear predictor
 RISE = 1e-4  # share of the rise promised by the slope that a step has to reach
 ROUNDING = 1e-15  # share of the height below which a rise does not show
+CLOSE = 8.0  # fall in nats below a known peak, within which its parabola is compared with the function
+FAR = 1000.0  # fall below a known peak, from which its curvature no longer helps
+LIKENESS = 0.2  # relative difference of the two, below which a point leads to the peak
 FLAT = 1e-12  # cosine of a step and the fall of the gradient, below which the curvature is not updated
 
 
@@ -51,6 +54,25 @@ class Differentiable:
         return torch.where(there, height.detach(), -torch.inf), torch.where(there.unsqueeze(-1), gradient, 0.0)
 
 
+@dataclass(frozen=True)
+class Peak:
+    """A known maximum of a function, and minus the curvature there."""
+
+    point: Float[Tensor, "P"]
+    height: Float[Tensor, ""]
+    precision: Float[Tensor, "P P"]
+
+    def fall(self, points: Float[Tensor, "R P"]) -> Float[Tensor, "R"]:
+        """The fall of the parabola of the peak to these points."""
+        away = points - self.point
+        return ((away @ self.precision) * away).sum(-1) / 2
+
+    def explains(self, points: Float[Tensor, "R P"], heights: Float[Tensor, "R"]) -> Bool[Tensor, "R"]:
+        """Which points are close, with heights on the parabola of the peak; steps from there lead to it."""
+        fall, gap = self.fall(points), self.height - heights
+        return (gap >= 0) & (fall <= CLOSE) & ((gap - fall).abs() <= LIKENESS * fall)
+
+
 class Ascent:
     """A batch of restarts: see `fitting.search.Optimizer`.
 
@@ -58,12 +80,22 @@ class Ascent:
         density: the function, or R `Differentiable` ones.
         at: the starts.
         tol: a restart rests where its next step promises no greater rise; a run ends where all rest, if tol is not 0.
+        n_even: the number of first coordinates whose sign does not matter; points then have positive ones.
+        known: a peak that an earlier restart has reached; a restart that this peak explains moves there and rests.
     """
 
     stride = 8
 
-    def __init__(self, density: Climbable, at: Float[Tensor, "R P"], tol: float = 0.0) -> None:
-        self.density, self.point, self.tol = density, at, tol
+    def __init__(
+        self,
+        density: Climbable,
+        at: Float[Tensor, "R P"],
+        tol: float = 0.0,
+        n_even: int = 0,
+        known: Peak | None = None,
+    ) -> None:
+        self.density, self.point = density, at
+        self.tol, self.n_even, self.known = tol, n_even, known
         self.heights: Tensor | None = None  # until the first step
         self.slopes = self.inverse = at.new_empty(0)
 
@@ -76,8 +108,7 @@ class Ascent:
         """There are no states that could collapse."""
 
     def select(self, restarts: Tensor) -> "Ascent":
-        some = object.__new__(Ascent)
-        some.density, some.point, some.tol = self.density, self.point[restarts], self.tol
+        some = self.at({"y": self.point[restarts]})
         some.heights = None if self.heights is None else self.heights[restarts]
         for name in ("slopes", "inverse"):
             table = getattr(self, name)
@@ -88,7 +119,7 @@ class Ascent:
         """None: steps of BFGS need no extrapolation."""
 
     def at(self, tables: dict[str, Any]) -> "Ascent":
-        return Ascent(self.density, tables["y"], self.tol)
+        return Ascent(self.density, tables["y"], self.tol, self.n_even, self.known)
 
     def height(self) -> Tensor:
         if self.heights is None:
@@ -113,6 +144,9 @@ class Ascent:
     def _begin(self) -> None:
         heights, self.slopes = self.density.climb(self.point)
         self.inverse = _unit(self.point) / self.slopes.norm(dim=-1).clamp_min(1.0)[:, None, None]
+        if self.known is not None:
+            near = self.known.fall(self.point) < FAR
+            self.inverse = torch.where(near[:, None, None], torch.linalg.inv(self.known.precision), self.inverse)
         self.heights = heights
 
     def _step(self) -> Tensor:
@@ -143,7 +177,25 @@ class Ascent:
             going, size = going[risen.int().argsort(stable=True)[:n_unresolved]], size / 2
         self._learn(point - self.point, self.slopes - slopes)
         self.point, self.heights, self.slopes = point, heights, slopes
-        return heights
+        self._reflect()
+        if self.known is not None:
+            self._arrive(self.known)
+        return self.heights
+
+    def _reflect(self) -> None:
+        """Make the coordinates positive whose sign does not matter."""
+        if self.n_even:
+            signs = torch.ones_like(self.point)
+            signs[:, : self.n_even] -= 2 * (self.point[:, : self.n_even] < 0).to(signs)
+            self.point, self.slopes = self.point * signs, self.slopes * signs
+            self.inverse = self.inverse * signs.unsqueeze(-1) * signs.unsqueeze(-2)
+
+    def _arrive(self, known: Peak) -> None:
+        """Move restarts to a known peak that explains them."""
+        there = known.explains(self.point, self.heights)
+        self.heights = torch.where(there, known.height, self.heights)
+        self.point = torch.where(there.unsqueeze(-1), known.point, self.point)
+        self.slopes = torch.where(there.unsqueeze(-1), 0.0, self.slopes)
 
     def _climb(self, there: Tensor, going: Tensor) -> tuple[Tensor, Tensor]:
         """Heights and slopes of some restarts at other points."""

@@ -6,8 +6,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from ..ascent import Ascent
-from ..fitting.climbs import SearchResult
+from ..ascent import Ascent, Peak
+from ..fitting.climbs import Climb, SearchResult
 from ..fitting.options import Options
 from ..fitting.refinement import peak
 from ..fitting.search import ROUNDS, MultiStart, multi_start
@@ -42,13 +42,11 @@ def maximum(
         starts[-1], kinds[-1] = density.coordinates.of(units.values(user_start)), "own"
     shift = float(problem.objective(density.values({"y": density.point})) - height)
     with multi_start(options, problem.series, shift) as search:
-        search.run(Ascent(density, starts, RESTS), kinds, options.n_kept)
-        if more and options.restarts > 1:
-            change(search, density, options)
+        search.run(Ascent(density, starts, RESTS, len(density.variances)), kinds, options.n_kept)
+        polished = change(search, density, options) if more and options.restarts > 1 else None
         best = search.best
-        if not search.interrupted:
-            best.tables["y"] = polished(density, best.tables["y"])
-            best.trace[-1] = max(best.trace[-1], float(density.at(best.tables["y"][None])))
+        if not search.interrupted and best is not polished:
+            polish(density, best)
     return density.values(best.tables), search.result().raised(shift)
 
 
@@ -67,16 +65,20 @@ def first_starts(density: LinearDensity, options: Options) -> tuple[Starts, bool
     return starts, more
 
 
-def change(search: MultiStart, density: LinearDensity, options: Options) -> None:
-    """Search on from changes of the best end, until none is better."""
+def change(search: MultiStart, density: LinearDensity, options: Options) -> Climb | None:
+    """Search on from changes of the best end, until none is better; returns the restart that was polished last."""
+    best = None
     for _ in range(ROUNDS):
-        before = search.best.final
-        if search.interrupted:
-            return
-        starts = changed(density, search.best.tables["y"])
-        search.run(Ascent(density, starts.points, RESTS), starts.kinds, 0, independent=False, beside=search.best)
+        if search.interrupted or best is search.best:
+            break
+        best = search.best
+        known, before = polish(density, best), best.final
+        starts = changed(density, best.tables["y"])
+        ascent = Ascent(density, starts.points, RESTS, len(density.variances), known)
+        search.run(ascent, starts.kinds, 0, independent=False, beside=best)
         if search.best.final <= before + search.tol:
-            return
+            break
+    return best
 
 
 def check_noise(density: LinearDensity) -> None:
@@ -106,14 +108,19 @@ def scattered(density: LinearDensity, n: int, seed: int) -> Float[Tensor, "n P"]
     return torch.cat(parts, -1).to(density.point)
 
 
-def polished(density: LinearDensity, at: Float[Tensor, "P"]) -> Float[Tensor, "P"]:
-    """The nearby peak, by Newton's method; standard deviations that are 0 up to rounding become 0."""
-    density.start = {"y": at}
-    point, _, _ = peak(density)
+def polish(density: LinearDensity, climb: Climb) -> Peak:
+    """Move a restart to the nearby peak, by Newton's method; standard deviations that are 0 up to rounding become 0."""
+    density.start = {"y": climb.tables["y"]}
+    point, variances, axes = peak(density)
+    signs = torch.ones_like(point)
+    signs[: len(density.variances)] -= 2 * (point[: len(density.variances)] < 0).to(signs)
+    point, axes = point * signs, axes * signs.unsqueeze(-1)
     for i in range(len(density.variances)):
         without = point.clone()
         without[i] = 0.0
         if abs(float(point[i])) < NOTHING:
             heights = density.at(torch.stack([point, without]))
             point = without if float(heights[1]) >= float(heights[0]) - COST else point
-    return point
+    climb.tables["y"], height = point, density.at(point[None])[0]
+    climb.trace[-1] = max(climb.trace[-1], float(height))
+    return Peak(point, height, axes / variances @ axes.mT)

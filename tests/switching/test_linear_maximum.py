@@ -9,7 +9,7 @@ import pandas as pd
 import pytest
 import torch
 from samplehold import Autoregression, Cycle, LinearSSM, LocalLevel, LocalLinearTrend, Regression, Seasonal, kernels
-from samplehold.switching.ascent import Ascent
+from samplehold.switching.ascent import Ascent, Peak
 from samplehold.switching.fitting.options import Options
 from samplehold.switching.fitting.search import MultiStart
 from samplehold.switching.linear.coordinates import LinearDensity
@@ -150,3 +150,27 @@ def test_a_restart_merges_with_an_earlier_one_at_its_point() -> None:
     assert (search.climbs[-1].ended, search.climbs[-1].leader) == ("merged", earlier)
     search.run(Ascent(Quartic(), near), ["alone"], 0, independent=False)
     assert search.climbs[-1].leader is None
+
+
+class TwoPeaks:
+    """Even in the first coordinate: maxima of 0 at (1, 0) and of 1 at (6, 0), and at their mirror images."""
+
+    def climb(self, flat):
+        with torch.enable_grad():
+            y = flat.detach().requires_grad_()
+            away = torch.stack([y[:, 0].abs() - 1, y[:, 0].abs() - 6], -1)
+            low, high = (-2 * away.square() - y[:, 1:].square()).unbind(-1)
+            height = torch.maximum(low, high + 1)
+            (slope,) = torch.autograd.grad(height.sum(), y)
+        return height.detach(), slope
+
+
+def test_an_ascent_moves_to_a_known_peak_that_explains_it_and_to_no_other():
+    low = Peak(torch.tensor([1.0, 0.0]).double(), torch.zeros(()).double(), torch.tensor([[4.0, 0], [0, 2]]).double())
+    starts = torch.tensor([[-0.5, 1.0], [5.0, 0.5], [-7.0, 0.0]], dtype=torch.float64)
+    ascent = Ascent(TwoPeaks(), starts, 1e-9, n_even=1, known=low)
+    ascent.run(1)
+    assert torch.equal(ascent.point[0], low.point)
+    ascent.run(30)
+    assert_close(ascent.point[1:], torch.tensor([[6.0, 0.0], [6.0, 0.0]]).double(), rtol=1e-6, atol=1e-6)
+    assert_close(ascent.height(), torch.tensor([0.0, 1.0, 1.0]).double(), rtol=0, atol=1e-9)
