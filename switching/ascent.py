@@ -180,7 +180,7 @@ class Ascent:
         self._reflect()
         if self.known is not None:
             self._arrive(self.known)
-        return self.heights
+        return self.height()
 
     def _reflect(self) -> None:
         """Make the coordinates positive whose sign does not matter."""
@@ -192,8 +192,9 @@ class Ascent:
 
     def _arrive(self, known: Peak) -> None:
         """Move restarts to a known peak that explains them."""
-        there = known.explains(self.point, self.heights)
-        self.heights = torch.where(there, known.height, self.heights)
+        heights = self.height()
+        there = known.explains(self.point, heights)
+        self.heights = torch.where(there, known.height, heights)
         self.point = torch.where(there.unsqueeze(-1), known.point, self.point)
         self.slopes = torch.where(there.unsqueeze(-1), 0.0, self.slopes)
 
