@@ -22,6 +22,7 @@ from ..inference.numerics.threads import one_thread_if_small
 from .data.design import check_design, with_inputs
 from .data.reading import read_series, with_steps_to_come
 from .data.series import Given, Series
+from .data.subjects import with_subjects
 from .fitting.interrupts import interruptible
 from .inputs import Inputs, count_inputs
 from .parameters import (
@@ -62,6 +63,7 @@ class Model(Named, ABC):
         holds: whether a step may hold its state; then there is a gate.
         inputs: the inputs that it reads, by name or number.
         differentiable: whether the evidence is differentiable in the parameters.
+        subjects: the names of the subjects whose parameters differ; empty if there are none.
         chain_name: the name of one of several chains of states; empty if there is only one.
     """
 
@@ -70,6 +72,7 @@ class Model(Named, ABC):
     reading: ClassVar[str] = ""  # a part of such a model that reads inputs, as a cure in errors
     differentiable: ClassVar[bool] = True
     chain_name: ClassVar[str] = ""
+    subjects: tuple[str, ...] = ()
 
     values: Parameters
     prior: Parameters
@@ -401,7 +404,9 @@ class Model(Named, ABC):
     def _series(self, x: Any, given: Given) -> Series:
         """The series before most checks; only the number of features is checked."""
         if not isinstance(x, Series):
-            return with_inputs(read_series(x, self.n_features, **given), self.inputs)
+            known: Any = dict(given)
+            labels = known.pop("subjects", None)
+            return with_subjects(with_inputs(read_series(x, self.n_features, **known), self.inputs), labels)
         for name in (name for name, value in given.items() if value is not None):
             raise ValueError(f"{name}: got some besides a Series, but a Series has its own; leave it out.")
         if x.n_features != self.n_features:

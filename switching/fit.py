@@ -13,6 +13,8 @@ from torch import Tensor
 from .data.knowledge import coded
 from .data.series import Series
 from .fitting.result import Result
+from .fitting.subject_posterior import subject_posterior
+from .parameters import of_subject
 from .peers import missing_member
 
 if TYPE_CHECKING:
@@ -140,6 +142,22 @@ class Fit(Result, Generic[Model]):
         if not getattr(self.model, "chain_sizes", ()) or isinstance(self._model.inputs, int):
             raise ValueError(f"name: got {name!r}, but the model reads no inputs by name.")
         return plot_effect(self, name, level)
+
+    def subject(self, name: str) -> "Fit[Any]":
+        """The fit of one subject, of a fit with parameters by subject (`pooled=`): its model, its sequences, and its
+        part of the posterior. Diagnostics are those of the whole fit.
+
+        Raises:
+            ValueError: there is no such subject.
+        """
+        model = self._model.of(name)
+        whole, i = self._model.read(self._given(None)), self._model.subjects.index(str(name))
+        members = (whole.subjects == i).nonzero().flatten()
+        series = whole.one(int(members[0])) if len(members) == 1 else whole.part(members)
+        series = replace(series, subjects=None, subject_names=None, checked=None)
+        posterior = self.posterior and subject_posterior(self.posterior, self._model, model, series, i)
+        fixed = of_subject(self._model.known, self.held, i)
+        return replace(self, model=model, values=model.values, series=series, posterior=posterior, held=fixed)
 
     # ---- what its model says ----------------------------------------------------------------------------------------
 

@@ -11,7 +11,7 @@ The module is the Pyro program. A new model has a prior and no parameter values,
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Unpack
+from typing import TYPE_CHECKING, Any, Unpack, cast
 
 import pyro
 import torch
@@ -30,13 +30,16 @@ from .data.knowledge import check_states, with_states
 from .data.ragged import by_sequence
 from .data.reading import check_finite, read_row, read_states
 from .data.series import Drive, Given, Series
+from .data.subjects import named, numbered
+from .dynamics.by_subject import SubjectDynamics
 from .dynamics.contract import Dynamics
+from .emissions.by_subject import by_subject, of_one
 from .emissions.contract import Emission
 from .emissions.driven import emission_at, rows_read
 from .fitting.options import METHODS, Options
 from .forecast import Forecast, look_ahead
 from .inputs import Inputs, all_inputs
-from .parameters import Parameter, Parameters
+from .parameters import Parameter, Parameters, of_subject
 from .peers import explains_options
 from .priors import log_prior, sample_sites
 from .problem import Problem
@@ -45,6 +48,8 @@ from .seeding import seeded
 from .user_priors import is_distribution
 
 if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
     from .fit import Fit
 
 
@@ -112,6 +117,8 @@ class SwitchingSSM(Model):
         _ = self.inputs  # raises an error if parts do not fit together
 
     def _made(self) -> str:
+        if self.subjects:
+            return f"{self._alone()._made()} with {len(self.subjects)} subjects"
         return f"{self.name}({self.dynamics.name}({self.n_states} states), {self.emission!r})"
 
     @property
@@ -350,6 +357,8 @@ class SwitchingSSM(Model):
     def start(self, batch_shape: tuple[int, ...] = ()) -> StreamState:
         """The state of a batch of streams before their first observation."""
         self.values_like(self._like)
+        if self.subjects:
+            raise ValueError("model: has parameters by subject; use a stream of one, model.of(subject).start().")
         return StreamState(None, self._like.new_zeros(check_batch_shape("batch_shape", batch_shape)), 0)
 
     def update(
@@ -415,6 +424,7 @@ class SwitchingSSM(Model):
         fixed: Any = None,
         num_samples: int | None = None,
         warmup_steps: int | None = None,
+        pooled: str | Mapping[str, str] = "complete",
         **given: Unpack[Given],
     ) -> "Fit[Any]":
         """Fit the parameters to sequences.
@@ -449,6 +459,10 @@ class SwitchingSSM(Model):
                 prior density of known entries.
             num_samples, warmup_steps: draws in each of 4 chains of NUTS, by default 500, and draws before them that are
                 thrown away, by default half as many.
+            pooled: "complete": all sequences share the parameters. "none": each subject has its own, under the prior of
+                the model. A dictionary says it for blocks, e.g. `{"emission": "none"}`: `model.dynamics.blocks`,
+                "dynamics" for all of these, and "emission"; others are "complete". A subject is a sequence; or the
+                sequences with one name in `subjects=`, or in the outer level of a panel's index.
 
         Returns:
             `Fit`, with `.model` (this model with its values, states in the order of their locations), the trace of the
@@ -473,14 +487,19 @@ class SwitchingSSM(Model):
             fixed,
             num_samples,
             warmup_steps,
+            pooled,
         )
         return self._fit(x, given, options)
 
     def _fitted(self, series: Series, options: Options) -> "Fit[Any]":
         from .fit import Fit
         from .fitting.fit import check_enough, fit
+        from .fitting.subjects import Pooling
         from .fitting.units import Units
 
+        pooling = Pooling.of(options.pooled, self.dynamics, self.emission)
+        if pooling is not None:
+            return self._fitted_by_subject(series, options, pooling)
         check_enough(series, self.n_states)
         Units.of(self.emission, series)  # raises an error if no prior can be scaled to some feature
         for part in (self.dynamics, self.emission):
@@ -491,6 +510,60 @@ class SwitchingSSM(Model):
         if options.prior is None:
             self.emission.check_fitted(result.values, rows_read(self.emission, series)[series.inside])
         return Fit.of(result, model._copy(result.values), model)
+
+    def _fitted_by_subject(self, series: Series, options: Options, pooling: Any) -> "Fit[Any]":
+        from .fit import Fit
+        from .fitting.subjects import check_subjects, fit_subjects
+
+        series = named(series)
+        check_subjects(series, pooling)
+        names = series.subject_names
+        assert names is not None
+        first = self._fitted(series, options.before_subjects())
+        dynamics = SubjectDynamics(self.dynamics, names, pooling.common)
+        emission = by_subject(self.emission, len(names)) if pooling.emission else self.emission
+        model = SwitchingSSM(dynamics, emission)._copy({}, first.model.prior)
+        vars(model).update(_chosen=self._chosen)
+        problem = model.problem(series)
+        problem = replace(problem, prior=None) if options.prior is None else problem
+        result = fit_subjects(problem, options, first.values, len(names))
+        return Fit.of(result, model._copy(result.values), model)
+
+    # ---- subjects --------------------------------------------------------------------------------------------------
+
+    @property
+    def subjects(self) -> tuple[str, ...]:  # type: ignore[override]
+        """The names of the subjects whose parameters differ; empty if there are none."""
+        return self.dynamics.subjects if isinstance(self.dynamics, SubjectDynamics) else ()
+
+    def of(self, subject: str) -> "SwitchingSSM":
+        """The model of one subject, with its values.
+
+        Raises:
+            ValueError: there is no such subject.
+        """
+        if str(subject) not in self.subjects:
+            raise ValueError(f"subject: got {subject!r}, expected one of {list(self.subjects[:5])}.")
+        values = of_subject(self.known, self._values, self.subjects.index(str(subject)))
+        return self._alone()._copy(values, self.prior)
+
+    def plot(self, x: Any, *, sequence: int = 0, level: float = 0.9, **given: Unpack[Given]) -> "Figure":
+        """As `Model.plot`; with parameters by subject, the sequence with those of its subject."""
+        if not self.subjects:
+            return super().plot(x, sequence=sequence, level=level, **given)
+        one = self.read(x, **given).one(sequence)
+        return self.of(self.subjects[int(cast(Tensor, one.subjects))]).plot(one, level=level)
+
+    def _alone(self) -> "SwitchingSSM":
+        """The model of one subject, without values."""
+        dynamics = self.dynamics.dynamics if isinstance(self.dynamics, SubjectDynamics) else self.dynamics
+        made = SwitchingSSM(dynamics, self.emission.mapped(of_one))
+        vars(made).update(_chosen=self._chosen)
+        return made
+
+    def _series(self, x: Any, given: Given) -> Series:
+        series = super()._series(x, given)
+        return numbered(series, self.subjects) if self.subjects else series
 
     def _figures(self) -> Any:
         from .views import figures

@@ -238,6 +238,12 @@ def kept(new: Parameters, old: Parameters) -> Parameters:
     return {name: value.where(value.abs() < torch.inf, old[name]) for name, value in new.items()}
 
 
+def of_subject(known: Mapping[str, Parameter], values: Parameters, subject: int, lead: int = 0) -> Parameters:
+    """The values of one subject, where parameters differ between subjects, after `lead` axes of draws."""
+    own = {name for name, parameter in known.items() if parameter.dims[:1] == ("subject",)}
+    return {name: value.select(lead, subject) if name in own else value for name, value in values.items()}
+
+
 def free_entries(values: Parameters, fixed: Iterable[str]) -> dict[str, Bool[Tensor, "..."]]:
     """Which entries are free beside fixed parameters: names, or tables by name with NaN where an entry is free."""
     tables, names = fixed if isinstance(fixed, Mapping) else {}, set(fixed)
@@ -322,7 +328,7 @@ def reordered(known: Mapping[str, Parameter], values: Parameters, order: Int[Ten
                 value = value.take_along_dim(index, axis)
         support = known[name].support
         if isinstance(support, Entries) and support.relative:
-            value = value - value.narrow(-len(dims), 0, 1)
+            value = value - value.narrow(dims.index("state") - len(dims), 0, 1)
         return value
 
     return {name: moved(name, value) for name, value in values.items()}

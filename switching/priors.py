@@ -16,7 +16,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import singledispatch
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple, cast
 
 import pyro
 import pyro.distributions as dist
@@ -86,6 +86,28 @@ def prefixed_sites(sites: Sequence[Site], prefix: str, shared: Sequence[str] = (
         return Site(prefix + site.name, unprefixed(site.distribution), site.density and unprefixed(site.density))
 
     return [rename(site) for site in sites]
+
+
+def by_subject_sites(sites: Sequence[Site], n_subjects: int) -> list[Site]:
+    """The same priors for the parameters of each subject, `[S, ...]`."""
+
+    def of_all(site: Site) -> Site:
+        def distribution(values: Parameters) -> TorchDistributionMixin:
+            one: Any = site.distribution(values)
+            alike = one if len(one.batch_shape) else one.expand([n_subjects])  # it may depend on values of the subject
+            return alike.to_event(1)
+
+        def density(values: Parameters) -> Tensor:
+            return cast(Callable[[Parameters], Tensor], site.density)(values).sum(-1)
+
+        return Site(site.name, distribution, None if site.density is None else density)
+
+    return [of_all(site) for site in sites]
+
+
+def for_subjects(parameters: Mapping[str, Parameter]) -> dict[str, Parameter]:
+    """The parameters of each subject."""
+    return {name: replace(parameter, dims=("subject", *parameter.dims)) for name, parameter in parameters.items()}
 
 
 @singledispatch
@@ -296,3 +318,45 @@ class Probabilities(Conjugate):
 
     def natural(self, prior: Parameters) -> Tensor:
         return prior[self.hyperparameter]
+
+
+@dataclass(frozen=True)
+class BySubject(Conjugate):
+    """A block of parameters of each subject, with the same prior."""
+
+    block: Conjugate
+    n_subjects: int
+
+    @property
+    def family(self) -> VectorFamily[Any]:  # type: ignore[override]
+        return self.block.family
+
+    @property
+    def prior_is_factor(self) -> bool:  # type: ignore[override]
+        return self.block.prior_is_factor
+
+    @property
+    def parameters(self) -> Mapping[str, Parameter]:  # type: ignore[override]
+        return for_subjects(self.block.parameters)
+
+    def prior_factor(self, block: str, prior: Parameters, share: float) -> Factor:
+        return self.block.prior_factor(block, prior, share)
+
+    def natural(self, prior: Parameters) -> Tensor:
+        eta = self.block.natural(prior)
+        return eta.expand(self.n_subjects, *eta.shape)
+
+    def sites(self, prior: Parameters) -> list[Site]:
+        return by_subject_sites(self.block.sites(prior), self.n_subjects)
+
+    def point(self, values: Parameters) -> Any:
+        return self.block.point(values)
+
+    def values(self, point: Any) -> Parameters:
+        return self.block.values(point)
+
+    def given(self, known: Parameters) -> VectorFamily[Any]:
+        return self.block.given(known)
+
+    def reordered(self, eta: Tensor, order: Int[Tensor, "K"]) -> Tensor:
+        return torch.stack([self.block.reordered(one, order) for one in eta])

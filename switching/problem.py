@@ -306,8 +306,12 @@ class Problem(SeriesProblem):
     def _before_each(self, values: Parameters, filtered: Float[Tensor, "*rb T K"]) -> ByGate:
         """P(s_t, z_t | x_1..t-1) of every step, by one step of prediction from the filtered states; the first step
         redraws."""
-        inputs, gaps = self.series.drive.inputs, self.series.drive.gaps
-        one = Drive(None if inputs is None else inputs.unsqueeze(-2), None if gaps is None else gaps.unsqueeze(-1))
+        drive = self.series.drive
+        one = Drive(
+            None if drive.inputs is None else drive.inputs.unsqueeze(-2),
+            None if drive.gaps is None else drive.gaps.unsqueeze(-1),
+            None if drive.subjects is None else drive.subjects.unsqueeze(-1),
+        )
         before = torch.cat([filtered[..., :1, :], filtered[..., :-1, :]], -2)
         fresh, held = (table.squeeze(-2).clone() for table in self.dynamics.propagate(values, before, one, 1))
         first = self.dynamics.first(values, self.series.drive)

@@ -122,15 +122,18 @@ def multivariate_normal_log_density(
 
 
 def normal_moments(
-    x: Float[Tensor, "N F"], weights: Float[Tensor, "*r N K"], about: Float[Tensor, "*#r #K F"]
+    x: Float[Tensor, "*s N F"], weights: Float[Tensor, "*r N K"], about: Float[Tensor, "*#r #K F"]
 ) -> Moments:
     """Weighted moments about `about` of each feature separately, NaN where missing.
+
+    Axes `*s` of x, if there are some, are the last of `*r`.
 
     >>> import torch
     >>> normal_moments(torch.tensor([[1.0], [4.0]]), torch.tensor([[1.0], [0.5]]), torch.zeros(1, 1))
     Moments(count=tensor([[1.5000]]), first=tensor([[3.]]), second=tensor([[9.]]))
     """
-    return Moments(*diagonal_moments(x, weights, _about_each(about, weights)))
+    moments = diagonal_moments if x.ndim == 2 else plain.normal_moments
+    return Moments(*moments(x, weights, _about_each(about, weights)))
 
 
 def multivariate_normal_moments(

@@ -23,7 +23,7 @@ def multivariate_normal_log_density(x: Tensor, loc: Tensor, chol_precision: Tens
 
 def normal_moments(x: Tensor, weights: Tensor, about: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     seen, filled = _seen(x)
-    residual = torch.where(seen, filled.unsqueeze(-3) - about.unsqueeze(-2), 0.0)  # [*r, K, N, F]
+    residual = torch.where(seen.unsqueeze(-3), filled.unsqueeze(-3) - about.unsqueeze(-2), 0.0)  # [*r, K, N, F]
     weighted = residual * weights.mT.unsqueeze(-1)
     return weights.mT @ seen.to(x), weighted.sum(-2), (weighted * residual).sum(-2)
 

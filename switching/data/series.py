@@ -43,6 +43,7 @@ class Given(TypedDict, total=False):
             observation of weight 0 is missing.
         noise: `[*batch, T]` or `[*batch, T, F]`, the known variances of the noise of measurements, for a `SwitchingSSM`
             of `Normal` emissions: x_t ~ N(loc, scale^2 + noise_t).
+        subjects: `[*batch]`, the name of the subject of each sequence, for a `SwitchingSSM` with parameters by subject.
     """
 
     lengths: Any
@@ -52,19 +53,25 @@ class Given(TypedDict, total=False):
     states: Any
     weights: Any
     noise: Any
+    subjects: Any
 
 
 @dataclass(frozen=True, repr=False)
 class Drive(Record):
-    """The external inputs of the dynamics at some steps; None if there are none."""
+    """The external inputs of the dynamics at some steps; None if there are none.
+
+    `subjects` are the numbers of the sequences' subjects, which broadcast against the steps.
+    """
 
     inputs: Float[Tensor, "*n C"] | None = None
     gaps: Float[Tensor, "*n"] | None = None
+    subjects: Int[Tensor, "*#n"] | None = None
 
     def at(self, steps: slice | int) -> "Drive":
         """The inputs at a range of steps, or at one step."""
         inputs = None if self.inputs is None else self.inputs[..., steps, :]
-        return Drive(inputs, None if self.gaps is None else self.gaps[..., steps])
+        subjects = self.subjects if self.subjects is None or isinstance(steps, slice) else self.subjects[..., 0]
+        return Drive(inputs, None if self.gaps is None else self.gaps[..., steps], subjects)
 
 
 @dataclass(frozen=True, repr=False)
@@ -87,11 +94,14 @@ class Series(Record):
         weights: the weight of each sequence in a fit.
         step_weights: the power of the density of each observation.
         noise: the known variance of the noise of each observation.
+        subjects: the number of the subject of each sequence, if parameters differ between subjects.
+        subject_names: the names of the subjects.
         stacked: the rows of the table from which the steps come, if they come from one table.
     """
 
     _NUMBERS: ClassVar = ("x", "inputs", "dt", "weights", "step_weights", "noise")
-    _PLACES: ClassVar = ("lengths", "states")
+    _PLACES: ClassVar = ("lengths", "states", "subjects")
+    _BY_SEQUENCE: ClassVar = ("weights", "subjects")
     _BY_STEP: ClassVar = ("states", "step_weights", "noise")
 
     x: Float[Tensor, "*b T F"] | Packed
@@ -107,6 +117,8 @@ class Series(Record):
     weights: Float[Tensor, "*b"] | None = None
     step_weights: Float[Tensor, "*b T"] | Packed | None = None
     noise: Float[Tensor, "*b T F"] | Packed | None = None
+    subjects: Int[Tensor, "*b"] | None = None
+    subject_names: tuple[str, ...] | None = None
     stacked: Stacked | None = field(default=None, repr=False, compare=False)
     checked: Any = field(default=None, repr=False, compare=False)  # the model parts that have checked the observations
 
@@ -249,7 +261,7 @@ class Series(Record):
     @property
     def whole_drive(self) -> Drive:
         """The inputs and gaps of the observed steps and of future steps."""
-        return Drive(self.design, self.gaps)
+        return Drive(self.design, self.gaps, None if self.subjects is None else self.subjects.unsqueeze(-1))
 
     @property
     def drive(self) -> Drive:
@@ -356,14 +368,15 @@ class Series(Record):
             flat = table.reshape(self.n_sequences, *table.shape[len(self.batch_shape) :])
             return flat[first : first + n] if in_order else flat[members.to(flat.device)]
 
-        lengths, known = some(self.lengths), {name: some(getattr(self, name)) for name in (*self._BY_STEP, "weights")}
+        lengths, known = some(self.lengths), {n: some(getattr(self, n)) for n in (*self._BY_STEP, *self._BY_SEQUENCE)}
         if lengths is not None and (longest := int(lengths.max())) < self.n_steps:
             if not self.packed:
                 return self.stretch(0, longest).part(members)
             inputs, dt = (None if table is None else table[:, :longest] for table in (some(self.inputs), some(self.dt)))
         else:
             inputs, dt = some(self.inputs), some(self.dt)
-        return Series(some(self.x), lengths, inputs, dt, drivers=self.drivers, **known, checked=self.checked)  # pyright: ignore[reportArgumentType]
+        names: Any = {"drivers": self.drivers, "subject_names": self.subject_names, "checked": self.checked}
+        return Series(some(self.x), lengths, inputs, dt, **names, **known)  # pyright: ignore[reportArgumentType]
 
     def groups(self) -> list[Int[Tensor, "n"]]:
         """Numbers of the sequences in groups, in which none is more than twice as long as another; one group of all if
@@ -383,8 +396,8 @@ class Series(Record):
 
     def check_plain(self, reader: str) -> None:
         """Raise ValueError if there is knowledge about steps, which this reader of the series does not use."""
-        weights = self.weights, self.step_weights
-        for name, tables in {"states": (self.states,), "weights": weights, "noise": (self.noise,)}.items():
+        known = {"states": (self.states,), "weights": (self.weights, self.step_weights), "noise": (self.noise,)}
+        for name, tables in (known | {"subjects": (self.subjects,)}).items():
             if any(table is not None for table in tables):
                 raise ValueError(f"{name}: got some, but {reader} takes none; leave it out.")
 
@@ -413,6 +426,8 @@ class Series(Record):
             drivers=self.drivers,
             **known,
             weights=self.weights,
+            subjects=self.subjects,
+            subject_names=self.subject_names,
             checked=self.checked,
         )
 
@@ -470,7 +485,7 @@ class Series(Record):
             inputs=None if alone.design is None else alone.design[0, keep],
             dt=None if alone.gaps is None else alone.gaps[0, keep],
             **alone._by_step(lambda table: table[0, :n]),
-            weights=None if alone.weights is None else alone.weights[0],
+            **{n: None if getattr(alone, n) is None else getattr(alone, n)[0] for n in self._BY_SEQUENCE},
             index=None if index is None else index[:n],
             stacked=None,
             features=None if self.features is None else self.features_of(sequence),

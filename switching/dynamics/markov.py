@@ -278,8 +278,11 @@ class Markov(Dynamics):
     def draw(self, values: Parameters, step: int, previous: Tensor | None, drive: Drive) -> tuple[Tensor, Tensor]:
         if previous is None:
             state = draw_state(step, self.first(values, drive))
-        elif self.n_inputs:
-            table = self._log_rows(values, drive.at(slice(step - 1, step)), 0).exp().squeeze(-3)
+        elif self.n_inputs or values["transition_probs"].ndim > 2:
+            if self.n_inputs:
+                table = self._log_rows(values, drive.at(slice(step - 1, step)), 0).exp().squeeze(-3)
+            else:
+                table = values["transition_probs"]
             old = torch.nn.functional.one_hot(previous, self.n_states).to(table)
             state = draw_state(step, (old.unsqueeze(-2) @ table).squeeze(-2))
         else:

@@ -24,7 +24,7 @@ from typing import Any, ClassVar, NamedTuple, cast
 
 import numpy as np
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 from pyro.distributions.torch_distribution import TorchDistributionMixin
 from torch import Tensor
 from torch.distributions import constraints
@@ -119,6 +119,12 @@ class Emission(Named, ABC):
     them."""
     have_unit: ClassVar[bool] = False
     """Whether `in_units` describes the effect of another unit on the parameters, and "loc" moves with the origin."""
+
+    reads_subjects: bool = False
+    """Whether rows have the number of a subject at their end: see `by_subject`."""
+
+    aligned: ClassVar[bool] = False
+    """Whether moments take observations `[*s, N, F]` with axes that are the last of the parameters' leading axes."""
 
     takes_noise: ClassVar[bool] = False
     """Whether rows of observations may have the known variances of their noise beside them, `[N, 2 F]`."""
@@ -341,6 +347,14 @@ class Emission(Named, ABC):
         """The emission at steps with these inputs, if it reads any: see `driven`."""
         return self
 
+    def mapped(self, change: Callable[["Emission"], "Emission"]) -> "Emission":
+        """The emission with a change of each of its parts."""
+        return change(self)
+
+    def at_subjects(self, subjects: Int[Tensor, "*n"]) -> "Emission":
+        """The emission at steps of these subjects, if its parameters differ between subjects."""
+        return self
+
     def check_fitted(self, values: Parameters, rows: Float[Tensor, "N R"]) -> None:
         """Warn of values of maximum likelihood that are no estimates."""
 
@@ -350,7 +364,7 @@ class Emission(Named, ABC):
 
     def log_prob_at(self, x: Tensor, values: Parameters, state: Tensor, redraw: Tensor) -> Tensor:
         """log p(x | s, z) at given states and gates, which broadcast against the batch axes of x."""
-        densities = [part.emission.log_prob(x, at_states(part, values, state)) for part in self.parts]
+        densities = [part.emission.log_prob(x, part.emission.at_states(part.own(values), state)) for part in self.parts]
         return densities[0] if len(densities) == 1 else torch.where(redraw.bool(), *densities)
 
     def sample_at(self, values: Parameters, state: Tensor, redraw: Tensor) -> Tensor:
@@ -358,8 +372,16 @@ class Emission(Named, ABC):
         like = next(iter(values.values()))
         if not state.numel():  # some of torch's distributions reject empty batches
             return like.new_zeros(*state.shape, self.n_features)
-        draws = [part.emission.distribution(at_states(part, values, state)).sample().to(like) for part in self.parts]
+        here = [(part.emission, part.emission.at_states(part.own(values), state)) for part in self.parts]
+        draws = [emission.distribution(parameters).sample().to(like) for emission, parameters in here]
         return draws[0] if len(draws) == 1 else torch.where(redraw.bool().unsqueeze(-1), *draws)
+
+    def at_states(self, values: Parameters, state: Tensor) -> Parameters:
+        """The parameters of given states: `[K, ...]` indexed by `[*batch]` gives `[*batch, ...]`.
+
+        A background or a shared parameter has one row; a mixture over draws of the parameters has a row for each draw.
+        """
+        return {name: values[name][state.clamp(max=len(values[name]) - 1)] for name in self.parameters}
 
     def weights(self, fresh: Float[Tensor, "*n K"], held: Float[Tensor, "*n H"] | None) -> list[Tensor]:
         """The posterior weights of each part, from those of redrawn and of held steps."""
@@ -430,15 +452,6 @@ class Emission(Named, ABC):
             shift = about.to(like) if site.name == "loc" and about is not None else None
             replaced.append(chosen[site.name].site(like.shape, like, factor, shift))
         return replaced
-
-
-def at_states(part: Part, values: Parameters, state: Tensor) -> Parameters:
-    """The parameters of given states: `[K, ...]` indexed by `[*batch]` gives `[*batch, ...]`.
-
-    A background or a shared parameter has one row; a mixture over draws of the parameters has a row for each draw.
-    """
-    parameters = part.own(values)
-    return {name: parameters[name][state.clamp(max=len(parameters[name]) - 1)] for name in part.emission.parameters}
 
 
 def check_no_inputs(argument: str, emission: Emission) -> None:

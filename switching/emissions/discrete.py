@@ -61,6 +61,7 @@ class Bernoulli(TakesInputs, ConjugateEmission):
     inputs: InitVar[Inputs | Sequence[str]] = field(default=0, kw_only=True)
     shared: InitVar[Sequence[str]] = field(default=(), kw_only=True)
     family = Beta()
+    aligned = True
     parameters = {"probs": Parameter(("state", "feature"), constraints.unit_interval)}  # noqa: RUF012
     support = constraints.boolean
     expects = "0 or 1"
@@ -124,6 +125,7 @@ class Poisson(TakesInputs, ConjugateEmission):
     inputs: InitVar[Inputs | Sequence[str]] = field(default=0, kw_only=True)
     shared: InitVar[Sequence[str]] = field(default=(), kw_only=True)
     family = Gamma()
+    aligned = True
     parameters = {"rate": Parameter(("state", "feature"), constraints.nonnegative)}  # noqa: RUF012
     support = constraints.nonnegative_integer
     expects = "counts 0, 1, 2, ..."
@@ -194,6 +196,7 @@ class Categorical(TakesInputs, ConjugateEmission):
     shared: InitVar[Sequence[str]] = field(default=(), kw_only=True)
     n_features: ClassVar[int] = 1
     family = Dirichlet()
+    aligned = True
     parameters = {"probs": Parameter(("state", "category"), constraints.simplex)}  # noqa: RUF012
 
     def __post_init__(self, *_: Any) -> None:
@@ -258,7 +261,10 @@ class Categorical(TakesInputs, ConjugateEmission):
         return torch.where(symbol < 0, 0.0, cdf)
 
     def message(self, x: Tensor, weights: Tensor, near: Parameters | None = None) -> Tensor:
-        observed = ~torch.isnan(x[:, 0])
+        observed = ~torch.isnan(x[..., 0])
+        if x.ndim > 2:
+            symbols = torch.nn.functional.one_hot(torch.where(observed, x[..., 0], 0.0).long(), self.n_categories)
+            return weights.mT @ (symbols * observed.unsqueeze(-1)).to(weights)
         counts = weights.new_zeros(*weights.shape[:-2], weights.shape[-1], self.n_categories)
         observed_weights = torch.where(observed.unsqueeze(-1), weights, 0.0)
         return counts.index_add(-1, torch.where(observed, x[:, 0], 0.0).long(), observed_weights.mT)

@@ -126,17 +126,22 @@ class Beside(Emission):
 
 def rows_read(emission: Emission, series: Series) -> Float[Tensor, "*b T R"]:
     """The observations of a series, with the inputs that an emission reads beside them, or the variances of their
-    noise."""
+    noise, and with the number of the subject at the end if parameters differ between subjects."""
+    beside = [series.observations]
     if series.variances is not None:
-        return torch.cat([series.observations, series.variances], -1)
-    if not emission.n_inputs:
-        return series.observations
-    return torch.cat([series.observations, _inputs_read(emission, series, series.drive)], -1)
+        beside.append(series.variances)
+    elif emission.n_inputs:
+        beside.append(_inputs_read(emission, series, series.drive))
+    if emission.reads_subjects:
+        assert series.subjects is not None
+        beside.append(series.subjects[..., None, None].to(series.like).expand_as(beside[0][..., :1]))
+    return beside[0] if len(beside) == 1 else torch.cat(beside, -1)
 
 
 def emission_at(emission: Emission, series: Series, drive: Drive) -> Emission:
     """The emission at the steps of a drive of this series."""
-    return emission.beside(_inputs_read(emission, series, drive)) if emission.n_inputs else emission
+    emission = emission.beside(_inputs_read(emission, series, drive)) if emission.n_inputs else emission
+    return emission if drive.subjects is None else emission.at_subjects(drive.subjects)
 
 
 def _inputs_read(emission: Emission, series: Series, drive: Drive) -> Float[Tensor, "*n C"]:

@@ -17,7 +17,7 @@ The background's parameters have the prefix `background_`. Their state axis has 
 state.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
@@ -147,6 +147,19 @@ class Gated(Emission):
             scaled = part.emission.in_units(part.own(table), unit)
             converted |= {name: value for name, value in prefixed(scaled, part.prefix).items() if name in table}
         return converted
+
+    @property
+    def reads_subjects(self) -> bool:  # type: ignore[override]
+        return self.emission.reads_subjects
+
+    def mapped(self, change: Callable[[Emission], Emission]) -> "Gated":
+        return replace(self, emission=change(self.emission), background=change(self.background))
+
+    def at_subjects(self, subjects: Tensor) -> "Gated":
+        return self.mapped(lambda part: part.at_subjects(subjects))
+
+    def cut(self, part: Callable[[Tensor], Tensor]) -> "Gated":
+        return self.mapped(lambda emission: emission.cut(part))
 
     def with_user_priors(self, prior: Mapping[str, Any]) -> "Gated":
         held = {name.removeprefix(PREFIX): one for name, one in prior.items() if name.startswith(PREFIX)}

@@ -66,6 +66,7 @@ class Normal(NormalEmission):
     family = NormalGamma()
     have_unit = True
     takes_noise = True
+    aligned = True
     by_feature = True
     tied_name = "scale"
     of_precision = ("precision", "shape", "rate")

@@ -116,11 +116,16 @@ def _completed(
     if unknown:
         raise ValueError(f"{argument}: got unknown parameter(s) {unknown}; this model has {sorted(name_of)}.")
     called = {name_of[name]: name for name in sorted(some)}
-    guesses = {n: value[0] for n, value in units.back(first_guesses(units.problem(problem), 1, 0).values).items()}
-    guess = {name: value for name, value in guesses.items() if name not in called}
-    shown = described(known, guesses) | guesses
+    guess, shown = {}, {}
+    if len(called) < len(known) or any(bool(read_table(value, name).isnan().any()) for name, value in some.items()):
+        guesses = {n: value[0] for n, value in units.back(first_guesses(units.problem(problem), 1, 0).values).items()}
+        guess = {name: value for name, value in guesses.items() if name not in called}
+        shown = described(known, guesses) | guesses
     try:
-        filled = {name: _filled(name, value, known[name_of[name]].support, shown[name]) for name, value in some.items()}
+        filled = {
+            name: _filled(name, value, known[name_of[name]].support, shown[name]) if shown else value
+            for name, value in some.items()
+        }
         whole = problem.values_of(guess | filled)
     except ValueError as error:
         raise ValueError(f"{argument}: {error}") from None

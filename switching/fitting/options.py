@@ -36,6 +36,7 @@ class Options:
     fixed: Any = None
     num_samples: int | None = None
     warmup_steps: int | None = None
+    pooled: Any = "complete"
     number: int = field(init=False)  # the seed as an integer
 
     def __post_init__(self) -> None:
@@ -71,6 +72,11 @@ class Options:
                 f'max_steps: got {self.max_steps}, but method="nuts" takes num_samples, the draws of each chain, and '
                 "warmup_steps before them."
             )
+
+    def before_subjects(self) -> "Options":
+        """Those of the fit with common parameters, from which a fit by subject starts."""
+        by_draws = self.method in ("svi", "nuts")
+        return replace(self.before_draws("em") if by_draws else self, pooled="complete")
 
     def before_draws(self, method: str) -> "Options":
         """Those of the silent fit from which draws start."""

@@ -40,6 +40,13 @@ from .units import Units
 
 DRAWS = 200  # in the average of a prediction
 EXPORTED = 100  # in an export
+MOST = 300  # parameters of all subjects that are refined together
+
+
+def _too_many(problem: Problem | None, values: Parameters) -> bool:
+    """Whether there is no problem, or the parameters of all its subjects are too many for one curvature."""
+    by_subject = problem is not None and problem.series.subjects is not None
+    return problem is None or (by_subject and sum(value.numel() for value in values.values()) > MOST)
 
 
 class ParameterPosterior(ABC):
@@ -169,11 +176,12 @@ class Posterior(ParameterPosterior):
     @staticmethod
     def _all_states(problem: Problem, values: Parameters) -> Parameters:
         """The emission's parameters in all states of all draws, one after another, for a mixture over both."""
-        n_states = problem.n_states
-        return {
-            name: values[name].expand(-1, n_states, *values[name].shape[2:]).flatten(0, 1)
-            for name in problem.emission.parameters
-        }
+        n_states, tables = problem.n_states, {}
+        for name, parameter in problem.emission.parameters.items():
+            axis = 2 if parameter.dims[0] == "subject" else 1
+            shape = (*values[name].shape[:axis], n_states, *values[name].shape[axis + 1 :])
+            tables[name] = values[name].expand(shape).movedim(0, axis - 1).flatten(axis - 1, axis)
+        return tables
 
 
 @dataclass(frozen=True, repr=False)
@@ -221,7 +229,7 @@ class VariationalPosterior(Posterior):
     @cached_property
     def refined(self) -> ParameterPosterior:  # pyright: ignore[reportIncompatibleMethodOverride]
         """Draws of the posterior itself: see `RefinedPosterior`."""
-        return self if self.problem is None else RefinedPosterior.of(self.problem, self.mean, self.model)
+        return self if _too_many(self.problem, self.mean) else RefinedPosterior.of(self.problem, self.mean, self.model)  # type: ignore[arg-type]
 
     @property
     def mean(self) -> Parameters:
@@ -308,7 +316,7 @@ class DrawnPosterior(DrawnParameters, Posterior):
     @cached_property
     def refined(self) -> ParameterPosterior:  # pyright: ignore[reportIncompatibleMethodOverride]
         """Draws of the posterior itself: see `RefinedPosterior`."""
-        return self if self.problem is None else RefinedPosterior.of(self.problem, self.mean, self.model)
+        return self if _too_many(self.problem, self.mean) else RefinedPosterior.of(self.problem, self.mean, self.model)  # type: ignore[arg-type]
 
     def smooth(self, x: Any, **given: Unpack[Given]) -> Smoothed:
         """The mean over the draws; log p(x) is the log density of the mixture of all draws."""

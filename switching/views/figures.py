@@ -19,11 +19,12 @@ from torch.distributions import constraints
 from ...inference.numerics.scalars import check_probability
 from ..data.series import Given, Series
 from ..data.timeline import continued, time_index
+from ..emissions.by_subject import of_one
 from ..emissions.contract import ByGate, Emission
 from ..emissions.driven import emission_at
 from ..fitting.alignment import only_scales, state_levels
 from ..mixture import StateMixture
-from ..parameters import Parameters
+from ..parameters import Parameters, of_subject
 from ..problem import Problem
 from .colors import state_colors
 from .drawing import (
@@ -100,7 +101,7 @@ def plot_forecast(forecast: Any, level: float = 0.9) -> Figure:
     """
     source, mixture = forecast.source, forecast.observation
     assert isinstance(forecast.state, Tensor)
-    emission, values = _described(source)
+    emission, values = _described(source, forecast.series)
     heights, shown = [*[PANEL] * emission.n_features, STRIP], _shown(emission, f"{100 * level:g}% interval")
     frame, state = ForecastFrame.of(forecast, heights, level, shown), forecast.state.cpu()
     draw_features(frame.panels, emission, values, frame.observed, (Band(*frame.expected, state), frame.ahead), mixture)
@@ -286,11 +287,13 @@ def state_labels(
     return mean, texts("", mean, ".4g")
 
 
-def _described(source: Any) -> tuple[Emission, Parameters]:
-    """The emission and the values of a model, or of a posterior's model at its mean."""
+def _described(source: Any, series: Series) -> tuple[Emission, Parameters]:
+    """The emission and the values of a model, or of a posterior's model at its mean, for one sequence."""
     model = getattr(source, "model", source)
     values = source.values if model is source else source.mean
-    return model.emission, {name: value.detach().cpu() for name, value in values.items()}
+    if series.subjects is not None and model.subjects:
+        values = of_subject(model.known, values, int(series.subjects))
+    return model.emission.mapped(of_one), {name: value.detach().cpu() for name, value in values.items()}
 
 
 def _colors(emission: Emission, values: Parameters) -> list[str]:

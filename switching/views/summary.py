@@ -24,6 +24,8 @@ from .tables import coordinates, html, number, rows, states
 
 WIDTH = 78
 DRAWS = 10_000  # of a posterior
+MOST = 300  # parameters of all subjects, beyond which there is no common curvature
+MANY = "No standard errors of so many parameters at once; fit.subject(name).summary() has those of a subject."
 OF_CURVATURE = (
     "Standard errors come from the curvature of the {objective} at the estimates. Intervals are normal in "
     "unconstrained coordinates: logarithms of positive numbers, log odds of probabilities."
@@ -145,8 +147,8 @@ def _table(
 def _errors(fit: Any, series: Series) -> Parameters:
     """Standard errors from the curvature of the log-likelihood, or with a prior of the log posterior."""
     model, coupled = fit.model, bool(fit.model.chain_name)
-    if not model.differentiable:
-        return {name: torch.full_like(value, torch.nan) for name, value in model.values.items()}
+    if not model.differentiable or _many(fit):
+        return {name: torch.full_like(value, torch.nan) for name, value in described(model.known, model.values).items()}
     problem = model.problem(series)
     prior = None if coupled or fit.prior is None else {name: t.double().cpu() for name, t in problem.prior.items()}
     problem = replace(problem, series=problem.series.cpu().double(), prior=prior)
@@ -167,6 +169,11 @@ def _errors(fit: Any, series: Series) -> Parameters:
     free = {name: entries.cpu() for name, entries in _in_part(fit).items()}
     errors = standard_errors(beside_held, problem.in_turns, known, values, _unit(problem), free)
     return errors | {name: torch.full_like(value, torch.nan) for name, value in described(model.known, held).items()}
+
+
+def _many(fit: Any) -> bool:
+    """Whether the parameters of all subjects are too many for one curvature."""
+    return bool(fit.model.subjects) and fit.n_parameters > MOST
 
 
 def _in_part(fit: Any) -> dict[str, Tensor]:
@@ -288,7 +295,9 @@ def _notes(fit: Any, missing: bool) -> Iterator[str]:
         yield " ".join([OF_POSTERIOR, *[INDEPENDENT] * independent, *[AT_PEAK] * at_peak])
     if fit.fixed:
         yield HELD.format(names=", ".join(f"{name}{' in part' * (name in _in_part(fit))}" for name in fit.fixed))
-    if missing and fit.model.differentiable:
+    if _many(fit) and fit.posterior is None:
+        yield MANY
+    elif missing and fit.model.differentiable:
         yield " ".join([NO_ERROR, *[BY_PROFILE] * hasattr(fit, "profile_interval")])
     empty = fit.empty_states if isinstance(fit.empty_states, tuple) else (fit.empty_states,)
     collapsed = fit.collapsed_states if isinstance(fit.collapsed_states, tuple) else (fit.collapsed_states,)

@@ -50,6 +50,8 @@ def coordinates(series: Series, model: Any) -> dict[str, Any]:
     if series.sequences is not None:
         coords["sequence"] = list(series.sequences)
     coords |= {dim: np.arange(size) for dim, size in model.sizes.items()}
+    if model.subjects:
+        coords["subject"] = list(model.subjects)
     if series.state_names is not None:
         coords |= {dim: list(series.state_names) for dim in ("state", "state_new")}
     coords |= {dim: list(model.latents) for dim in ("latent", "latent_new") if model.latents}

@@ -1,0 +1,266 @@
+r"""Dynamics of which some blocks of parameters differ between subjects.
+
+Parameters of these blocks have an axis of subjects before all others, `[*r, S, ...]`. The inner dynamics get those of
+the subject of each sequence, `[*r, N, ...]`, so that no chain knows subjects. The messages to a block are sums over the
+sequences of a subject, or over all sequences if the block is common.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields, replace
+from functools import cached_property
+from typing import Any
+
+import torch
+from jaxtyping import Int
+from torch import Tensor
+
+from ...inference.chains.contract import Chain, Marginals
+from ...inference.families import CopyTables, FactoredTables, Family, MarkovTables
+from ...inference.message_passing.factor_graph import Factor
+from ..data.series import Drive, Series
+from ..emissions.contract import ByGate
+from ..inputs import Inputs
+from ..known import block_beside
+from ..parameters import Parameters, kept, of_subject
+from ..priors import BySubject, Conjugate
+from .contract import NOTHING, Dynamics
+from .factors import named
+
+
+class Alone(Series):
+    """A series seen by factors whose statistics have the axes of its sequences already."""
+
+    @property
+    def batch_shape(self) -> torch.Size:
+        return torch.Size()
+
+
+@dataclass(frozen=True)
+class SubjectDynamics(Dynamics):
+    """Dynamics with parameters of each subject; made by `fit(x, pooled=...)`.
+
+    Arguments:
+        dynamics: the dynamics of one subject.
+        subjects: the names of the subjects.
+        common: the names of the blocks that all subjects share.
+    """
+
+    dynamics: Dynamics
+    subjects: tuple[str, ...]
+    common: tuple[str, ...] = ()
+
+    @property
+    def n_states(self) -> int:  # type: ignore[override]
+        return self.dynamics.n_states
+
+    @property
+    def n_subjects(self) -> int:
+        """S, the number of subjects."""
+        return len(self.subjects)
+
+    @property
+    def inputs(self) -> Inputs:  # type: ignore[override]
+        return self.dynamics.inputs
+
+    @property
+    def reads(self) -> Inputs:
+        return self.dynamics.reads
+
+    @property
+    def inputs_of(self) -> dict[str, Inputs]:
+        return self.dynamics.inputs_of
+
+    @property
+    def holds(self) -> bool:  # type: ignore[override]
+        return self.dynamics.holds
+
+    @property
+    def forward(self) -> bool:
+        return self.dynamics.forward
+
+    @property
+    def numbered(self) -> bool:
+        """True: states keep the numbers that they have in the fit of all subjects, so that they mean the same."""
+        return True
+
+    @property
+    def not_conjugate(self) -> str | None:
+        return self.dynamics.not_conjugate
+
+    @property
+    def table_size(self) -> int:
+        return self.dynamics.table_size
+
+    @cached_property
+    def blocks(self) -> Mapping[str, Conjugate]:  # type: ignore[override]
+        return {
+            name: block if name in self.common else BySubject(block, self.n_subjects)
+            for name, block in self.dynamics.blocks.items()
+        }
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        return {"subject": self.n_subjects} | self.dynamics.sizes
+
+    def default_prior(self) -> Parameters:
+        return self.dynamics.default_prior()
+
+    def hyperparameters(self, distributions: Mapping[str, Any]) -> Parameters:
+        return self.dynamics.hyperparameters(distributions)
+
+    def check_drive(self, drive: Drive, batch_shape: torch.Size, n_steps: int) -> None:
+        self.dynamics.check_drive(drive, batch_shape, n_steps)
+
+    # ---- the parameters of each sequence ---------------------------------------------------------------------------
+
+    @cached_property
+    def _own(self) -> frozenset[str]:
+        """The names of the parameters that differ between subjects."""
+        names = [n for name, block in self.dynamics.blocks.items() if name not in self.common for n in block.parameters]
+        return frozenset(names)
+
+    def _wide(self, values: Parameters, subjects: Int[Tensor, "*b"]) -> Parameters:
+        """The parameters of the subject of each sequence, `[*r, *b, ...]`; common ones have axes of length one."""
+        wide = {}
+        for name, parameter in self.parameters.items():
+            lead = values[name].ndim - len(parameter.dims)
+            if name in self._own:
+                wide[name] = values[name][(*[slice(None)] * lead, subjects)]
+            else:
+                wide[name] = values[name][(*[slice(None)] * lead, *[None] * subjects.ndim)]
+        return wide
+
+    def _of(self, values: Parameters, drive: Drive) -> Parameters:
+        assert drive.subjects is not None
+        return self._wide(values, drive.subjects[..., 0])
+
+    def chain(self, values: Parameters, likelihood: ByGate, drive: Drive, lengths: Tensor | None = None) -> Chain:
+        return self.dynamics.chain(self._of(values, drive), likelihood, drive, lengths)
+
+    def log_ahead(self, values: Parameters, belief: Tensor, drive: Drive) -> tuple[Tensor, ...]:
+        return self.dynamics.log_ahead(self._of(values, drive), belief, drive)
+
+    def propagate(self, values: Parameters, belief: Tensor, drive: Drive, horizon: int) -> ByGate:
+        return self.dynamics.propagate(self._of(values, drive), belief, drive, horizon)
+
+    def first(self, values: Parameters, drive: Drive) -> Tensor:
+        return self.dynamics.first(self._of(values, drive), drive)
+
+    def draw(self, values: Parameters, step: int, previous: Tensor | None, drive: Drive) -> tuple[Tensor, Tensor]:
+        return self.dynamics.draw(self._of(values, drive), step, previous, drive)
+
+    def log_gate(self, values: Parameters, drive: Drive, n_batch: int) -> tuple[Tensor, Tensor]:
+        return self.dynamics.log_gate(self._of(values, drive), drive, 0)
+
+    def durations(self, values: Parameters, drive: Drive) -> Tensor:
+        """The mean over subjects."""
+        each = [self.dynamics.durations(self.one(values, i), drive) for i in range(self.n_subjects)]
+        return torch.stack(each).mean(0)
+
+    def one(self, values: Parameters, subject: int) -> Parameters:
+        """The parameters of one subject: `[*r, ...]`."""
+        one = {}
+        for name, parameter in self.parameters.items():
+            own = name in self._own
+            one[name] = values[name].select(values[name].ndim - len(parameter.dims), subject) if own else values[name]
+        return one
+
+    # ---- fits ------------------------------------------------------------------------------------------------------
+
+    def counts(self, marginals: Marginals, lead: torch.Size) -> dict[str, Tensor]:
+        raise TypeError(f"{self.name}: counts need subjects; see `maximize`.")
+
+    def maximize(
+        self,
+        marginals: Marginals,
+        prior: Parameters | None,
+        values: Parameters,
+        drive: Drive,
+        fixed: Parameters = NOTHING,
+    ) -> Parameters:
+        assert drive.subjects is not None
+        subjects = drive.subjects[..., 0].flatten()
+        if not self._closed(drive):
+            return self._one_by_one(marginals, prior, values, drive, fixed)
+        lead = self._lead(values)
+        counts, modes = self.dynamics.counts(marginals, torch.Size((*lead, len(subjects)))), {}
+        for name, of_sequences in counts.items():
+            if name in self.common:
+                total = of_sequences.sum(len(lead))
+            else:
+                total = self._summed(of_sequences, len(lead), subjects)
+            modes |= block_beside(self.blocks[name], fixed).mode(prior, total)
+        return kept(modes, values)
+
+    def _closed(self, drive: Drive) -> bool:
+        """Whether the M-step is a mode of counts."""
+        return not self.dynamics.not_conjugate and not self.dynamics.inputs and drive.gaps is None
+
+    def _summed(self, table: Tensor, axis: int, subjects: Int[Tensor, "N"]) -> Tensor:
+        """Numbers of the sequences on an axis, summed over those of each subject."""
+        n = self.n_subjects
+        if len(subjects) == n and bool((subjects == torch.arange(n, device=subjects.device)).all()):
+            return table
+        shape = (*table.shape[:axis], n, *table.shape[axis + 1 :])
+        return table.new_zeros(shape).index_add(axis, subjects, table)
+
+    def _one_by_one(
+        self, marginals: Marginals, prior: Parameters | None, values: Parameters, drive: Drive, fixed: Parameters
+    ) -> Parameters:
+        """The M-step of each subject, where there is no closed form."""
+        assert drive.subjects is not None
+        subjects, modes = drive.subjects[..., 0], []
+        axis = marginals.log_normalizer.ndim - 1
+        for i in range(self.n_subjects):
+            members = (subjects == i).nonzero().flatten()
+
+            def some(table: Tensor | None, axis: int = axis, members: Tensor = members) -> Tensor | None:
+                return None if table is None else table.index_select(axis, members)
+
+            part = Marginals(**{f.name: some(getattr(marginals, f.name)) for f in fields(marginals)})  # pyright: ignore[reportArgumentType]
+            of_part = Drive(some(drive.inputs, 0), some(drive.gaps, 0))
+            held = of_subject(self.parameters, fixed, i)
+            modes.append(self.dynamics.maximize(part, prior, self.one(values, i), of_part, held))
+        return {name: torch.stack([mode[name] for mode in modes], axis) for name in modes[0]}
+
+    def start(self, labels: Tensor, series: Series) -> Parameters:
+        lead = labels.ndim - 1 - len(series.batch_shape)
+        started = self.dynamics.start(labels, series)
+        return {
+            name: value.unsqueeze(lead).expand(*value.shape[:lead], self.n_subjects, *value.shape[lead:])
+            if name in self._own
+            else value
+            for name, value in started.items()
+        }
+
+    def paths(
+        self, series: Series, lead: tuple[int, ...], gated: bool, alike: bool
+    ) -> tuple[Family, CopyTables | FactoredTables | MarkovTables]:
+        return self.dynamics.paths(series, lead, gated, alike)
+
+    def factors(self, series: Series, counted: Tensor | None, gated: bool) -> list[Factor]:
+        alone = Alone(**{field.name: getattr(series, field.name) for field in fields(series)})
+        pairs = zip(
+            self.dynamics.factors(series, counted, gated), self.dynamics.factors(alone, counted, gated), strict=True
+        )
+        return [self._factor(common, own, series) for common, own in pairs]
+
+    def _factor(self, common: Factor, own: Factor, series: Series) -> Factor:
+        """The factor of a block: of all sequences, or with the statistics of the subject of each."""
+        block = next((name for name in common.blocks if name in self.blocks), None)
+        if block is None or block in self.common:
+            return common
+        assert series.subjects is not None
+        subjects, axis = series.subjects, -1 - self.dynamics.blocks[block].natural(self.default_prior()).ndim
+
+        def gathered(function: Callable[..., Any]) -> Callable[..., Any]:
+            return lambda paths, statistics: function(paths, statistics.index_select(axis, subjects))
+
+        def to_block(paths: Any, statistics: Tensor) -> Tensor:
+            each = gathered(own.messages[block])(paths, statistics)
+            return self._summed(each, each.ndim + axis, subjects)
+
+        messages = {name: gathered(message) for name, message in own.messages.items() if name != block}
+        messages |= {block: to_block} if block in own.messages else {}
+        elog = named(own.name, gathered(own.elog))
+        return replace(own, elog=elog, messages=messages)

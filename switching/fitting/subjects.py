@@ -1,0 +1,117 @@
+r"""Fits with parameters by subject, pooled completely or not at all.
+
+The fit of all subjects with common parameters comes first: its search finds the optimum, and gives the states their
+numbers. From there EM, or message passing, continues with parameters of each subject, so that a state has the same
+meaning in all subjects.
+
+| `pooled` | parameters of a block |
+|---|---|
+| "complete" | common to all subjects |
+| "none" | of each subject, under the prior of the model |
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from ...inference.numerics.scalars import check_choice
+from ..data.series import Series
+from ..dynamics.contract import Dynamics
+from ..emissions.contract import Emission
+from ..parameters import Parameter, Parameters, read_table
+from ..problem import Problem
+from .fit import fit
+from .options import Options
+from .result import Result
+
+POOLED = ("complete", "none")
+EMISSION, DYNAMICS = "emission", "dynamics"
+
+
+@dataclass(frozen=True)
+class Pooling:
+    """How the parameters of each block are pooled over subjects.
+
+    Attributes:
+        common: the blocks of the dynamics that all subjects share.
+        emission: whether emissions differ between subjects.
+    """
+
+    common: tuple[str, ...]
+    emission: bool
+
+    @staticmethod
+    def of(pooled: Any, dynamics: Dynamics, emission: Emission) -> "Pooling | None":
+        """The pooling of the argument of `fit`; None: everything is common.
+
+        Raises:
+            ValueError: an unknown word or block; blocks that have to be pooled alike.
+        """
+        names = [*dynamics.blocks, EMISSION]
+        if isinstance(pooled, Mapping):
+            unknown = sorted(map(str, set(pooled) - {*names, DYNAMICS}))
+            if unknown:
+                raise ValueError(f"pooled: got {unknown}, expected blocks of this model: {[DYNAMICS, *names]}.")
+            words = dict.fromkeys(names, POOLED[0])
+            words |= dict.fromkeys(dynamics.blocks, pooled.get(DYNAMICS, POOLED[0]))
+            words |= {name: word for name, word in pooled.items() if name != DYNAMICS}
+        else:
+            words = dict.fromkeys(names, pooled)
+        for name, word in words.items():
+            check_choice(f"pooled[{name!r}]" if isinstance(pooled, Mapping) else "pooled", word, POOLED)
+        if set(words.values()) == {POOLED[0]}:
+            return None
+        common = tuple(name for name in dynamics.blocks if words[name] == POOLED[0])
+        if 0 < len(common) < len(dynamics.blocks) and (dynamics.not_conjugate or dynamics.inputs):
+            raise ValueError(
+                f"pooled: got {dict(words)}, but the blocks of dynamics with inputs or a stationary start are fitted "
+                f"together; pool {list(dynamics.blocks)} alike."
+            )
+        if words[EMISSION] != POOLED[0] and emission.joined is not None:
+            raise ValueError(
+                "pooled: got an emission by subject whose parts share a scale (tied=); leave tied= out, or pool the "
+                "emission completely."
+            )
+        return Pooling(common, words[EMISSION] != POOLED[0])
+
+
+def check_subjects(series: Series, pooling: Pooling) -> None:
+    """ValueError if subjects cannot have parameters of their own."""
+    assert series.subjects is not None
+    assert series.subject_names is not None
+    if len(series.batch_shape) != 1:
+        raise ValueError(f"x: got shape {list(series.x.shape)}, expected several sequences on one axis, or a panel.")
+    if len(series.subject_names) == 1:
+        raise ValueError(
+            f"subjects: got only {series.subject_names[0]!r}; parameters by subject need several, so leave pooled= out."
+        )
+    seen = torch.zeros(len(series.subject_names), dtype=torch.long, device=series.like.device)
+    seen = seen.index_add(0, series.subjects, series.n_seen)
+    own = pooling.emission or len(pooling.common) < 1
+    for i in (seen < 2).nonzero().flatten().tolist() if own else []:
+        raise ValueError(
+            f"subjects: {series.subject_names[i]!r} has {int(seen[i])} observed step(s), too few for parameters of its "
+            "own; leave it out."
+        )
+
+
+def spread_out(known: Mapping[str, Parameter], values: Mapping[str, Any], n_subjects: int) -> dict[str, Any]:
+    """Common values as those of each subject, where parameters differ between subjects."""
+    of_shown = {parameter.shown.name: name for name, parameter in known.items() if parameter.shown}
+    spread = {}
+    for name, value in values.items():
+        parameter = known.get(of_shown.get(name, name))
+        table = None if parameter is None or parameter.dims[:1] != ("subject",) else read_table(value, name)
+        wide = table is not None and parameter is not None and table.ndim < len(parameter.dims)
+        spread[name] = table.expand(n_subjects, *table.shape) if wide and table is not None else value
+    return spread
+
+
+def fit_subjects(problem: Problem, options: Options, start: Parameters, n_subjects: int) -> Result:
+    """The fit of parameters by subject, from values of all subjects together."""
+    known = problem.parameters
+    fixed = None if options.fixed is None else spread_out(known, options.fixed, n_subjects)
+    begin = spread_out(known, start, n_subjects)
+    return fit(problem, replace(options, restarts=1, start=begin, fixed=fixed, pooled="complete"))

@@ -1,0 +1,231 @@
+"""Parameters by subject."""
+
+import numpy as np
+import pandas as pd
+import pytest
+import samplehold as sh
+import torch
+from oracles.models import enumerate_evidence, trace_log_prob
+
+NAMES = ("anna", "ben", "cleo")
+EMISSIONS = {
+    "normal": sh.Normal(1),
+    "tied": sh.Normal(1, tied={"scale": "all states"}),
+    "multivariate": sh.MultivariateNormal(1),
+    "poisson": sh.Poisson(1),
+    "bernoulli": sh.Bernoulli(1),
+    "categorical": sh.Categorical(3),
+}
+
+
+def panel(emission, dynamics, n_steps=(40, 30, 35), seed=0):
+    """Sequences of subjects, drawn from a model at values near typical ones."""
+    generator = torch.Generator().manual_seed(seed)
+    discrete = not isinstance(emission, sh.Normal | sh.MultivariateNormal)
+    x = {}
+    for i, (name, n) in enumerate(zip(NAMES, n_steps, strict=True)):
+        state = torch.arange(n) // 7 % 2
+        noise = torch.randn(n, 1, generator=generator, dtype=torch.float64)
+        x[name] = (6.0 + 0.5 * i) * state[:, None] + noise
+        if discrete:
+            top = {"Bernoulli": 1, "Categorical": 2}.get(emission.name, 99)
+            x[name] = x[name].round().clamp(0, top)
+    return x
+
+
+def fitted(dynamics, emission, x, **options):
+    return sh.SwitchingSSM(dynamics, emission).fit(x, restarts=1, progress=False, **options)
+
+
+@pytest.mark.few(3)
+@pytest.mark.parametrize("method", ["em", "vmp"])
+@pytest.mark.parametrize("kind", EMISSIONS)
+def test_parameters_of_each_subject_are_those_of_separate_fits(kind, method):
+    emission, dynamics = EMISSIONS[kind], sh.Copy(2) if kind == "poisson" else sh.Markov(2)
+    x = panel(emission, dynamics)
+    common = fitted(dynamics, emission, x, method=method, tol=1e-11)
+    fit = fitted(dynamics, emission, x, method=method, tol=1e-11, pooled="none")
+    total = 0.0
+    for name in NAMES:
+        alone = fitted(
+            dynamics, emission, x[name], method=method, tol=1e-11, start=common.model, prior=common.model.prior
+        )
+        total += float(alone.objective[-1])
+        for parameter, value in fit.model.of(name).values.items():
+            torch.testing.assert_close(value, alone.values[parameter], rtol=1e-3, atol=1e-4)
+    slow = kind in ("bernoulli", "categorical", "poisson")  # EM is: its ends are less exact
+    assert float(fit.objective[-1]) == pytest.approx(total, abs=1e-6 if slow else 1e-8)
+    assert bool((fit.objective.diff() >= -1e-9).all())
+
+
+@pytest.mark.parametrize("method", ["em", "vmp"])
+@pytest.mark.parametrize("pooled", [{"emission": "none"}, {"dynamics": "none"}, {"transition": "none"}])
+def test_blocks_that_are_pooled_completely_are_common(pooled, method):
+    x = panel(sh.Normal(1), sh.Markov(2))
+    fit = fitted(sh.Markov(2), sh.Normal(1), x, method=method, pooled=pooled)
+    common, none = (fitted(sh.Markov(2), sh.Normal(1), x, method=method, pooled=p) for p in ("complete", "none"))
+    own = {"emission": {"loc", "precision"}, "dynamics": {"initial_probs", "transition_probs"}}
+    names = own.get(next(iter(pooled)), {"transition_probs"})
+    for name, value in fit.values.items():
+        assert (value.shape[0] == 3 and value.ndim == common.values[name].ndim + 1) == (name in names)
+    if method == "em":
+        assert common.loglik < fit.loglik < none.loglik
+    assert bool((fit.objective.diff() >= -1e-9).all())
+
+
+@pytest.mark.parametrize("dynamics", [sh.Copy(2), sh.Markov(2), sh.Markov(2, initial="stationary")], ids=repr)
+@pytest.mark.parametrize("emission", [sh.Normal(1), sh.Gated(sh.Normal(1), sh.Normal(1))], ids=repr)
+def test_the_evidence_is_that_of_each_subject_and_of_the_program(dynamics, emission):
+    if isinstance(emission, sh.Gated) and not dynamics.holds:
+        pytest.skip("held steps need copy dynamics")
+    x = panel(sh.Normal(1), dynamics)
+    model = fitted(dynamics, emission, x, pooled="none", max_steps=5).model
+    few = {name: table[:3] for name, table in x.items()}
+    expected = torch.stack([enumerate_evidence(model.of(name), few[name]) for name in NAMES])
+    torch.testing.assert_close(model.log_evidence(few), expected, rtol=1e-10, atol=1e-10)
+    one = torch.stack([few[name] for name in NAMES])
+    torch.testing.assert_close(trace_log_prob(model.collapsed, one), expected.sum(), rtol=1e-10, atol=1e-10)
+    swapped = model.log_evidence(one[[2, 0]], subjects=["cleo", "anna"])
+    torch.testing.assert_close(swapped, expected[[2, 0]], rtol=1e-10, atol=1e-10)
+
+
+def test_the_prior_is_that_of_each_subject():
+    x = panel(sh.Normal(1), sh.Markov(2))
+    model = fitted(sh.Markov(2), sh.Normal(1), x, pooled={"emission": "none", "transition": "none"}).model
+    of_each = sum(model.of(name).log_prior(model.of(name).values) for name in NAMES)
+    start = {"initial_probs": model.values["initial_probs"]}
+    block = model.dynamics.blocks["initial"]
+    once = sum(site.log_prob(start, inside=True) for site in block.sites(model.prior))
+    torch.testing.assert_close(model.log_prior(model.values), of_each - 2 * once)
+
+
+def test_a_subject_may_have_several_sequences():
+    x = panel(sh.Normal(1), sh.Copy(2))
+    parts = [part for table in x.values() for part in (table[:20], table[20:])]
+    labels = np.repeat(NAMES, 2)
+    shuffled = [0, 2, 4, 1, 3, 5]
+    fit = fitted(sh.Copy(2), sh.Normal(1), [parts[i] for i in shuffled], subjects=labels[shuffled], pooled="none")
+    assert fit.model.subjects == NAMES
+    rows = pd.concat(
+        {
+            (name, session): pd.DataFrame({"x": part[:, 0].numpy()})
+            for name, session, part in zip(labels, [0, 1] * 3, parts, strict=True)
+        },
+        names=["subject", "session", "time"],
+    )
+    by_panel = fitted(sh.Copy(2), sh.Normal(1), rows, pooled="none")
+    assert by_panel.model.subjects == NAMES
+    for name, value in fit.values.items():
+        torch.testing.assert_close(value, by_panel.values[name], rtol=1e-3, atol=1e-4)
+    assert fit.subject("ben").smooth().state.shape == (2, 20, 2)
+
+
+@pytest.fixture(scope="module")
+def by_messages():
+    x = panel(sh.Normal(1), sh.Markov(2))
+    return x, fitted(sh.Markov(2), sh.Normal(1), x, method="vmp", pooled="none")
+
+
+def test_results_are_those_of_the_subject(by_messages, tmp_path):
+    x, fit = by_messages
+    model, ben = fit.model, fit.model.of("ben")
+    torch.testing.assert_close(model.smooth(x).state[1, :30], ben.smooth(x["ben"]).state)
+    torch.testing.assert_close(model.filter({"ben": x["ben"]}).state[0], ben.filter(x["ben"]).state)
+    forecast, alone = model.forecast(x, 3), ben.forecast(x["ben"], 3)
+    torch.testing.assert_close(forecast.mean[1], alone.mean)
+    torch.testing.assert_close(forecast.interval(0.8).upper[1], alone.interval(0.8).upper)
+    torch.testing.assert_close(forecast.one(1).variance, alone.variance)
+    assert "loc[ben, 0, 0]" in fit.summary().parameters.index
+    data = fit.to_arviz(draws=4)
+    assert data["posterior"]["loc"].dims == ("chain", "draw", "subject", "state", "feature")
+    assert data["posterior"]["subject"].to_numpy().tolist() == list(NAMES)
+    fit.save(tmp_path)
+    again = sh.load(tmp_path)
+    assert again.subjects == NAMES
+    torch.testing.assert_close(again.log_evidence(x), model.log_evidence(x))
+    assert fit.plot(sequence=1).axes
+    assert forecast.plot(sequence=1).axes
+    assert "with 3 subjects" in repr(model)
+
+
+def test_the_fit_of_a_subject_has_its_part_of_the_posterior(by_messages):
+    x, fit = by_messages
+    ben = fit.subject("ben")
+    torch.testing.assert_close(ben.posterior.mean["loc"], fit.posterior.mean["loc"][1])
+    draws = ben.posterior.sample(5)
+    assert draws["transition_probs"].shape == (5, 2, 2)
+    torch.testing.assert_close(ben.smooth().state, fit.model.of("ben").smooth(x["ben"]).state)
+    assert ben.posterior.refined is not ben.posterior
+    assert ben.summary().parameters["standard error"].notna().all()
+
+
+@pytest.mark.parametrize("method", ["svi", pytest.param("nuts", marks=pytest.mark.slow)])
+def test_samplers_draw_the_parameters_of_each_subject(method):
+    x = panel(sh.Normal(1), sh.Markov(2))
+    budget = {"max_steps": 20} if method == "svi" else {"num_samples": 8, "warmup_steps": 8}
+    fit = fitted(sh.Markov(2), sh.Normal(1), x, method=method, pooled={"emission": "none"}, **budget)
+    assert fit.posterior.sample(3)["loc"].shape == (3, 3, 2, 1)
+    assert fit.posterior.forecast(x, 2, draws=3).mean.shape == (3, 2, 1)
+    assert fit.subject("ben").posterior.sample(3)["loc"].shape == (3, 2, 1)
+
+
+def test_inputs_and_gaps_belong_to_the_subject():
+    x = panel(sh.Normal(1), sh.Copy(2), n_steps=(30, 30, 30))
+    generator = torch.Generator().manual_seed(1)
+    drive = {name: torch.randn(30, 1, generator=generator, dtype=torch.float64) for name in NAMES}
+    for dynamics, emission in ((sh.Copy(2, inputs=1), sh.Normal(1)), (sh.Markov(2), sh.LinearRegression(1, inputs=1))):
+        pooled = "none" if dynamics.inputs else {"emission": "none"}
+        common = fitted(dynamics, emission, x, inputs=list(drive.values()))
+        fit = fitted(dynamics, emission, x, inputs=list(drive.values()), pooled=pooled)
+        assert fit.loglik > common.loglik
+        for i, name in enumerate(NAMES):
+            own = fit.model.of(name).log_evidence(x[name], inputs=drive[name])
+            torch.testing.assert_close(fit.log_evidence()[i], own)
+        gained = fit.objective.diff()
+        assert bool((gained >= -1e-9).all())
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"pooled": "partially"}, "pooled: got 'partially', expected"),
+        ({"pooled": {"loc": "none"}}, r"pooled: got \['loc'\], expected blocks of this model"),
+        ({"pooled": {"emission": "some"}}, r"pooled\['emission'\]: got 'some'"),
+        ({"pooled": "none", "subjects": ["anna", "ben"]}, "subjects: got 2 names, but x has 3 sequences"),
+        ({"pooled": "none", "subjects": ["anna"] * 3}, "subjects: got only 'anna'"),
+        ({"pooled": "none", "subjects": ["anna", None, "ben"]}, "subjects: got a missing name"),
+    ],
+)
+def test_bad_subjects_are_named(options, message):
+    with pytest.raises(ValueError, match=message):
+        fitted(sh.Markov(2), sh.Normal(1), panel(sh.Normal(1), sh.Markov(2)), **options)
+
+
+def test_a_subject_with_one_step_is_named():
+    x = panel(sh.Normal(1), sh.Markov(2)) | {"dora": torch.zeros(1, 1, dtype=torch.float64)}
+    with pytest.raises(ValueError, match="subjects: 'dora' has 1 observed step"):
+        fitted(sh.Markov(2), sh.Normal(1), x, pooled="none")
+
+
+def test_other_subjects_are_named(by_messages):
+    x, fit = by_messages
+    with pytest.raises(ValueError, match="subjects: got 'zoe', but the model has 'anna'"):
+        fit.model.filter({"zoe": x["ben"]})
+    with pytest.raises(ValueError, match="subject: got 'zoe', expected one of"):
+        fit.model.of("zoe")
+    with pytest.raises(ValueError, match="model: has parameters by subject"):
+        fit.model.start()
+
+
+@pytest.mark.parametrize("method", ["em", "vmp"])
+def test_known_entries_are_those_of_all_subjects(method):
+    x = panel(sh.Normal(1), sh.Markov(2))
+    known = {"loc": [[0.0], [6.0]], "transition_probs": [[0.9, 0.1], [float("nan"), float("nan")]]}
+    fit = fitted(sh.Markov(2), sh.Normal(1), x, method=method, fixed=known, pooled="none")
+    expected = torch.tensor(known["loc"], dtype=torch.float64).expand(3, 2, 1)
+    torch.testing.assert_close(fit.values["loc"], expected)
+    torch.testing.assert_close(fit.values["transition_probs"][:, 0, 0], torch.full((3,), 0.9, dtype=torch.float64))
+    assert fit.values["transition_probs"][:, 1, 0].unique().numel() == 3
+    ben = fit.subject("ben")
+    assert ben.n_parameters == 1 + 1 + 2
+    torch.testing.assert_close(ben.values["loc"], expected[1])
