@@ -201,7 +201,7 @@ class GeneralizedLinear(DrivenEmission):
     def maximize(
         self, x: Tensor, weights: Tensor, near: Parameters, prior: Parameters | None, floor: Tensor
     ) -> Maximized:
-        default = prior is None or not self.plain_emission.user_priors
+        default = prior is None or self.plain_emission.is_conjugate
         if default and (self.link.independent or self.link.size(self.plain_emission) <= MOST_OUTPUTS):
             return self._scored(x, weights, near, prior, floor)
         return self.maximize_beside({}, x, weights, near, prior, floor)
