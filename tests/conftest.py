@@ -1,9 +1,8 @@
 """Two runs: a quick one before every change, and a thorough one, `pytest -m "slow or not slow"`.
 
-The thorough run has the tests marked `slow` and more examples of each property. In all tests that are not slow it also
-checks every jaxtyping annotation of the package; the checks take as long as many tests. Of a test marked `few(n)` the
-quick run takes n cases, evenly spread. A test compiles no kernel until its work repays it, unless it is marked
-`kernels`.
+The thorough run has the tests marked `slow` and more examples of each property. In each test that is not slow it also
+checks the jaxtyping annotations of the first calls of every function, see `typechecker`. Of a test marked `few(n)` the
+quick run takes n cases, evenly spread. A test compiles no kernel until its work repays it, unless it is marked `kernels`.
 
 `pytest --device cuda --dtype float32`: see `oracles.placement`. "fake" is a device that needs no hardware.
 """
@@ -17,8 +16,8 @@ from contextlib import ExitStack, nullcontext
 import examples  # noqa: F401  registers the profiles of hypothesis
 import pytest
 import torch
+import typechecker
 from hypothesis import settings
-from jaxtyping import install_import_hook
 
 if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")  # the kernels for GPUs run in numpy
@@ -40,7 +39,7 @@ def pytest_configure(config: pytest.Config) -> None:
     thorough = config.getoption("-m") != "not slow"
     settings.load_profile("thorough" if thorough else "quick")
     if thorough:
-        install_import_hook("samplehold", "typechecker.check")
+        typechecker.install()
     if config.getoption("--device") != "cpu":
         from oracles.placement import placed
 
@@ -55,6 +54,7 @@ def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object
 
     mode = "auto" if item.get_closest_marker("kernels") is None else "always"
     spent.clear()
+    typechecker.begin()
     checked = unchecked() if item.get_closest_marker("slow") else nullcontext()
     with kernels(mode), pytest.MonkeyPatch.context() as patch, checked:
         patch.setenv("SAMPLEHOLD_KERNELS", mode)  # of the processes that it starts
