@@ -75,6 +75,7 @@ def test_a_run_writes_its_rows_where_they_were_measured_and_a_figure_of_each_cas
         assert "there is no such device" in done.output
 
 
+@pytest.mark.slow
 def test_a_quick_run_of_one_device_writes_nothing_unless_it_is_told_to(short, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     done = CliRunner().invoke(app, ["bench", "--quick", "--only", "scan,copy", "--device", "cpu"])

@@ -55,7 +55,7 @@ def test_a_fit_loads_neither_a_compiler_of_graphs_nor_figures(method, dynamics, 
     assert not {"torch._dynamo", "torch._inductor", "triton", "arviz", "xarray", "matplotlib"} & found
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("method", ["em", "vmp"])
 @pytest.mark.parametrize(("dynamics", "emission"), [("Copy", "Normal"), ("Markov", "MultivariateNormal")])
 def test_a_small_fit_compiles_nothing(method, dynamics, emission, tmp_path, monkeypatch):
@@ -69,11 +69,13 @@ sh.{model}.fit([1.0, 2.0, 1.5, 3.0, 2.0, 5.0], restarts=1, max_steps=9, progress
 """
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("model", ["LinearSSM(2, 1)", "LinearSSM(sh.LocalLevel())", "SwitchingLinearSSM(2, 1)"])
 def test_fits_of_linear_models_load_no_compiler(model, tmp_path):
     assert not {"torch._dynamo", "sympy", "arviz", "matplotlib"} & loaded(LINEAR.format(model=model), tmp_path)
 
 
+@pytest.mark.slow
 def test_an_interval_loads_no_figures(tmp_path):
     code = """
 import samplehold as sh
@@ -112,6 +114,7 @@ print("%.9f" % fit.loglik)
 """
 
 
+@pytest.mark.slow
 def test_all_works_where_numba_is_told_not_to_compile(tmp_path):
     found = []
     for disabled in ("1", "0"):

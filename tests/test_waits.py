@@ -349,6 +349,7 @@ def test_a_fit_ends_on_the_device_of_its_series(fit, monkeypatch):
         assert {value.device.type for value in found.model.values.values()} == {device.type}
 
 
+@pytest.mark.slow
 def test_what_a_fit_is_given_may_lie_elsewhere_than_its_series():
     with gpu() as device, unchecked():
         x, few = sample_of(2, device), {"restarts": 1, "max_steps": 2, "progress": False}

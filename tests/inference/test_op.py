@@ -222,6 +222,7 @@ def test_an_unknown_mode_is_refused():
         kernels("sometimes")
 
 
+@pytest.mark.slow
 def test_the_environment_says_the_mode_of_a_process():
     code = "from samplehold.inference.numerics import costs; print(costs.mode())"
     for mode, status in (("never", 0), ("sometimes", 1)):

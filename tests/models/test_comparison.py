@@ -354,6 +354,7 @@ def test_a_network_that_rules_out_what_is_possible_is_infinitely_far():
 
 
 @pytest.mark.parametrize("kind", [SuperpositionStackRNN, StratificationStackRNN, NondeterministicStackRNN])
+@pytest.mark.slow
 def test_stack_networks_are_probed_with_what_they_read_off_their_stack(kind):
     model = make("held", redraw=0.1)
     x = model.simulate(40, (4,), seed=2).x

@@ -58,7 +58,7 @@ def test_the_evidence_is_the_sum_over_all_paths_and_the_density_of_the_program(d
     assert_close(trace_log_prob(model.collapsed, x, **given), expected, rtol=1e-10, atol=0)
 
 
-@pytest.mark.few(5)
+@pytest.mark.few(3)
 @pytest.mark.parametrize(("dynamics", "emission"), KINDS)
 def test_sequences_of_several_lengths_are_those_alone(dynamics, emission):
     model, lengths = model_of(dynamics, emission), [40, 3, 90, 1, 2]
@@ -80,7 +80,7 @@ INSIDE = [(*kind, None) for kind in KINDS if kind[1] not in ("binary", "symbols"
 """Cases whose likelihood has its maximum inside: in the others inputs separate the observations of a state."""
 
 
-@pytest.mark.few(6)
+@pytest.mark.few(3)
 @pytest.mark.parametrize(("dynamics", "emission", "prior"), [*((*kind, "weak") for kind in KINDS), *INSIDE])
 def test_em_climbs_to_a_point_without_slope(dynamics, emission, prior):
     model, given = model_of(dynamics, emission, seed=1), {"inputs": inputs(200)}
@@ -118,7 +118,7 @@ def test_a_prior_of_the_rate_without_inputs_is_that_of_the_plain_emission():
     model = model_of("copy", "counts, shared")
     x = model.simulate(40, seed=1, **given).x
     free = sh.SwitchingSSM(sh.Copy(2), EMISSIONS["counts, shared"])
-    options = {"restarts": 2, "progress": False} | given
+    options = {"restarts": 1, "max_steps": 20, "progress": False} | given
     by_fit, by_name = free.fit(x, prior=prior, **options), free.with_prior(prior).fit(x, **options)
     made = sh.SwitchingSSM(sh.Copy(2), sh.Poisson(1, prior=prior, inputs=NAMES, shared=["a"])).fit(x, **options)
     for other in (by_name, made):

@@ -173,6 +173,7 @@ def test_normals_that_differ_at_redrawn_steps_alone_have_the_log_odds_of_their_c
     assert_close(redrawn - held, expected, rtol=1e-10, atol=1e-10)
 
 
+@pytest.mark.slow
 def test_a_fit_tells_redrawn_from_held_observations_of_each_state():
     truth = SwitchingSSM(Copy(2), Gated(Normal(1), Normal(1), by_state=True)).with_values(
         redraw_prob=0.3,

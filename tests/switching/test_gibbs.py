@@ -310,6 +310,7 @@ def test_no_sequences_give_no_results(recurrent):
     assert found.r_hat.shape == (2, 0, 2)
 
 
+@pytest.mark.slow
 def test_float32_is_taken_and_given():
     regimes = Regimes(**{name: table.float() for name, table in tables(near_regimes()).items()})
     x = regimes.simulate(6, seed=1).x

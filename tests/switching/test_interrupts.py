@@ -249,6 +249,7 @@ def test_a_switching_linear_model_keeps_one_start(monkeypatch):
     assert all(bool(value.isfinite().all()) for value in fit.model.values.values())
 
 
+@pytest.mark.slow
 def test_a_press_during_the_first_fit_leaves_the_process_whole():
     done = subprocess.run([sys.executable, "-c", PRESSED], capture_output=True, text=True, check=False)
     assert done.stdout.split() == ["pressed", "True"], done.stderr

@@ -154,6 +154,7 @@ def test_fits_beside_known_loadings_do_not_depend_on_the_unit(model: sh.LinearSS
     assert_close(second["emission"], first["emission"], rtol=1e-6, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_standard_errors_are_of_the_free_entries_alone() -> None:
     x = model_of(2, 2, full=False).simulate(60, seed=4).x
     held = {"initial_mean": 0.0, "initial_covariance": [[1.0, 0.0], [0.0, 1.0]]}

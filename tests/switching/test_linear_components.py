@@ -221,6 +221,7 @@ def test_varying_coefficients_are_random_walks_seen_through_their_inputs() -> No
     assert float(model.log_evidence(x, inputs=inputs)) == pytest.approx(expected, abs=1e-8)
 
 
+@pytest.mark.slow
 def test_a_fit_does_not_depend_on_the_units_of_inputs() -> None:
     x, inputs = driven()
     x = x + np.cumsum(np.random.default_rng(2).normal(size=len(x))) * inputs[:, 1] / 300

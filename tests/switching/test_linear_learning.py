@@ -274,6 +274,7 @@ def test_gradients_at_points_are_those_of_the_log_posterior(full: bool, prior: s
         assert_close(rise[0], slope[0, i], rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_a_default_fit_of_two_latents_converges_and_no_longer_em_gets_higher() -> None:
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(120, 1, generator=generator, dtype=FLOAT).cumsum(0)

@@ -163,6 +163,7 @@ def test_intervals_have_the_unit_and_the_dtype_of_the_series(unit: float) -> Non
             assert float(end) / unit**2 == pytest.approx(float(reference[name]), rel=1e-4)
 
 
+@pytest.mark.slow
 def test_a_summary_with_a_parameter_at_0_names_the_profile_and_only_fits_that_have_one_do() -> None:
     fit = LinearSSM(LocalLinearTrend()).fit(line(), restarts=2, progress=False)
     assert any("fit.profile_interval()" in note for note in fit.summary().notes)

@@ -82,6 +82,7 @@ def test_standard_errors_are_those_of_the_observed_information() -> None:
     assert_close(found, expected, rtol=1e-3, atol=0)
 
 
+@pytest.mark.slow
 def test_a_summary_says_that_errors_beside_a_boundary_are_conditional() -> None:
     """A line with noise: the best variances of its level and its drift are 0."""
     x = 0.5 * np.arange(40) + np.random.default_rng(0).normal(size=40)

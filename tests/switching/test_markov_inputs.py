@@ -224,6 +224,7 @@ def test_fixed_parameters_and_impossible_moves_stay():
 
 
 @pytest.mark.parametrize("seed", range(2))
+@pytest.mark.slow
 def test_a_fit_recovers_the_weights(seed):
     model = valued(SwitchingSSM(Markov(2, inputs=["dose"]), Normal(1)), seed=seed)
     model = model.with_values(model.values | {"loc": torch.tensor([[0.0], [6.0]]).double()})
@@ -269,6 +270,7 @@ def test_a_fit_is_the_optimum_of_another_optimiser():
     assert abs(fit.loglik + best) < 0.01
 
 
+@pytest.mark.slow
 def test_samplers_and_svi_take_inputs():
     model = valued(SwitchingSSM(Markov(2, inputs=["dose"]), Normal(1)), seed=1)
     x, inputs = simulated(model, (60,))

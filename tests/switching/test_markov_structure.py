@@ -126,7 +126,7 @@ def test_stationary_distributions_do_not_move():
 # ---- fits ------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.few(3)
+@pytest.mark.few(2)
 @pytest.mark.parametrize("prior", ["weak", None])
 @each
 def test_em_never_falls_and_ends_where_the_slope_is_0(dynamics, prior):
@@ -212,6 +212,7 @@ def test_a_driven_start_recovers_its_weights():
     assert row["standard error"] < 0.5
 
 
+@pytest.mark.few(2)
 @each
 def test_every_method_fits_or_names_its_cure(dynamics):
     model = valued(dynamics)
@@ -303,6 +304,7 @@ def test_constructors_make_the_masks_of_their_names():
     assert Markov.banded(3, sticky=2.0).sticky == 2.0
 
 
+@pytest.mark.few(2)
 @each_mask
 def test_impossible_moves_stay_impossible_in_every_method(dynamics):
     model = masked(dynamics)
@@ -329,10 +331,9 @@ def test_impossible_moves_stay_impossible_in_every_method(dynamics):
             drawn = fit.posterior.sample(20)["transition_probs"]
             assert bool((drawn[:, impossible] == 0).all())
             assert_close(drawn.sum(-1), torch.ones(20, K, dtype=torch.float64))
-        assert "transition_probs[0, 1]" in fit.summary().parameters.index or bool(impossible[0, 1])
-        assert not any(
-            f"transition_probs[{i}, {j}]" in fit.summary().parameters.index for i, j in impossible.nonzero().tolist()
-        )
+        named = fit.summary().parameters.index
+        assert "transition_probs[0, 1]" in named or bool(impossible[0, 1])
+        assert not any(f"transition_probs[{i}, {j}]" in named for i, j in impossible.nonzero().tolist())
 
 
 @each_mask
@@ -373,6 +374,7 @@ def test_free_coordinates_of_possible_rows_are_one_to_one():
     assert_close(to.log_abs_det_jacobian(y, table), torch.tensor(drawn, dtype=torch.float64))
 
 
+@pytest.mark.slow
 def test_a_chain_that_moves_forward_is_recovered_with_its_states_in_order():
     truth = SwitchingSSM(Markov.left_right(4, initial=[1.0, 0.0, 0.0, 0.0]), Normal(1)).with_values(
         transition_probs=[[0.9, 0.1, 0, 0], [0, 0.9, 0.1, 0], [0, 0, 0.9, 0.1], [0, 0, 0, 1]],

@@ -138,7 +138,7 @@ def levels(n_steps: int = 150) -> Tensor:
 @pytest.mark.parametrize("dynamics", [sh.Copy(2), sh.Markov(2)])
 def test_em_rises_to_the_log_joint_at_its_values(dynamics, prior):
     model, x = sh.SwitchingSSM(dynamics, Laplace(1)), levels()
-    fit = model.fit(x, restarts=4, prior=prior, progress=False)
+    fit = model.fit(x, restarts=2, prior=prior, progress=False)
     assert fit.converged
     assert float(fit.objective.diff().min()) >= -1e-12 * float(fit.objective[-1].abs())
     expected = fit.model.log_evidence(x)
@@ -191,7 +191,7 @@ def test_pyro_goes_on_from_em(method, steps):
 
 def test_everything_that_a_fitted_model_does_works_on_it(tmp_path):
     x = levels()
-    fit = sh.SwitchingSSM(sh.Copy(2), Laplace(1)).fit(x, restarts=2, progress=False)
+    fit = sh.SwitchingSSM(sh.Copy(2), Laplace(1)).fit(x, restarts=1, max_steps=5, progress=False)
     model = fit.model
     assert model.smooth(x).state.shape == (150, 2)
     assert model.forecast(x, 3).interval().lower.shape == (3, 1)

@@ -61,7 +61,7 @@ MODELS = {
 }
 VERBS = ("filter", "smooth", "viterbi", "infer", "bottom_up")
 EXACT = [(name, verb) for name, model in MODELS.items() for verb in VERBS if hasattr(type(model), verb)]
-HEAVY = ("chains", "recurrent")
+HEAVY = ("chains", "one chain", "recurrent")
 DRAWN = [slow(name) if name in HEAVY else name for name in MODELS]
 
 
@@ -99,7 +99,7 @@ def assert_like(got: object, expected: object, tol: float = 1e-10) -> None:
 
 
 @pytest.mark.kernels  # an iteration ends elsewhere if the same call takes another form
-@pytest.mark.few(9)
+@pytest.mark.few(6)
 @pytest.mark.parametrize(("name", "verb"), EXACT)
 @examples(2)
 @given(lengths=st.lists(st.integers(3, 12), min_size=1, max_size=4), long=st.booleans(), at=st.integers(0, 4))
@@ -114,12 +114,12 @@ def test_each_record_is_that_of_the_sequence_alone(name, verb, lengths, long, at
 
 
 @pytest.mark.kernels
-def test_sequences_of_one_step_are_among_them():
-    for name, verb in EXACT:
-        if name != "structure":  # whose start needs more
-            model, (x, driven) = MODELS[name], sequences(name, [1, 9, 1, 2])
-            for i, record in enumerate(getattr(model, verb)(x, ragged=True, **driven)):
-                assert_like(record, getattr(model, verb)(x[i], **alone(driven, i)))
+@pytest.mark.few(6)
+@pytest.mark.parametrize(("name", "verb"), [case for case in EXACT if case[0] != "structure"])  # its start needs more
+def test_sequences_of_one_step_are_among_them(name, verb):
+    model, (x, driven) = MODELS[name], sequences(name, [1, 9, 1, 2])
+    for i, record in enumerate(getattr(model, verb)(x, ragged=True, **driven)):
+        assert_like(record, getattr(model, verb)(x[i], **alone(driven, i)))
 
 
 @pytest.mark.parametrize("name", DRAWN)
@@ -256,7 +256,7 @@ def test_packed_and_padded_series_are_the_same_numbers(model_name, never_packed)
 @pytest.mark.few(4)
 @pytest.mark.parametrize("method", ["em", "vmp"])
 @pytest.mark.parametrize(
-    "name", ["copy", "inputs", "markov", "linear", "structure", "one chain", "factorial", "layered"]
+    "name", ["copy", "inputs", "markov", "linear", "structure", slow("one chain"), "factorial", "layered"]
 )
 def test_fits_of_packed_series_are_those_of_padded_ones(name, method, never_packed):
     if (name, method) == ("structure", "vmp"):
@@ -327,6 +327,7 @@ print(peak() - before)
 """
 
 
+@pytest.mark.slow
 def test_one_long_sequence_beside_many_short_ones_needs_the_memory_of_its_steps():
     done = subprocess.run([sys.executable, "-c", MEMORY], capture_output=True, text=True, check=True)
     assert float(done.stdout) < 200  # MiB; a padded table of one feature alone has 764

@@ -95,6 +95,7 @@ def test_draws_are_counted_in_their_own_words(options, said):
             model.fit(torch.randn(20, 1), progress=False, **options)
 
 
+@pytest.mark.slow
 def test_a_chain_has_the_draws_and_the_warmup_that_it_is_given(monkeypatch):
     monkeypatch.setattr(sampling, "CHAINS", 1)
     asked = []

@@ -110,6 +110,7 @@ def test_another_unit_changes_nothing_but_the_units(nile, likeliest, factor, shi
     np.testing.assert_allclose(sorted(here["standard error"]), sorted(expected), rtol=1e-3)  # in any order of states
 
 
+@pytest.mark.slow
 def test_single_precision_gives_the_same_errors(nile, likeliest):
     values = {name: value.float() for name, value in likeliest.model.values.items()}
     single = torch.from_numpy(nile.to_numpy(np.float32))

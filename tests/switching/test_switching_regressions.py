@@ -24,6 +24,7 @@ def rate() -> np.ndarray:
 
 
 @pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.slow), pytest.param(2, marks=pytest.mark.slow)])
+@pytest.mark.slow
 def test_the_best_of_the_default_search_is_the_maximum_that_is_known(rate, seed):
     constant = sh.SwitchingSSM(sh.Markov(2, initial="stationary"), sh.Normal(1, tied=SCALE))
     best = constant.fit(rate, prior=None, seed=seed, progress=False)

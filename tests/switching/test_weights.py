@@ -261,6 +261,7 @@ def test_samplers_fit_the_weighted_density(of_steps):
 
 @pytest.mark.few(1)
 @pytest.mark.parametrize(("method", "steps"), [("svi", 200), ("nuts", 100)])
+@pytest.mark.slow
 def test_large_weights_make_the_posterior_narrow(method, steps):
     x = torch.randn(1, 30, 1, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     model = sh.SwitchingSSM(sh.Markov(1), sh.Normal(1)).scaled_to(x)
