@@ -178,10 +178,6 @@ class Problem(SeriesProblem):
         return held(values, self.fixed, self.parameters) if self.fixed else values
 
     @property
-    def size(self) -> int:
-        return super().size // self.n_states * self.dynamics.table_size
-
-    @property
     def numbered(self) -> bool:
         """Whether dynamics, fixed parameters or known states distinguish the states; then states keep their order."""
         by_values = any("state" in self.parameters[name].dims for name in self.fixed)
@@ -233,8 +229,8 @@ class Problem(SeriesProblem):
         return ByGate(redrawn, redrawn if likelihood.held is likelihood.redrawn else weighed(likelihood.held))
 
     def marginals(self, values: Parameters) -> Marginals:
-        """The marginals of the chain, and its log-normalizer, times the weights of the sequences."""
-        marginals, weights = self.chain(values).marginals(), self.series.weights
+        """What an M-step reads of the chain, and its log-normalizer, times the weights of the sequences."""
+        marginals, weights = self.dynamics.marginals(self.chain(values)), self.series.weights
         if weights is None:
             return marginals
 

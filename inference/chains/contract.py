@@ -50,6 +50,8 @@ class Marginals(Record):
     transition: Float[Tensor, "..."] | None = None  # [*b, K, K] expected numbers, or [*b, T-1, K, K] by step
     gates: Float[Tensor, "*b G 2"] | None = None  # P(z_t = 1 | x), P(z_t = 0 | x) of moves, or G = 1: their sums
     drawn: Float[Tensor, "*b K"] | None = None  # of a separate table of drawn states, the first included
+    moves: Float[Tensor, "*b K K D"] | None = None  # sums of moves times (1, inputs), in place of `transition`
+    leaving: Float[Tensor, "*b S K"] | None = None  # beside `moves`: P(s_t-1 | x) at each step but the first
 
 
 @dataclass(frozen=True, repr=False)

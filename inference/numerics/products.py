@@ -19,6 +19,11 @@ linear = Variants(functional.linear)
 r"""$x W^\top + b$ of x [*b, N], a weight [M, N] and a bias [M] or None, as `torch.nn.functional.linear`."""
 
 
+def with_ones(rows: Tensor) -> Tensor:
+    """Rows [*b, C] after a column of ones, for products with coefficients of which the first is constant."""
+    return torch.cat([rows.new_ones(*rows.shape[:-1], 1), rows], -1)
+
+
 class _Linear(torch.autograd.Function):
     """Both ways by oneDNN; a backward pass that is itself differentiated is torch's."""
 

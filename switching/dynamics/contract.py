@@ -82,11 +82,6 @@ class Dynamics(Named, ABC):
         """What keeps message passing from these dynamics, in words; None if nothing does."""
         return None
 
-    @property
-    def table_size(self) -> int:
-        """The numbers in the largest table of one step."""
-        return self.n_states
-
     @abstractmethod
     def default_prior(self) -> Parameters:
         """The concentrations of the constructor, as tables."""
@@ -181,6 +176,10 @@ class Dynamics(Named, ABC):
         raise TypeError(f"dynamics: {self.name} has no gate; use Copy(n_states).")
 
     # ---- fits ------------------------------------------------------------------------------------------------------
+
+    def marginals(self, chain: Any) -> Marginals:
+        """What an M-step reads of the posterior of a chain of these dynamics."""
+        return chain.marginals()
 
     @abstractmethod
     def counts(self, marginals: Marginals, lead: torch.Size) -> dict[str, Tensor]:

@@ -26,6 +26,7 @@ from ...inference.families import CopyPaths, CopyTables, FactoredCopyPaths, Fact
 from ...inference.message_passing.factor_graph import Factor
 from ...inference.numerics.checks import broadcast_shapes
 from ...inference.numerics.logs import log_sigmoid
+from ...inference.numerics.products import with_ones
 from ...inference.numerics.scalars import check_integer
 from ..data.series import Drive, Series
 from ..emissions.contract import ByGate
@@ -41,7 +42,6 @@ from .gates import (
     log1mexp,
     log_redraw_in_gap,
     logistic_bounds,
-    with_intercept,
 )
 
 
@@ -281,7 +281,7 @@ class Copy(Dynamics):
             free = block.point(
                 {n: free.to(values[n]).expand_as(values[n]) for n, free in free_entries(values, fixed).items()}
             )
-            design = with_intercept(self._read(drive).reshape(-1, self.n_inputs))
+            design = with_ones(self._read(drive).reshape(-1, self.n_inputs))
         else:
             weights = torch.logit(values["redraw_prob"], eps=1e-12).unsqueeze(-1)
             free = torch.ones_like(weights)
@@ -343,7 +343,7 @@ class Copy(Dynamics):
             if not self.n_inputs:
                 log_redraw, log_hold = wide.unbind(-1)
             else:
-                log_redraw, log_hold = logistic_bounds(wide, with_intercept(self._read(drive)))
+                log_redraw, log_hold = logistic_bounds(wide, with_ones(self._read(drive)))
             if drive.gaps is None:
                 return log_redraw, log_hold
             return log_redraw_in_gap(log_redraw, log_hold, drive.gaps), drive.gaps * log_hold

@@ -41,11 +41,6 @@ def log1mexp(x: Tensor) -> Tensor:
     return torch.where(near, torch.log(-torch.expm1(small)), torch.log1p(-torch.exp(large)))
 
 
-def with_intercept(inputs: Float[Tensor, "*b C"]) -> Float[Tensor, "*b P"]:
-    """The inputs after a column of ones."""
-    return torch.cat([torch.ones_like(inputs[..., :1]), inputs], -1)
-
-
 # ---- at a point ------------------------------------------------------------------------------------------------------
 
 

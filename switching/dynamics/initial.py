@@ -77,7 +77,7 @@ class StationaryRows:
         for _ in range(NEWTON_STEPS if len(self.rows.design) <= 2 else 1):
             moved = self.rows.raised(moved)
         base = self._better(moved, numbers, before)
-        _, _, curvature = self.rows.slopes(base)
+        _, curvature = self.rows.slopes(base)
         root = torch.linalg.cholesky(curvature + torch.eye(curvature.shape[-1]).to(curvature))
         free = self.rows.free
 

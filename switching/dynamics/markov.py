@@ -13,9 +13,12 @@ from torch import Tensor
 
 from ...inference.chains.contract import Chain, Marginals
 from ...inference.chains.markov.chain import MarkovChain
+from ...inference.chains.markov.driven import DrivenMarkovChain
+from ...inference.chains.markov.plain_rows import log_rows
 from ...inference.families import MarkovPaths, MarkovTables
 from ...inference.message_passing.factor_graph import Factor
 from ...inference.numerics.logs import log_probability
+from ...inference.numerics.products import with_ones
 from ...inference.numerics.scalars import check_choice, check_integer, check_number
 from ..data.series import Drive, Series
 from ..emissions.contract import ByGate
@@ -27,7 +30,7 @@ from .contract import NOTHING, PATHS, Dynamics, draw_state
 from .factors import by_state, constant_start, first_state, moves
 from .initial import StationaryRows, has_one_class, initial_weights, stationary
 from .possible import PossibleProbabilities, band, possible_rows, read_mask, references
-from .rows import InputWeights, Objective, Rows, log_rows, transition_weights
+from .rows import InputWeights, Objective, Rows, transition_weights
 
 
 @dataclass(frozen=True)
@@ -181,10 +184,6 @@ class Markov(Dynamics):
             return "its first state depends on inputs"
         return "its first state has the stationary distribution" if self.initial == "stationary" else None
 
-    @property
-    def table_size(self) -> int:
-        return self.n_states**2 if self.n_inputs else self.n_states
-
     def default_prior(self) -> Parameters:
         rows = concentration(self.transition_prior, (self.n_states, self.n_states), "transition_prior")
         start = concentration(self.initial_prior, (self.n_states,), "initial_prior")
@@ -213,11 +212,12 @@ class Markov(Dynamics):
         table = likelihood.redrawn
         n_batch = table.ndim - 2 - (values["transition_probs"].ndim - 2)
         initial = log_probability(self._start(values, drive, n_batch))
-        if self.n_inputs:
-            transition = self._log_rows(values, drive.at(slice(1, None)), n_batch)
-        else:
-            transition = log_probability(widened(values["transition_probs"], 2, n_batch))
-        return MarkovChain(initial, transition, table, lengths)
+        transition = log_probability(widened(values["transition_probs"], 2, n_batch))
+        if not self.n_inputs:
+            return MarkovChain(initial, transition, table, lengths)
+        assert drive.inputs is not None
+        weights, inputs = widened(values["transition_weights"], 3, n_batch), drive.inputs[..., 1:, : self.n_inputs]
+        return DrivenMarkovChain(initial, transition, weights, inputs, table, lengths)
 
     def _start(self, values: Parameters, drive: Drive, n_batch: int) -> Tensor:
         """P(s_1), [*r, *b, K]; the axes *b have length 1 if sequences start alike."""
@@ -242,8 +242,9 @@ class Markov(Dynamics):
     def _log_rows(self, values: Parameters, drive: Drive, n_batch: int) -> Tensor:
         """The logarithm of the table of each step, [*r, *b, S, K, K]."""
         assert drive.inputs is not None
-        weights = values["transition_weights"]
-        return log_rows(values["transition_probs"], weights, drive.inputs[..., : self.n_inputs], n_batch)
+        base = log_probability(widened(values["transition_probs"], 2, n_batch))
+        weights = widened(values["transition_weights"], 3, n_batch)
+        return log_rows(base, weights, drive.inputs[..., : self.n_inputs])
 
     def _tables(self, values: Parameters, n_batch: int, drive: Drive, horizon: int) -> Iterator[Tensor]:
         """The transition table of each of the `horizon` steps, [*r, *b, K, K]."""
@@ -291,6 +292,9 @@ class Markov(Dynamics):
 
     # ---- fits ------------------------------------------------------------------------------------------------------
 
+    def marginals(self, chain: Any) -> Marginals:
+        return chain.sums() if self.n_inputs else chain.marginals()
+
     def counts(self, marginals: Marginals, lead: torch.Size) -> dict[str, Tensor]:
         assert marginals.initial is not None
         assert marginals.transition is not None
@@ -309,18 +313,17 @@ class Markov(Dynamics):
         if not self.not_conjugate:
             return super().maximize(marginals, prior, values, drive, fixed)
         assert marginals.initial is not None
-        assert marginals.transition is not None
         lead, k = self._lead(values), self.n_states
         starts, modes = marginals.initial.reshape(*lead, -1, k), {}
         if self.n_initial:
             modes |= self._maximal_start(starts, prior, values, drive, fixed)
         elif self.initial == "free":
             modes |= kept(block_beside(self.blocks["initial"], fixed).mode(prior, starts.sum(-2)), values)
-        pairs = marginals.transition.reshape(*lead, -1, k, k)
         if self.n_inputs or self.initial == "stationary":
-            modes |= self._maximal_rows(starts, pairs, prior, values, drive, fixed)
+            modes |= self._maximal_rows(starts, marginals, prior, values, drive, fixed)
         else:
-            modes |= kept(block_beside(self.blocks["transition"], fixed).mode(prior, pairs.sum(-3)), values)
+            counts = self.counts(marginals, lead)["transition"]
+            modes |= kept(block_beside(self.blocks["transition"], fixed).mode(prior, counts), values)
         return held(modes, fixed, self.parameters)
 
     def _maximal_start(
@@ -334,14 +337,15 @@ class Markov(Dynamics):
         rows = Rows(probs, weights, *at)
         inputs = self._first_inputs(drive).reshape(-1, self.n_initial)
         concentration = None if prior is None else prior["initial_concentration"].unsqueeze(0)
-        likelihood, numbers = rows.likelihood(starts.unsqueeze(-2), inputs, concentration, block.support)
+        moves = (starts.mT.double() @ with_ones(inputs).double()).unsqueeze(1)
+        likelihood, numbers = rows.likelihood(moves, starts.sum(-1, keepdim=True), inputs, concentration, block.support)
         tables = rows.raised(likelihood, likelihood, numbers)
         return {name: table.squeeze(-2 - i) for i, (name, table) in enumerate(zip(names, tables, strict=True))}
 
     def _maximal_rows(
         self,
         starts: Tensor,
-        pairs: Tensor,
+        marginals: Marginals,
         prior: Parameters | None,
         values: Parameters,
         drive: Drive,
@@ -351,20 +355,24 @@ class Markov(Dynamics):
         probs, block = values["transition_probs"], self.blocks.get("weights")
         weights = values["transition_weights"] if self.n_inputs else probs.new_empty(*probs.shape, 0)
         rows = Rows(probs, weights, fixed.get("transition_probs"), fixed.get("transition_weights"))
-        if self.n_inputs:
+        lead, k, c = starts.shape[:1], self.n_states, self.n_inputs
+        if c:
             assert drive.inputs is not None
-            inputs = drive.inputs[..., : self.n_inputs]
-            first, inputs = (part.reshape(-1, self.n_inputs) for part in (inputs[..., 0, :], inputs[..., 1:, :]))
+            assert marginals.moves is not None
+            assert marginals.leaving is not None
+            first, inputs = (drive.inputs[..., part, :c].reshape(-1, c) for part in (slice(0, 1), slice(1, None)))
+            moves = marginals.moves.reshape(*lead, -1, k, k, 1 + c).double().sum(1)
+            leaving = marginals.leaving.reshape(*lead, -1, k)
         else:
-            pairs, starts = pairs.sum(-3, keepdim=True), starts.sum(-2, keepdim=True)
+            pairs, starts = self.counts(marginals, lead)["transition"], starts.sum(-2, keepdim=True)
             first = inputs = pairs.new_empty(1, 0)
+            moves, leaving = pairs.unsqueeze(-1).double(), pairs.sum(-1).unsqueeze(1)
         concentration = None if prior is None else prior["transition_concentration"]
         support = block.support if isinstance(block, InputWeights) else None
-        likelihood, numbers = rows.likelihood(pairs, inputs, concentration, support)
+        likelihood, numbers = rows.likelihood(moves, leaving, inputs, concentration, support)
         objective: Objective = likelihood
         if self.initial == "stationary":
-            design = torch.cat([first.new_ones(len(first), 1), first], -1).double()
-            objective = StationaryRows(likelihood, design, starts.double())
+            objective = StationaryRows(likelihood, with_ones(first).double(), starts.double())
         tables = rows.raised(objective, likelihood, numbers)
         return dict(zip(("transition_probs", "transition_weights")[: 1 + bool(self.n_inputs)], tables, strict=False))
 

@@ -13,10 +13,16 @@ With $p_t$ the row, $m_t(i) = \sum_j n_t(i, j)$ and $x_t = (1, c_t)$, score and 
 
 $$\sum_t (n_t(i, j) - m_t(i)\, p_{tj})\, x_t, \qquad \sum_t m_t(i)\, p_{tj} (\delta_{jk} - p_{tk})\, x_t x_t^\top.$$
 
-The moves enter by the sums $\sum_t n_t(i, j)\, x_t$ and by $m_t$ alone. Tables of all steps are made piece by piece.
+The moves enter by the sums $\sum_t n_t(i, j)\, x_t$ and by $m_t$ alone.
+
+The objective rises without being computed. Along a step its curvature changes at most by the factor $e^R$, where R is
+the largest change of a difference of two logits at a step: the third moment of a bounded number about its mean is at
+most its range times its variance (Bach 2010, *Self-concordant analysis for logistic regression*). So with $g$ the score
+along Newton's step, a share s of it gains at least $g\,(s - (e^{Rs} - 1 - Rs) / R^2)$, most of all if
+$s = \log(1 + R) / R$, which tends to 1 as steps become short.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Protocol, runtime_checkable
@@ -27,17 +33,18 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 from torch.distributions import constraints
 
+from ...inference.chains.markov.op import row_sums
 from ...inference.families import Gaussian
-from ...inference.numerics.logs import log_probability
-from ..ascent import LONGEST_STEP, halved
+from ...inference.numerics.products import with_ones
 from ..emissions.ascent import ascend
 from ..entries import Entries, EntriesTransform
 from ..inputs import COEFFICIENT_SCALE
 from ..known import support_beside
-from ..parameters import Parameter, Parameters, widened
+from ..parameters import Parameter, Parameters
 from ..priors import Conjugate, Site
 
-PIECE = 2**16  # numbers in the tables of a piece of the steps
+PIECE = 2**16  # numbers in the tables of some steps
+TINY = 1e-300
 LEAST = 1e-12  # probability from which one that may move starts
 LEAST_CURVATURE = 1e-3  # added, so that steps stay short along directions about which the data say nothing
 
@@ -89,17 +96,6 @@ def transition_weights(moves: Bool[Tensor, "K K"], n_inputs: int) -> InputWeight
     return InputWeights("transition_weights", ("state", "state_new", "input"), support)
 
 
-def log_rows(
-    probs: Float[Tensor, "*r K K"], weights: Float[Tensor, "*r K K C"], inputs: Float[Tensor, "*b S C"], n_batch: int
-) -> Float[Tensor, "*rb S K K"]:
-    """The logarithm of the transition table at each step; `n_batch` counts the axes `*b`."""
-    k = probs.shape[-1]
-    flat = widened(weights.flatten(-3, -2), 2, n_batch)
-    logits = (inputs @ flat.mT).unflatten(-1, (k, k)) + widened(log_probability(probs), 2, n_batch + 1)
-    total = logits.logsumexp(-1, keepdim=True)
-    return logits - total if logits.requires_grad else logits.sub_(total)
-
-
 # ---- the M-step ------------------------------------------------------------------------------------------------------
 
 
@@ -112,7 +108,8 @@ class RowLikelihood:
     Attributes:
         log_base: the table that changes.
         leaving: the expected number of moves from each state into each step.
-        moves: sums of the expected moves, and of their products with the inputs.
+        moves: sums of the expected moves, and of their products with the inputs; those of the prior are among them.
+        imagined: the moves from each state in the prior.
         shrink: the precision of the weights' prior, 0 without a prior.
         free: 1 at the numbers that may move.
     """
@@ -121,67 +118,58 @@ class RowLikelihood:
     design: Float[Tensor, "N D"]
     leaving: Float[Tensor, "R N I"]
     moves: Float[Tensor, "R I K D"]
+    imagined: Float[Tensor, "R I"]
     shrink: float
     free: Float[Tensor, "R I P"]
 
-    def _pieces(self, changes: Float[Tensor, "R I K D"]) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-        """The design, the leaving weights [R, I, 1, n] and the logits [R, I, K, n] of some steps after others."""
-        size = max(1, PIECE // self.log_base.numel())
-        flat, rows = changes.flatten(1, 2), self.log_base.shape[1:]
-        for design, leaving in zip(self.design.split(size), self.leaving.split(size, 1), strict=True):
-            logits = (flat @ design.mT).unflatten(1, rows).add_(self.log_base.unsqueeze(-1))
-            yield design, leaving.mT.unsqueeze(-2), logits
-
-    def _prior_and_moves(self, changes: Float[Tensor, "R I K D"]) -> Float[Tensor, "R I"]:
-        return (self.moves * changes).sum((-2, -1)) - self.shrink * changes[..., 1:].square().sum((-2, -1)) / 2
+    @cached_property
+    def _reach(self) -> Float[Tensor, "D"]:
+        """The largest size of each column of the design."""
+        return self.design.abs().amax(0) if len(self.design) else self.design.new_ones(self.design.shape[-1])
 
     def value(self, numbers: Float[Tensor, "R I P"]) -> Float[Tensor, "R I"]:
         """The objective of each row."""
         changes = numbers.unflatten(-1, self.moves.shape[-2:])
-        total = self._prior_and_moves(changes)
-        for _, leaving, logits in self._pieces(changes):
-            top = logits.detach().amax(2, keepdim=True)
-            log_total = logits.sub_(top).exp_().sum(2, keepdim=True).log_().add_(top)
-            total = total - (log_total * leaving).sum((-2, -1))
+        total = (self.moves * changes).sum((-2, -1)) - self.shrink * changes[..., 1:].square().sum((-2, -1)) / 2
+        total = total - self.imagined * (self.log_base + changes[..., 0]).logsumexp(-1)
+        flat, size = changes.flatten(1, 2), max(1, PIECE // self.log_base.numel())
+        for design, leaving in zip(self.design.split(size), self.leaving.split(size, 1), strict=True):
+            logits = (flat @ design.mT).unflatten(1, self.log_base.shape[1:]) + self.log_base.unsqueeze(-1)
+            total = total - (logits.logsumexp(2) * leaving.mT).sum(-1)
         return total
 
-    def slopes(
-        self, numbers: Float[Tensor, "R I P"]
-    ) -> tuple[Float[Tensor, "R I"], Float[Tensor, "R I P"], Float[Tensor, "R I P P"]]:
-        """The objective of each row, its gradient, and minus its curvature."""
-        k, d = self.moves.shape[-2:]
-        changes = numbers.unflatten(-1, (k, d))
-        total, size = self._prior_and_moves(changes), k * d
-        used_by_row = changes.new_zeros(*changes.shape, d)  # sums of m p x x'
-        products = changes.new_zeros(*changes.shape[:2], size, size)  # of m p x and p x
-        for design, leaving, logits in self._pieces(changes):
-            top = logits.amax(2, keepdim=True)
-            probs = logits.sub_(top).exp_()
-            mass = probs.sum(2, keepdim=True)
-            probs.div_(mass)
-            total = total - (mass.log_().add_(top) * leaving).sum((-2, -1))
-            each = (probs.unsqueeze(3) * design.mT).flatten(2, 3)
-            used = each * leaving
-            used_by_row += (used @ design).unflatten(2, (k, d))
-            products += used @ each.mT
-        gradient = self.moves - used_by_row[..., 0]
+    def slopes(self, numbers: Float[Tensor, "R I P"]) -> tuple[Float[Tensor, "R I P"], Float[Tensor, "R I P P"]]:
+        """The gradient of the objective of each row, and minus its curvature.
+
+        If the prior imagines fewer than no moves, its term is convex, so it is above its tangent, which has no
+        curvature.
+        """
+        changes = numbers.unflatten(-1, self.moves.shape[-2:])
+        used, products = row_sums(self.log_base, changes, self.design, self.leaving)
+        at_zero = torch.softmax(self.log_base + changes[..., 0], -1)
+        prior = at_zero * self.imagined.unsqueeze(-1)
+        gradient = self.moves - used[..., 0]
+        gradient[..., 0] -= prior
         gradient[..., 1:] -= self.shrink * changes[..., 1:]
-        same = torch.eye(k).to(changes)[:, None, :, None] * used_by_row.unsqueeze(-2)
-        curvature = same.flatten(4, 5).flatten(2, 3) - products
-        ridge = torch.zeros_like(changes)
-        ridge[..., 1:] = self.shrink
-        ridge = ridge.flatten(-2) + LEAST_CURVATURE
+        bend = prior.clamp_min(0)
+        used[..., 0, 0] += bend
+        products[..., 0, :, 0] += bend.unsqueeze(-1) * at_zero.unsqueeze(-2)
+        curvature = -products
+        curvature.diagonal(dim1=2, dim2=4).add_(used.movedim(2, -1))
+        ridge = torch.full_like(changes, LEAST_CURVATURE)
+        ridge[..., 1:] += self.shrink
         both = self.free.unsqueeze(-1) * self.free.unsqueeze(-2)
-        curvature = (curvature + torch.diag_embed(ridge)) * both + torch.diag_embed(1 - self.free)
-        return total, gradient.flatten(-2) * self.free, curvature
+        curvature = (curvature.flatten(4, 5).flatten(2, 3) + torch.diag_embed(ridge.flatten(-2))) * both
+        return gradient.flatten(-2) * self.free, curvature + torch.diag_embed(1 - self.free)
 
     def raised(self, numbers: Float[Tensor, "R I P"]) -> Float[Tensor, "R I P"]:
-        """The numbers after a step of Newton's method, which is halved until the objective of its row rises."""
-        value, gradient, curvature = self.slopes(numbers)
+        """The numbers after a step of Newton's method, shortened so that the objective of each row rises."""
+        gradient, curvature = self.slopes(numbers)
         step = torch.linalg.solve(curvature, gradient.unsqueeze(-1)).squeeze(-1)
-        step = step * (LONGEST_STEP / step.abs().amax(-1, keepdim=True).clamp_min(LONGEST_STEP))
-        done = (gradient * step).sum(-1) <= 1e-15 * (1 + value.abs())  # the remaining gain is rounding
-        return halved(self.value, numbers, value, step, ~done)[0]
+        changes = step.unflatten(-1, self.moves.shape[-2:])
+        apart = (changes.unsqueeze(-2) - changes.unsqueeze(-3)).abs()  # of each two logits
+        spread = (apart * self._reach).sum(-1).amax((-2, -1)).unsqueeze(-1)
+        return numbers + step * torch.where(spread > 0, spread.log1p() / spread.clamp_min(TINY), 1.0)
 
 
 @runtime_checkable
@@ -216,7 +204,8 @@ class Rows:
 
     def likelihood(
         self,
-        pairs: Float[Tensor, "R N I K"],
+        moves: Float[Tensor, "R I K D"],
+        leaving: Float[Tensor, "R N I"],
         inputs: Float[Tensor, "N C"],
         concentration: Float[Tensor, "I K"] | None,
         support: Entries | None,
@@ -225,23 +214,19 @@ class Rows:
 
         Moves of probability 0 stay impossible, and so become moves that are not expected, unless there is a prior.
         """
-        pairs, inputs = pairs.double(), inputs.double()
-        design = torch.cat([inputs.new_ones(len(inputs), 1), inputs], -1)
-        leaving = pairs.sum(-1)
-        moves = (pairs.flatten(2).mT @ design).unflatten(1, pairs.shape[-2:])
-        log_base = self.probs.double().log()
+        design, leaving, log_base = with_ones(inputs.double()), leaving.double(), self.probs.double().log()
+        imagined = torch.zeros_like(log_base[..., 0])
         if concentration is not None:
             extra = torch.where(log_base > -torch.inf, concentration.double() - 1, 0.0)
-            moves[..., 0] += extra
-            leaving = torch.cat([leaving, extra.sum(-1).unsqueeze(1)], 1)
-            design = torch.cat([design, torch.eye(1, design.shape[-1]).to(design)])
+            moves = torch.cat([(moves[..., 0] + extra).unsqueeze(-1), moves[..., 1:]], -1)
+            imagined = extra.sum(-1)
         else:
             never = (moves[..., 0] <= 0) & (moves[..., 0].amax(-1, keepdim=True) > 0) & self._whole
             log_base = log_base.masked_fill(never, -torch.inf)
         shrink = 0.0 if concentration is None else COEFFICIENT_SCALE**-2
         free = self._free(log_base, moves, support)
         start = torch.cat([torch.zeros_like(log_base).unsqueeze(-1), self.weights.double()], -1).flatten(-2)
-        return RowLikelihood(log_base, design, leaving, moves, shrink, free), start
+        return RowLikelihood(log_base, design, leaving, moves, imagined, shrink, free), start
 
     def raised(
         self, objective: Objective, likelihood: RowLikelihood, numbers: Float[Tensor, "R I P"]

@@ -65,13 +65,13 @@ class Bucketing:
         n_lead = evidence.ndim - 1
         by_step = ("fresh", "held", *(["gates"] if _by_step(groups) else []))
         tables = {name: _taken([getattr(part, name) for part in groups], self.where, n_lead, 0.0) for name in by_step}
-        moves = [part.transition for part in groups]
-        if moves[0] is not None and moves[0].ndim == n_lead + 4:  # a table for each move; the first step has none
-            into_steps = [torch.nn.functional.pad(table, (0, 0, 0, 0, 1, 0)) for table in moves if table is not None]
-            packed = _taken([*into_steps], self.where, n_lead, 0.0)
+        leaving = [part.leaving for part in groups if part.leaving is not None]
+        if leaving:  # of each move; the first step has none
+            into_steps: list[Tensor | None] = [torch.nn.functional.pad(table, (0, 0, 1, 0)) for table in leaving]
+            packed = _taken(into_steps, self.where, n_lead, 0.0)
             assert packed is not None
-            tables["transition"] = packed.narrow(n_lead + 1, 1, packed.shape[n_lead + 1] - 1)
-        whole = [name for name in ("initial", "transition", "gates", "drawn") if name not in tables]
+            tables["leaving"] = packed.narrow(n_lead + 1, 1, packed.shape[n_lead + 1] - 1)
+        whole = [name for name in ("initial", "transition", "gates", "drawn", "moves") if name not in tables]
         for name in whole:
             tables_of = [getattr(part, name) for part in groups]
             tables[name] = None if tables_of[0] is None else torch.cat(tables_of, n_lead)

@@ -7,10 +7,13 @@ import samplehold as sh
 import torch
 from examples import slow
 from oracles.regime_paths import random_regimes
+from samplehold.inference.chains.markov.driven import DrivenMarkovChain
+from samplehold.inference.chains.markov.op import row_sums
 from samplehold.inference.chains.switching_gaussian import op as switching_gaussian
 from samplehold.inference.families import GaussianPaths, GaussianTables
 from samplehold.inference.gaussian import op as gaussian
 from samplehold.inference.message_passing.stepwise.op import filter_steps
+from samplehold.inference.numerics.products import with_ones
 from samplehold.inference.scans.gated.op import gated_scan
 from torch import Tensor
 
@@ -59,6 +62,17 @@ def markov(n: int, steps: int, states: int, dtype: torch.dtype) -> list[Tensor]:
     initial, moves = draws(states, dtype=dtype).log_softmax(-1), (stay + draws(states, states, dtype=dtype))
     tables = [initial, moves.log_softmax(-1), draws(*batch_of(n), steps, states, dtype=dtype)]
     return chain_results(sh.chains.MarkovChain, tables, ragged(n, steps))
+
+
+def driven(n: int, steps: int, states: int, dtype: torch.dtype) -> list[Tensor]:
+    initial, base = draws(states, dtype=dtype).log_softmax(-1), draws(states, states, dtype=dtype)
+    weights = draws(states, states, 2, dtype=dtype, seed=1)
+    inputs = draws(*batch_of(n), steps - 1, 2, dtype=dtype, seed=2)
+    tables = [initial, base, weights, inputs, draws(*batch_of(n), steps, states, dtype=dtype, seed=3)]
+    design, wide = with_ones(inputs.double().reshape(-1, 2)), torch.float64
+    leaving, changes = draws(1, len(design), states, dtype=wide).abs(), draws(1, states, states, 3, dtype=wide)
+    sums = row_sums(base.double().unsqueeze(0), changes, design, leaving)
+    return [*records(DrivenMarkovChain(*tables, lengths=ragged(n, steps)).sums()), *sums]
 
 
 def copies(n: int, steps: int, states: int, dtype: torch.dtype) -> list[Tensor]:
@@ -153,6 +167,7 @@ def stacks(n: int, steps: int, states: int, dtype: torch.dtype) -> list[Tensor]:
 
 SIZES = {
     markov: [(1, LONG, 3), slow(1, LONG, 20), (2, 34_000, 3), (3, 900, 5), (5, 400, 20), (9, 400, 20)],
+    driven: [(3, 900, 5), (9, 400, 3)],
     copies: [(1, LONG, 3), (5, 2000, 4)],
     factored: [(1, LONG, 3), (2, 34_000, 3), (3, 900, 5), (5, 400, 20), (40, 400, 4)],
     linear: [(1, 3000, 2), (2, 900, 2), (5, 300, 3), (9, 300, 3), (40, 100, 2)],

@@ -183,7 +183,8 @@ def test_an_m_step_is_the_maximum_of_the_expected_log_joint():
     x, inputs = simulated(model, (3, 40))
     dynamics, drive = model.dynamics, Drive(inputs)
     marginals = model.chain(x, inputs=inputs).marginals()
-    stacked = type(marginals)(*(None if f is None else f.unsqueeze(0) for f in vars(marginals).values()))
+    sums = dynamics.marginals(model.chain(x, inputs=inputs))
+    stacked = type(sums)(*(None if f is None else f.unsqueeze(0) for f in vars(sums).values()))
     old = {name: value.unsqueeze(0) for name, value in model.values.items()}
     new = old
     for _ in range(8):  # each continues Newton's method

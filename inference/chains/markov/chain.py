@@ -211,13 +211,18 @@ class MarkovChain:
 
     def between(self, before: Tensor | None, after: Tensor | None) -> "MarkovChain":
         """These steps as a part of a longer chain; see `Chain.between`."""
+        initial, table = self._ends(before, after)
+        return MarkovChain(initial, self.log_transition, table, self.lengths)
+
+    def _ends(self, before: Tensor | None, after: Tensor | None) -> tuple[Tensor, Tensor]:
+        """The tables of the first state and of likelihoods, as a part of a longer chain."""
         initial, table = self.log_initial, self.log_likelihood
         if before is not None:
             initial, table = torch.zeros_like(initial), table.expand(*self.batch_shape, self.n_steps, self.n_states)
             table = torch.cat([before.expand_as(table[..., 0, :]).unsqueeze(-2), table[..., 1:, :]], -2)
         if after is not None:
             table = at_end(table, after, self.lengths)
-        return MarkovChain(initial, self.log_transition, table, self.lengths)
+        return initial, table
 
     def change_probability(self) -> Float[Tensor, "*b T"]:
         r"""P(s_t != s_{t-1} | x). With the filtered a,

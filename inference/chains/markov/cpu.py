@@ -2,6 +2,7 @@
 
 - `cpu_scaled` takes constant transition tables, and reports sequences of which it is not certain.
 - `cpu_tables` smooths chains with a table for every step, and reports such sequences too.
+- `cpu_rows` takes chains whose rows depend on inputs, and reports such sequences, for which tables are made.
 - `cpu_log` takes these sequences, and small calls, which it serves sooner. It filters chains with a table for every
   step, finds the best paths and draws paths.
 
@@ -17,7 +18,7 @@ import torch
 from torch import Tensor
 
 from ...numerics.threads import in_parallel, ranges, sum_of_steps
-from . import op
+from . import cpu_rows, op, plain_rows
 from .cpu_log import best_paths, draw_paths, filter_logs, smooth_logs
 from .cpu_scaled import Tables, filter_scaled, flatten, smooth_scaled
 from .cpu_tables import smooth_tables
@@ -64,6 +65,36 @@ def sample(*arguments: Tensor) -> tuple[Tensor, ...]:
     if not (failed >= 0).any():
         _over_sequences(draw_paths, flat, log_state, uniform.contiguous(), path)
     return path, failed.view(tables[3].shape)
+
+
+@op.rows_filter.kernel("cpu")
+def rows_filter(*tables: Tensor) -> tuple[Tensor, ...]:
+    return _sweep_rows(tables, partial(plain_rows.filtered, op.filter), smoothing=False)
+
+
+@op.rows_posterior.kernel("cpu")
+def rows_posterior(*tables: Tensor) -> tuple[Tensor, ...]:
+    return _sweep_rows(tables, partial(plain_rows.smoothed, op.posterior), smoothing=True)
+
+
+op.row_sums.kernel("cpu")(cpu_rows.row_sums)
+
+
+def _sweep_rows(arguments: tuple[Tensor, ...], exactly: Callable[..., Results], *, smoothing: bool) -> Results:
+    """Results for all sequences: those of which the sweep is not certain by tables of all steps."""
+    rows, lengths = cpu_rows.flatten(*arguments), arguments[-1]
+    certain, results = cpu_rows.sweep_rows(rows, smoothing=smoothing)
+    failed, (doubtful,) = torch.full((lengths.numel(),), -1), np.nonzero(~certain)
+    if len(doubtful):
+        of = rows.initial_of, rows.base_of, rows.weights_of, rows.inputs_of, rows.likelihood_of
+        some = [torch.from_numpy(t[n[doubtful]]) for t, n in zip(rows[:10:2], of, strict=True)]
+        *exact, failed[doubtful] = exactly(*some, torch.from_numpy(rows.lengths[doubtful]))
+        for table, found in zip(results, exact, strict=True):
+            table[doubtful] = found
+    dtype = arguments[0].dtype
+    return *(table.to(dtype).reshape((*lengths.shape, *table.shape[1:])) for table in results), failed.view(
+        lengths.shape
+    )
 
 
 def _answer(

@@ -4,6 +4,8 @@
 - `cuda_logs` takes the rest in float64: the other sequences, tables for every step, and draws.
 - `cuda_paths` finds and draws paths.
 
+Chains whose rows depend on inputs have a table for every step here, of some sequences after others.
+
 One program processes a sequence step by step; it takes several sequences if that is faster. A flag on the device tells
 the kernels which of them computes a sequence, so the host does not wait. No table is expanded to the batch axes of the
 others. A few long sequences are cut into stretches of time.
@@ -17,7 +19,7 @@ from torch import Tensor
 
 from ...numerics.gpu import BUSY, accumulated, launch, processors, triton
 from ..cuda_stretches import Kernel, Stretches, WindowResults, in_stretches, whole
-from . import op
+from . import op, plain_rows
 from .cuda_logs import filter_logs, smooth_logs
 from .cuda_paths import best_paths, draw_paths
 from .cuda_scaled import filter_scaled, smooth_scaled
@@ -200,6 +202,8 @@ def _serve(kernel: Kernel, *arguments: Tensor) -> Results:
 
 op.filter.kernel("cuda")(partial(_serve, _filter))
 op.posterior.kernel("cuda")(partial(_serve, _posterior))
+op.rows_filter.kernel("cuda")(partial(plain_rows.filtered, op.filter))
+op.rows_posterior.kernel("cuda")(partial(plain_rows.smoothed, op.posterior))
 
 
 @op.viterbi.kernel("cuda")
