@@ -2,7 +2,8 @@
 
 The thorough run has the tests marked `slow` and more examples of each property. In each test that is not slow it also
 checks the jaxtyping annotations of the first calls of every function, see `typechecker`. Of a test marked `few(n)` the
-quick run takes n cases, evenly spread. A test compiles no kernel until its work repays it, unless it is marked `kernels`.
+quick run takes n cases, evenly spread. A test compiles no kernel until its work repays it, unless it is marked
+`kernels`.
 
 `pytest --device cuda --dtype float32`: see `oracles.placement`. "fake" is a device that needs no hardware.
 """

@@ -146,6 +146,7 @@ def test_a_markov_model_has_no_gates_and_its_evidence_is_lost_by_its_own_moves()
     assert measure(model.chain(x), exact, exact.state, None, report.inside).total_variation.max() == 0
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("kind", [MinGRU, MinLSTM, GRU, LSTM, Elman, torch.nn.GRU])
 def test_any_network_is_read_by_a_probe_that_is_judged_on_other_sequences(kind):
     model = make("held", redraw=0.1)

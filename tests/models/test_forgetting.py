@@ -428,7 +428,7 @@ def test_no_past_of_a_gated_model_leads_beyond_the_bound_whatever_was_missing_in
             assert variation(exact[t], restart) <= found.bound[t]
 
 
-@pytest.mark.few(4)
+@pytest.mark.few(2)
 @KINDS
 @pytest.mark.parametrize("redraw", [0.05, 0.3])
 @pytest.mark.parametrize("tol", [1e-2, 1e-3])

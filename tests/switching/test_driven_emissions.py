@@ -265,7 +265,7 @@ def test_everything_that_a_fitted_model_does_works_on_it(emission, tmp_path):
     ) + 1 + {"binary": 2, "symbols": 4, "symbols, shared": 4}.get(emission, 0)  # probabilities sum to 1
 
 
-@pytest.mark.parametrize("method", ["em", "svi", "nuts"])
+@pytest.mark.parametrize("method", ["em", "svi", pytest.param("nuts", marks=pytest.mark.slow)])
 def test_a_part_of_a_regression_may_be_fixed(method):
     model, given = model_of("copy", "normal"), {"inputs": inputs(60)}
     x, fixed = model.simulate(60, seed=1, **given).x, {"coefficients": model.values["coefficients"]}

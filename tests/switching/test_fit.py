@@ -23,7 +23,7 @@ def nile():
     return pd.read_csv(DATA / "nile.csv", index_col="year")
 
 
-@pytest.mark.few(5)
+@pytest.mark.few(3)
 @pytest.mark.parametrize(("dynamics", "emission"), KINDS)
 @pytest.mark.parametrize("prior", ["weak", None])
 def test_the_objective_never_falls(dynamics, emission, prior):

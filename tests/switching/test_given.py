@@ -130,7 +130,7 @@ def test_what_is_fixed_is_held_by_every_method(monkeypatch, x, method, fixed):
         assert not torch.equal(fit.model.loc, TRUTH.loc)
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("fixed", HELD[:2], ids=["loc", "scale"])
 @pytest.mark.parametrize("prior", [None, "weak"])
 def test_what_is_left_is_at_its_optimum(x, fixed, prior):

@@ -267,6 +267,7 @@ def test_em_never_lowers_the_objective_which_is_the_log_joint(dynamics, emission
     assert bool((best == known)[(known >= 0) & inside].all())
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("method", ["em", "vmp"])
 def test_states_keep_the_numbers_of_the_known_ones(method):
     _, x, _path, known = three_states(n=120)
@@ -374,6 +375,7 @@ def test_samplers_fit_the_same_density():
     assert_close((above - below) / 2, gradient @ step, rtol=1e-5, atol=1e-11)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(("method", "steps"), [("svi", 30), ("nuts", 4)])
 def test_sampled_fits_keep_the_numbers(method, steps):
     from oracles.effort import effort

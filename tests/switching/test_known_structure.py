@@ -83,6 +83,7 @@ def test_no_update_lowers_the_bound_beside_known_entries(kind: str, method: str)
         assert_close(found[name], close, rtol=1e-12, atol=1e-12, msg=name)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("method", ["em", "vmp"])
 def test_fits_of_switching_models_keep_what_is_known(method: str) -> None:
     true = sh.SwitchingLinearSSM(2, 2, 2, common_emission=True).with_values(
@@ -143,6 +144,7 @@ def test_a_step_of_em_beside_known_entries_is_the_textbooks() -> None:
     same_where_held(found, tensors(STRUCTURE))
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("model", [sh.LinearSSM(2, 2), sh.SwitchingLinearSSM(2, 2, 2, common_emission=True)])
 def test_fits_beside_known_loadings_do_not_depend_on_the_unit(model: sh.LinearSSM | sh.SwitchingLinearSSM) -> None:
     x = model_of(2, 2, full=False).simulate(40, seed=4).x

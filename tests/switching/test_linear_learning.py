@@ -251,6 +251,7 @@ def test_the_guide_of_a_table_agrees_with_message_passing() -> None:
 # ---- the end of EM ---------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("full", [False, True], ids=["diagonal", "full"])
 @pytest.mark.parametrize("prior", ["weak", None])
 def test_gradients_at_points_are_those_of_the_log_posterior(full: bool, prior: str | None) -> None:

@@ -151,6 +151,7 @@ def test_an_end_is_infinite_if_the_data_say_nothing_of_a_variance() -> None:
     assert math.isinf(float(ends.upper["sigma2.beta.x1"]))
 
 
+@pytest.mark.few(1)
 @pytest.mark.kernels
 @pytest.mark.parametrize("unit", [1e-3, 1e4])
 def test_intervals_have_the_unit_and_the_dtype_of_the_series(unit: float) -> None:

@@ -126,7 +126,7 @@ def test_stationary_distributions_do_not_move():
 # ---- fits ------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("prior", ["weak", None])
 @each
 def test_em_never_falls_and_ends_where_the_slope_is_0(dynamics, prior):
@@ -173,6 +173,7 @@ def test_an_m_step_of_a_stationary_chain_does_not_lower_its_objective_and_keeps_
     assert float(along.abs().max()) < 1e-5
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("start", ["free", "stationary"])
 def test_fits_of_counts_are_the_optima_of_another_optimiser(start):
     truth = SwitchingSSM(Markov(2, initial="stationary"), Poisson(1)).with_values(
@@ -212,7 +213,7 @@ def test_a_driven_start_recovers_its_weights():
     assert row["standard error"] < 0.5
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @each
 def test_every_method_fits_or_names_its_cure(dynamics):
     model = valued(dynamics)
@@ -304,7 +305,7 @@ def test_constructors_make_the_masks_of_their_names():
     assert Markov.banded(3, sticky=2.0).sticky == 2.0
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @each_mask
 def test_impossible_moves_stay_impossible_in_every_method(dynamics):
     model = masked(dynamics)

@@ -197,6 +197,7 @@ def test_one_regime_learns_as_a_linear_model_does() -> None:
     assert bool((fit.objective.diff() > -1e-9 * fit.objective.abs()[1:]).all())
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("noise", ["diagonal", "full"])
 @pytest.mark.parametrize("shared", ["chain per regime", "one chain"])
 def test_missing_values_short_and_constant_series_are_learned_from(shared: str, noise: str) -> None:

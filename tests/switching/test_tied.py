@@ -172,6 +172,7 @@ def test_maximum_likelihood_is_that_of_hmmlearn_with_one_covariance(x, emission)
     assert_close(peer.covars_[0] if peer.covars_.ndim > 2 else peer.covars_, covariance, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("method", ["em", "vmp"])
 @pytest.mark.parametrize("emission", [GATED, pytest.param(GATED_FULL, marks=pytest.mark.slow)])
 def test_every_fit_of_a_tied_gated_emission_is_a_network(x, emission, method):
