@@ -45,6 +45,7 @@ from .switching.data.formulas import Formula as Formula
 from .switching.data.reading import read_panel as read_panel
 from .switching.dynamics.copy import Copy as Copy
 from .switching.dynamics.markov import Markov as Markov
+from .switching.emissions.autoregression import AutoRegressive as AutoRegressive
 from .switching.emissions.contract import ConjugateEmission as ConjugateEmission
 from .switching.emissions.contract import Emission as Emission
 from .switching.emissions.discrete import Bernoulli as Bernoulli

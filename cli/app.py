@@ -182,6 +182,7 @@ def fit(
             " Not with multivariate-normal."
         ),
     ] = None,
+    order: Annotated[int, typer.Option(help="Number of lags of --emission auto-regressive.")] = 1,
     method: Annotated[
         MethodName,
         typer.Option(
@@ -225,7 +226,7 @@ def fit(
         from . import console  # heavy, so that an error of the table comes first
 
         console.check_results(out, force)
-        model = console.build(series.observed, states, emission.value, dynamics.value, of_moves, of_emission)
+        model = console.build(series.observed, states, emission.value, dynamics.value, of_moves, of_emission, order)
         console.fit_and_write(
             model,
             series,

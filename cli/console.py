@@ -8,7 +8,7 @@ import os
 import sys
 import warnings
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,6 +23,7 @@ from ..switching.data.series import Series
 from ..switching.data.tables import TableSeries, numeric_columns, pick_series, read_table
 from ..switching.data.timeline import following, label_text, uneven
 from ..switching.data.writing import write_output
+from ..switching.emissions.autoregression import AutoRegressive
 from ..switching.emissions.contract import Emission
 from ..switching.emissions.generalized import GeneralizedLinear
 from ..switching.emissions.normal import Normal
@@ -92,6 +93,7 @@ def build(
     dynamics: str,
     inputs: Sequence[str],
     emission_inputs: Sequence[str] = (),
+    order: int = 1,
 ) -> SwitchingSSM:
     """The model for these options; ValueError if the options do not fit together."""
     if n_states < 1:
@@ -101,6 +103,10 @@ def build(
         plain = class_of(emission).sized_to(observed.to_numpy())
     except ValueError as error:
         raise ValueError(f"--columns: {str(error).removeprefix('x: ')}") from None
+    if isinstance(plain, AutoRegressive):
+        return SwitchingSSM(moves, replace(plain, order=order, inputs=tuple(emission_inputs) or 0))
+    if order != 1:
+        raise ValueError(f"--order: got {order}, but {plain.name} has no lags; use --emission auto-regressive.")
     return SwitchingSSM(moves, reading(plain, tuple(emission_inputs)) if emission_inputs else plain)
 
 

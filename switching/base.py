@@ -20,6 +20,7 @@ from ..inference.numerics.records import LINES
 from ..inference.numerics.scalars import check_choice, check_integer, check_kind, check_path
 from ..inference.numerics.threads import one_thread_if_small
 from .data.design import check_design, with_inputs
+from .data.lags import read_before, with_past
 from .data.reading import read_series, with_steps_to_come
 from .data.series import Given, Series
 from .data.subjects import with_subjects
@@ -117,6 +118,15 @@ class Model(Named, ABC):
     def inputs_of(self) -> dict[str, Inputs]:
         """The inputs along each axis of parameters, by the name of the axis."""
         return {"input": self.inputs}
+
+    @property
+    def order(self) -> int:
+        """The number of earlier observations that an observation depends on, beside the state."""
+        return 0
+
+    def scored(self, series: Series) -> Tensor:
+        """The observed values `[*b, T, F]` whose density the model gives."""
+        return ~torch.isnan(series.observations)
 
     @cached_property
     def n_inputs(self) -> int:
@@ -374,8 +384,8 @@ class Model(Named, ABC):
         """The observations, their inputs, gaps and labels as one `Series`, checked against this model.
 
         Arguments:
-            x, lengths, inputs, input_names, dt, states, weights, noise: as in every method. A Series is checked and
-                returned unchanged.
+            x, lengths, inputs, input_names, dt, states, weights, noise, before: as in every method. A Series is
+                checked and returned unchanged.
             horizon: number of future steps, for which inputs and gaps are passed too: `[*batch, T + horizon, ...]`;
                 if x is a Series, which has its own, those of the steps to come: `[*batch, horizon, ...]`.
 
@@ -405,13 +415,18 @@ class Model(Named, ABC):
         """The series before most checks; only the number of features is checked."""
         if not isinstance(x, Series):
             known: Any = dict(given)
-            labels = known.pop("subjects", None)
-            return with_subjects(with_inputs(read_series(x, self.n_features, **known), self.inputs), labels)
+            labels, before = known.pop("subjects", None), known.pop("before", None)
+            series = with_inputs(read_series(x, self.n_features, **known), self.inputs)
+            earlier = read_before(before, series, self.order)
+            series = with_past(series, self.order, earlier) if self.order else series
+            return with_subjects(series, labels)
         for name in (name for name, value in given.items() if value is not None):
             raise ValueError(f"{name}: got some besides a Series, but a Series has its own; leave it out.")
         if x.n_features != self.n_features:
             raise ValueError(f"x: got {x.n_features} feature(s), but the model has {self.n_features}.")
-        return with_inputs(x, self.inputs)
+        series = with_inputs(x, self.inputs)
+        known = 0 if series.past is None else series.past.shape[-2]
+        return with_past(series, self.order) if self.order and known != self.order else series
 
     @interruptible()
     def _fit(self, x: Any, given: Given, options: "Options") -> "Fit[Any]":

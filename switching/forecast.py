@@ -121,9 +121,9 @@ class Forecast(AfterSeries):
         mixture = self.observation
         weights = ByGate(*map(part, mixture.weights))
         state = tuple(map(part, self.state)) if isinstance(self.state, tuple) else part(self.state)
-        emission = mixture.emission.cut(part)
-        forecast = Forecast.of(emission, mixture.values, weights, series, self.source)
-        return replace(forecast, state=state, redraw=part(self.redraw))
+        observation = StateMixture(mixture.emission.cut(part), mixture.values, weights)
+        mean, variance = part(self.mean), part(self.variance)
+        return Forecast(state, part(self.redraw), observation, mean, variance, series, self.source)
 
     @property
     def probs(self) -> Float[Tensor, "*b H C"]:

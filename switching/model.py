@@ -27,6 +27,7 @@ from .base import Model, Probabilities
 from .data.cells import to_tensor
 from .data.design import check_rank, read_inputs
 from .data.knowledge import check_states, with_states
+from .data.lags import check_scored
 from .data.ragged import by_sequence
 from .data.reading import check_finite, read_row, read_states
 from .data.series import Drive, Given, Series
@@ -35,15 +36,17 @@ from .dynamics.by_subject import SubjectDynamics
 from .dynamics.contract import Dynamics
 from .emissions.by_subject import by_subject, of_one
 from .emissions.contract import Emission
-from .emissions.driven import emission_at, rows_read
+from .emissions.driven import emission_at, rows_read, scored
 from .fitting.options import METHODS, Options
 from .forecast import Forecast, look_ahead
 from .inputs import Inputs, all_inputs
+from .lagged_forecast import DRAWS, observation_ahead
 from .parameters import Parameter, Parameters, of_subject
 from .peers import explains_options
 from .priors import log_prior, sample_sites
 from .problem import Problem
 from .program import PathMixture, Simulated, collapsed_program, explicit_program
+from .recursion import after
 from .seeding import seeded
 from .user_priors import is_distribution
 
@@ -55,11 +58,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, repr=False)
 class StreamState(Record):
-    """The memory of a stream: the belief about the last state, and the log evidence so far."""
+    """The memory of a stream: the belief about the last state, the log evidence so far, and the last observations, the
+    latest first, if later ones depend on them."""
 
     belief: Float[Tensor, "*b K"] | None
     log_evidence: Float[Tensor, "*b"]
     steps: int
+    lags: Float[Tensor, "*b P F"] | None = None
 
 
 @dataclass(frozen=True, repr=False)
@@ -77,8 +82,8 @@ class SwitchingSSM(Model):
     Arguments:
         dynamics: `Copy(n_states)` or `Markov(n_states)`.
         emission: `Normal(n_features)`, `MultivariateNormal(n_features)`, `Categorical(n_categories)`,
-            `Bernoulli(n_features)`, `Poisson(n_features)`, `LinearRegression(n_features, inputs)`, `Gated(emission,
-            background)`, or your own emission.
+            `Bernoulli(n_features)`, `Poisson(n_features)`, `LinearRegression(n_features, inputs)`,
+            `AutoRegressive(order, n_features)`, `Gated(emission, background)`, or your own emission.
 
     Every method that takes `x` accepts a tensor `[T]`, `[T, F]` or `[*batch, T, F]`, a numpy array, a pandas object, a
     panel (a frame with an index of sequence and time, or see `read_panel`), or a list of ragged sequences. NaN means
@@ -145,6 +150,14 @@ class SwitchingSSM(Model):
     def inputs_of(self) -> dict[str, Inputs]:
         """The inputs along each axis of parameters, by the name of the axis."""
         return self.dynamics.inputs_of | self.emission.inputs_of
+
+    @property
+    def order(self) -> int:
+        """The number of earlier observations that an observation depends on, beside the state."""
+        return self.emission.order
+
+    def scored(self, series: Series) -> Tensor:
+        return scored(self.emission, series)
 
     @property
     def holds(self) -> bool:
@@ -327,11 +340,14 @@ class SwitchingSSM(Model):
         problem = self.problem(x, **given)
         return problem.chain(self.values_like(problem.series.like))
 
-    def forecast(self, x: Any, horizon: int, **given: Unpack[Given]) -> Forecast:
+    def forecast(self, x: Any, horizon: int, *, draws: int = DRAWS, seed: Seed = 0, **given: Unpack[Given]) -> Forecast:
         """States and observations at each of the `horizon` steps after the end of x.
 
         With inputs or gaps, pass those of the future too: `[*batch, T + horizon, C]` and `[*batch, T + horizon]`.
         All sequences must then have equal lengths.
+
+        Forecasts are exact, except quantiles and densities of an `AutoRegressive` emission: these come from `draws`
+        paths with this seed. Its forecasts continue from the last step whose `order` observations are all known.
         """
         horizon = check_integer("horizon", horizon)
         problem = self.problem(x, horizon=horizon, **given)
@@ -339,6 +355,10 @@ class SwitchingSSM(Model):
         values = self.values_like(problem.series.like)
         with naming("x"):
             weights = look_ahead(problem, values, horizon)
+            if self.order:
+                one = {name: value.unsqueeze(0) for name, value in values.items()}
+                parts = observation_ahead(problem, one, horizon, check_integer("draws", draws, least=2), seed)
+                return Forecast(weights.redrawn + weights.held, weights.redrawn.sum(-1), *parts, problem.series, self)
         emission = emission_at(self.emission, problem.series, problem.series.ahead)
         return Forecast.of(emission, values, weights, problem.series, self)
 
@@ -359,7 +379,9 @@ class SwitchingSSM(Model):
         self.values_like(self._like)
         if self.subjects:
             raise ValueError("model: has parameters by subject; use a stream of one, model.of(subject).start().")
-        return StreamState(None, self._like.new_zeros(check_batch_shape("batch_shape", batch_shape)), 0)
+        batch_shape = check_batch_shape("batch_shape", batch_shape)
+        lags = self._like.new_full((*batch_shape, self.order, self.n_features), torch.nan) if self.order else None
+        return StreamState(None, self._like.new_zeros(batch_shape), 0, lags)
 
     def update(
         self, state: StreamState, x_t: Any, *, inputs: Any = None, dt: Any = None, states: Any = None
@@ -382,7 +404,8 @@ class SwitchingSSM(Model):
             dt = gap
         with naming("x_t"):
             names = None if inputs is None or isinstance(self.inputs, int) else self.inputs
-            series = Series(x_t.unsqueeze(-2), None, inputs, dt, drivers=names)
+            past = None if state.lags is None else state.lags.to(x_t).unsqueeze(-3)
+            series = Series(x_t.unsqueeze(-2), None, inputs, dt, drivers=names, past=past)
             if states is not None:
                 series = check_states(with_states(series, read_states(states, x_t), None), self.n_states)
             check_finite(series)
@@ -391,8 +414,9 @@ class SwitchingSSM(Model):
             step = Problem(self.dynamics, self.emission, series).after(self.values_like(x_t), state.belief)
         assert step.redraw is not None
         belief, redraw, increment = step.state.squeeze(-2), step.redraw.squeeze(-1), step.log_increment.squeeze(-1)
-        after = StreamState(belief, state.log_evidence.to(x_t.device) + increment, state.steps + 1)
-        return after, StreamOutput(belief, redraw, increment)
+        lags = None if state.lags is None else after(state.lags.to(x_t), x_t)
+        later = StreamState(belief, state.log_evidence.to(x_t.device) + increment, state.steps + 1, lags)
+        return later, StreamOutput(belief, redraw, increment)
 
     def durations(self, x: Any, **given: Unpack[Given]) -> Float[Tensor, "K"]:
         """The expected number of steps from entering each state to leaving it; with gaps, in units of time.
@@ -499,8 +523,15 @@ class SwitchingSSM(Model):
 
         pooling = Pooling.of(options.pooled, self.dynamics, self.emission)
         if pooling is not None:
+            if self.order:
+                raise ValueError(
+                    f"pooled: got {options.pooled!r}, but {self.emission.name} has parameters of all subjects "
+                    "together; leave it out."
+                )
             return self._fitted_by_subject(series, options, pooling)
         check_enough(series, self.n_states)
+        if self.order:
+            check_scored(self.scored(series), series, self.order)
         Units.of(self.emission, series)  # raises an error if no prior can be scaled to some feature
         for part in (self.dynamics, self.emission):
             check_rank(series, part.inputs)

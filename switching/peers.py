@@ -80,17 +80,18 @@ CLASSES = _by_name(
     Word("LinearGaussianSSM", "LinearSSM(L, F)", "dynamax"),
     Word("KalmanFilter", "LinearSSM(L, F)", "pykalman"),
     Word("UnobservedComponents", "LinearSSM(LocalLevel()) and other structures", "statsmodels"),
-    Word(
-        "ARHMM",
-        "not there: no emission depends on earlier observations; the nearest is SwitchingLinearSSM",
-        "ssm",
-    ),
+    Word("ARHMM", "SwitchingSSM(Markov(K), AutoRegressive(order=n, n_features=F))", "ssm"),
+    Word("LinearAutoregressiveHMM", "SwitchingSSM(Markov(K), AutoRegressive(order=n, n_features=F))", "dynamax"),
     Word(
         "HSMM",
         "not there: the time in a state is geometric in every model; gaps and inputs change its rate",
         "ssm, pyhsmm",
     ),
-    Word("MarkovRegression", "SwitchingSSM(Markov(K), Normal()), without regressors of the mean", "statsmodels"),
+    Word(
+        "MarkovRegression",
+        'SwitchingSSM(Markov(K, initial="stationary"), LinearRegression(F, inputs=["name"])), or Normal(F)',
+        "statsmodels",
+    ),
 )
 """Classes."""
 

@@ -29,6 +29,7 @@ from .known import held, is_whole, known_sites, support_beside
 from .mixture import StateMixture
 from .parameters import Parameter, Parameters, read_table, widened
 from .priors import Site, log_prior
+from .recursion import drawn_along
 
 Result = TypeVar("Result")
 Own = TypeVar("Own", bound="SeriesProblem")
@@ -293,10 +294,10 @@ class Problem(SeriesProblem):
 
     def draws_along(self, values: Parameters, drawn: Any) -> Float[Tensor, "total *b T F"]:
         redraw = torch.ones_like(drawn.path) if drawn.redraw is None else drawn.redraw
-        series, emission = [], emission_at(self.emission, self.series, self.series.drive)
+        series = []
         for i in range(drawn.path.shape[1]):
             one = {name: value[i] for name, value in values.items()}
-            series.append(emission.sample_at(one, drawn.path[:, i], redraw[:, i]))
+            series.append(drawn_along(self.emission, self.series, one, drawn.path[:, i], redraw[:, i]))
         return self.series.with_noise(torch.cat(series))
 
     def _before_each(self, values: Parameters, filtered: Float[Tensor, "*rb T K"]) -> ByGate:

@@ -22,11 +22,13 @@ from torch.distributions import constraints
 from ..inference.numerics.checks import ImpossibleError
 from ..inference.numerics.randomness import Seed
 from ..inference.numerics.records import Record
+from .data.lags import with_past
 from .data.packed import padded
 from .emissions.contract import ByGate, Emission
 from .emissions.driven import emission_at
 from .parameters import Parameters
 from .problem import Problem
+from .recursion import after, drawn_along, filled
 
 NO_AXES = torch.Size()
 
@@ -115,7 +117,9 @@ class PathMixture(TorchDistribution):
         tables |= {"noise": series.variances}
         n = len(series.batch_shape)
         expanded = {name: None if t is None else t.expand(*batch, *t.shape[n:]) for name, t in tables.items()}
-        series = replace(series, x=value, **expanded)
+        past = None if series.past is None else padded(series.past).expand(*batch, -1, -1, -1)
+        series = replace(series, x=value, past=past, **expanded)
+        series = with_past(series, self.problem.emission.order) if self.problem.emission.order else series
         return self.problem.of(series).evidence(self.values)
 
     def sample(self, sample_shape: torch.Size | tuple[int, ...] = ()) -> Tensor:
@@ -128,7 +132,7 @@ class PathMixture(TorchDistribution):
         The observations come from torch's global generator, as in every torch distribution.
         """
         dynamics, series = self.problem.dynamics, self.problem.series
-        emission = emission_at(self.problem.emission, series, series.drive)
+        emission = self.problem.emission
         like = next(iter(self.values.values()))
         flat = like.new_zeros(*self.batch_shape, self.event_shape[0], dynamics.n_states)
         chain = dynamics.chain(self.values, self.problem.with_knowledge(ByGate(flat, flat)), series.drive)
@@ -136,7 +140,7 @@ class PathMixture(TorchDistribution):
         shape = sample_shape + self.batch_shape + self.event_shape[:1]
         path = draw.path.reshape(shape)
         redraw = torch.ones_like(path, dtype=torch.bool) if draw.redraw is None else draw.redraw.reshape(shape)
-        return Simulated(series.with_noise(emission.sample_at(self.values, path, redraw)), path, redraw)
+        return Simulated(series.with_noise(drawn_along(emission, series, self.values, path, redraw)), path, redraw)
 
     def expand(self, batch_shape: Sequence[int], _instance: object = None) -> "PathMixture":
         return PathMixture(self.problem, self.values, torch.Size(batch_shape))
@@ -170,6 +174,7 @@ def explicit_program(problem: Problem, values: Parameters, observed: bool) -> Te
     states, known = series.states, series.log_states(problem.n_states)
     labels = None if states is None or known is None or padded(states).is_floating_point() else padded(states)
     state: Tensor | None = None
+    lags: Tensor | None = None  # of observations that are drawn
     observations = []
     plates = sequence_plates(series.batch_shape)
     for step in pyro.markov(range(1, series.n_steps + 1)):
@@ -184,7 +189,11 @@ def explicit_program(problem: Problem, values: Parameters, observed: bool) -> Te
             if known is not None and certain is None:
                 pyro.factor(f"known_{step}", _of_state(known[..., step - 1, :], state))
             power = None if series.powers is None else series.powers[..., step - 1]
-            here = emission_at(emission, series, series.drive.at(step - 1))
+            drive = series.drive.at(step - 1)
+            if emission.order and not observed and drive.past is not None:
+                lags = filled(emission, values, drive.past, state) if lags is None else after(lags, observations[-1])
+                drive = replace(drive, past=lags)
+            here = emission_at(emission, series, drive)
             noise = None if series.variances is None else series.variances[..., step - 1, :]
             observation = Observation(here, values, state, redraw, power, noise)
             seen = series.observations[..., step - 1, :] if observed else None

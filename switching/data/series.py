@@ -44,6 +44,9 @@ class Given(TypedDict, total=False):
         noise: `[*batch, T]` or `[*batch, T, F]`, the known variances of the noise of measurements, for a `SwitchingSSM`
             of `Normal` emissions: x_t ~ N(loc, scale^2 + noise_t).
         subjects: `[*batch]`, the name of the subject of each sequence, for a `SwitchingSSM` with parameters by subject.
+        before: `[*batch, P, F]` (or `[P]`), the observations before the first step, the latest last, for an
+            `AutoRegressive` emission; for a list of sequences, a list of such tables. Without them the first steps of a
+            sequence have no lags.
     """
 
     lengths: Any
@@ -54,11 +57,12 @@ class Given(TypedDict, total=False):
     weights: Any
     noise: Any
     subjects: Any
+    before: Any
 
 
 @dataclass(frozen=True, repr=False)
 class Drive(Record):
-    """The external inputs of the dynamics at some steps; None if there are none.
+    """The external inputs of the dynamics at some steps, and the observations before each; None if there are none.
 
     `subjects` are the numbers of the sequences' subjects, which broadcast against the steps.
     """
@@ -66,12 +70,14 @@ class Drive(Record):
     inputs: Float[Tensor, "*n C"] | None = None
     gaps: Float[Tensor, "*n"] | None = None
     subjects: Int[Tensor, "*#n"] | None = None
+    past: Float[Tensor, "*observed P F"] | None = None
 
     def at(self, steps: slice | int) -> "Drive":
         """The inputs at a range of steps, or at one step."""
         inputs = None if self.inputs is None else self.inputs[..., steps, :]
         subjects = self.subjects if self.subjects is None or isinstance(steps, slice) else self.subjects[..., 0]
-        return Drive(inputs, None if self.gaps is None else self.gaps[..., steps], subjects)
+        past = None if self.past is None else self.past[..., steps, :, :]
+        return Drive(inputs, None if self.gaps is None else self.gaps[..., steps], subjects, past)
 
 
 @dataclass(frozen=True, repr=False)
@@ -94,15 +100,16 @@ class Series(Record):
         weights: the weight of each sequence in a fit.
         step_weights: the power of the density of each observation.
         noise: the known variance of the noise of each observation.
+        past: the P observations before each step, the latest first, NaN where there are none: see `lags`.
         subjects: the number of the subject of each sequence, if parameters differ between subjects.
         subject_names: the names of the subjects.
         stacked: the rows of the table from which the steps come, if they come from one table.
     """
 
-    _NUMBERS: ClassVar = ("x", "inputs", "dt", "weights", "step_weights", "noise")
+    _NUMBERS: ClassVar = ("x", "inputs", "dt", "weights", "step_weights", "noise", "past")
     _PLACES: ClassVar = ("lengths", "states", "subjects")
     _BY_SEQUENCE: ClassVar = ("weights", "subjects")
-    _BY_STEP: ClassVar = ("states", "step_weights", "noise")
+    _BY_STEP: ClassVar = ("states", "step_weights", "noise", "past")
 
     x: Float[Tensor, "*b T F"] | Packed
     lengths: Int[Tensor, "*b"] | None = None
@@ -119,6 +126,7 @@ class Series(Record):
     noise: Float[Tensor, "*b T F"] | Packed | None = None
     subjects: Int[Tensor, "*b"] | None = None
     subject_names: tuple[str, ...] | None = None
+    past: Float[Tensor, "*b T P F"] | Packed | None = None
     stacked: Stacked | None = field(default=None, repr=False, compare=False)
     checked: Any = field(default=None, repr=False, compare=False)  # the model parts that have checked the observations
 
@@ -261,7 +269,8 @@ class Series(Record):
     @property
     def whole_drive(self) -> Drive:
         """The inputs and gaps of the observed steps and of future steps."""
-        return Drive(self.design, self.gaps, None if self.subjects is None else self.subjects.unsqueeze(-1))
+        subjects = None if self.subjects is None else self.subjects.unsqueeze(-1)
+        return Drive(self.design, self.gaps, subjects, None if self.past is None else padded(self.past))
 
     @property
     def drive(self) -> Drive:
@@ -352,7 +361,7 @@ class Series(Record):
 
     def mapped(self, change: Callable[[Tensor], Tensor]) -> "Series":
         """The series with a change of its observations `[..., F]`, which does not depend on the step."""
-        return self._mapped(change, "x")
+        return self._mapped(change, "x", "past")
 
     def part(self, members: Int[Tensor, "n"]) -> "Series":
         """Some of the sequences, given by their numbers, on one batch axis, with the length of the longest of them.

@@ -16,7 +16,7 @@ M-step is exact, and it can be fitted by message passing too. See `priors.Conjug
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -96,6 +96,7 @@ class Emission(Named, ABC):
         parameters: by name; the first of their axes is "state", or "shared" (of length one) for one that all states
             share.
         inputs: the inputs that it reads, by name or number.
+        order: the number of earlier observations that it reads.
         support: the set of possible observations.
         expects: the same as text, for error messages.
 
@@ -111,6 +112,7 @@ class Emission(Named, ABC):
 
     n_features: int = 1
     inputs: Inputs = 0
+    order: int = 0
     parameters: Mapping[str, Parameter] = {}
     support: constraints.Constraint = constraints.real
     expects: str = "finite numbers"
@@ -355,6 +357,14 @@ class Emission(Named, ABC):
         """The emission at steps of these subjects, if its parameters differ between subjects."""
         return self
 
+    def shifted(self, table: Parameters, by: Float[Tensor, "F"]) -> Parameters:
+        """Values or hyperparameters of x, converted to those of x + by, if observations `have_unit`."""
+        return moved(table, by)
+
+    def shifts(self, fixed: Collection[str]) -> bool:
+        """Whether parameters of x + a have the same form as those of x, if these parameters are fixed."""
+        return True
+
     def check_fitted(self, values: Parameters, rows: Float[Tensor, "N R"]) -> None:
         """Warn of values of maximum likelihood that are no estimates."""
 
@@ -407,6 +417,9 @@ class Emission(Named, ABC):
         """The user's priors, by parameter."""
         return read_priors(self.prior, self.parameters, self.name) if isinstance(self.prior, Mapping) else {}
 
+    not_conjugate: str = ""
+    """What keeps message passing from this emission, in words."""
+
     @property
     def is_conjugate(self) -> bool:
         """Whether all priors are of one exponential family, as message passing and closed M-steps need."""
@@ -455,9 +468,10 @@ class Emission(Named, ABC):
 
 
 def check_no_inputs(argument: str, emission: Emission) -> None:
-    """Raise ValueError if an emission reads inputs."""
-    if emission.n_inputs:
-        raise ValueError(f"{argument}: got {emission!r}, but only a SwitchingSSM of one emission takes inputs there.")
+    """Raise ValueError if an emission reads inputs or earlier observations."""
+    if emission.n_inputs or emission.order:
+        reads = "lags" if emission.order else "inputs"
+        raise ValueError(f"{argument}: got {emission!r}, but only a SwitchingSSM of one emission takes {reads} there.")
 
 
 class Representative(NamedTuple):

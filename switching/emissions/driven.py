@@ -7,9 +7,10 @@ known steps is needed (forecasts, draws, figures), `beside` gives an emission th
 
 from abc import abstractmethod
 from collections.abc import Callable
+from copy import copy
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from pyro.distributions.torch_distribution import TorchDistributionMixin
 from torch import Tensor
 from torch.distributions import constraints
@@ -32,6 +33,15 @@ class DrivenEmission(Emission):
     def respond(self, values: Parameters, inputs: Float[Tensor, "*#n C"]) -> Parameters:
         """The parameters of `plain` `[*n, ...]` at inputs, from parameters `[*#n, ...]` without an axis of states."""
 
+    @property
+    def n_columns(self) -> int:
+        """C, the number of columns beside an observation: its lags, if there are any, and its inputs."""
+        return self.n_inputs
+
+    def unknown(self, columns: Float[Tensor, "*n C"]) -> Bool[Tensor, "*n F"]:
+        """The features whose lags are missing."""
+        return torch.zeros_like(columns[..., :1], dtype=torch.bool).expand(*columns.shape[:-1], self.n_features)
+
     def at(self, values: Parameters, inputs: Float[Tensor, "*n C"]) -> Parameters:
         """The parameters of `plain` `[*r, *n, K, ...]` at inputs, from parameters `[*r, K, ...]`."""
         n_axes = inputs.ndim - 1
@@ -40,7 +50,7 @@ class DrivenEmission(Emission):
 
     def at_zero(self, values: Parameters) -> Parameters:
         """The parameters of `plain` where all inputs are 0: `[*r, K, ...]`."""
-        return self.at(values, next(iter(values.values())).new_zeros(self.n_inputs))
+        return self.at(values, next(iter(values.values())).new_zeros(self.n_columns))
 
     def beside(self, inputs: Float[Tensor, "*n C"]) -> Emission:
         return Beside(self, inputs)
@@ -60,7 +70,7 @@ class DrivenEmission(Emission):
 
     @property
     def sizes(self) -> dict[str, int]:
-        return self.plain.sizes | {"regressor": self.n_inputs}
+        return self.plain.sizes | {"regressor": self.n_columns}
 
     @property
     def inputs_of(self) -> dict[str, Inputs]:
@@ -91,7 +101,8 @@ class Beside(Emission):
     needs no axis."""
 
     def __init__(self, emission: DrivenEmission, inputs: Float[Tensor, "*n C"]) -> None:
-        self.driven, self.inputs_here = emission, inputs
+        self.driven, self.inputs_here = emission, inputs.nan_to_num(0.0) if emission.order else inputs
+        self.unknown = emission.unknown(inputs) if emission.order else None  # nothing is known about these features
         self.n_features, self.parameters, self.support = emission.n_features, emission.parameters, emission.support
 
     @property
@@ -99,23 +110,39 @@ class Beside(Emission):
         return self.driven.sizes
 
     def cut(self, part: Callable[[Tensor], Tensor]) -> "Beside":
-        return Beside(self.driven, part(self.inputs_here))
+        cut = copy(self)
+        cut.inputs_here, cut.unknown = part(self.inputs_here), None if self.unknown is None else part(self.unknown)
+        return cut
 
     def table(self, x: Tensor, values: Parameters) -> Tensor:
         inputs = self.inputs_here.expand(*x.shape[:-1], -1)
-        return self.driven.table(torch.cat([x, inputs.to(x)], -1), values)
+        return self.driven.table(torch.cat([self._without(x), inputs.to(x)], -1), values)
 
     def log_prob(self, x: Tensor, values: Parameters) -> Tensor:
-        return self.driven.plain.log_prob(x, self.driven.respond(values, self.inputs_here))
+        return self.driven.plain.log_prob(self._without(x), self.driven.respond(values, self.inputs_here))
 
     def distribution(self, values: Parameters) -> TorchDistributionMixin:
         return self.driven.plain.distribution(self.driven.respond(values, self.inputs_here))
 
     def moments(self, values: Parameters) -> tuple[Tensor, Tensor]:
-        return self.driven.plain.moments(self.driven.at(values, self.inputs_here))
+        moments = self.driven.plain.moments(self.driven.at(values, self.inputs_here))
+        if self.unknown is None:
+            return moments
+        unknown = self.unknown.unsqueeze(-2)
+        return moments[0].masked_fill(unknown, torch.nan), moments[1].expand_as(moments[0]).masked_fill(
+            unknown, torch.nan
+        )
+
+    def sample_at(self, values: Parameters, state: Tensor, redraw: Tensor) -> Tensor:
+        drawn = super().sample_at(values, state, redraw)
+        return drawn if self.unknown is None else drawn.masked_fill(self.unknown, torch.nan)
 
     def marginal_cdf(self, x: Tensor, values: Parameters) -> Tensor:
         return self.driven.plain.marginal_cdf(x, self.driven.at(values, self.inputs_here))
+
+    def _without(self, x: Tensor) -> Tensor:
+        """Observations without the features whose lags are missing."""
+        return x if self.unknown is None else torch.where(self.unknown, torch.nan, x)
 
     def category_probs(self, values: Parameters) -> ByGate:
         return self.driven.plain.category_probs(self.driven.at(values, self.inputs_here))
@@ -125,26 +152,49 @@ class Beside(Emission):
 
 
 def rows_read(emission: Emission, series: Series) -> Float[Tensor, "*b T R"]:
-    """The observations of a series, with the inputs that an emission reads beside them, or the variances of their
-    noise, and with the number of the subject at the end if parameters differ between subjects."""
+    """The observations of a series, with the lags and inputs that an emission reads beside them, or the variances of
+    their noise, and with the number of the subject at the end if parameters differ between subjects. An observation
+    whose lags are missing is missing."""
     beside = [series.observations]
     if series.variances is not None:
         beside.append(series.variances)
-    elif emission.n_inputs:
-        beside.append(_inputs_read(emission, series, series.drive))
+    elif emission.order or emission.n_inputs:
+        columns = columns_read(emission, series, series.drive)
+        if isinstance(emission, DrivenEmission) and emission.order:
+            beside, columns = [torch.where(emission.unknown(columns), torch.nan, beside[0])], columns.nan_to_num(0.0)
+        beside.append(columns)
     if emission.reads_subjects:
         assert series.subjects is not None
         beside.append(series.subjects[..., None, None].to(series.like).expand_as(beside[0][..., :1]))
     return beside[0] if len(beside) == 1 else torch.cat(beside, -1)
 
 
+def scored(emission: Emission, series: Series) -> Bool[Tensor, "*b T F"]:
+    """The observed values whose density a model gives: those that are not missing, nor their lags."""
+    if not emission.order:
+        return ~torch.isnan(series.observations)
+    return ~torch.isnan(rows_read(emission, series)[..., : emission.n_features])
+
+
 def emission_at(emission: Emission, series: Series, drive: Drive) -> Emission:
     """The emission at the steps of a drive of this series."""
-    emission = emission.beside(_inputs_read(emission, series, drive)) if emission.n_inputs else emission
+    reads = emission.order or emission.n_inputs
+    emission = emission.beside(columns_read(emission, series, drive)) if reads else emission
     return emission if drive.subjects is None else emission.at_subjects(drive.subjects)
 
 
-def _inputs_read(emission: Emission, series: Series, drive: Drive) -> Float[Tensor, "*n C"]:
+def columns_read(emission: Emission, series: Series, drive: Drive) -> Float[Tensor, "*n C"]:
+    """The lags, NaN where missing, and the inputs that an emission reads."""
+    columns = []
+    if emission.order:
+        assert drive.past is not None
+        columns.append(drive.past.flatten(-2))
+    if emission.n_inputs:
+        columns.append(inputs_read(emission, series, drive))
+    return torch.cat(columns, -1)
+
+
+def inputs_read(emission: Emission, series: Series, drive: Drive) -> Float[Tensor, "*n C"]:
     assert drive.inputs is not None
     if isinstance(emission.inputs, int):
         return drive.inputs[..., : emission.inputs]

@@ -18,6 +18,7 @@ from typing import Any
 
 import pyro.distributions as dist
 import torch
+from jaxtyping import Float
 from pyro.distributions.torch_distribution import TorchDistributionMixin
 from torch import Tensor
 
@@ -32,35 +33,12 @@ from .generalized import GeneralizedLinear
 from .normal import Normal
 
 
-@dataclass(frozen=True, repr=False)
-class LinearRegression(DrivenEmission, ConjugateEmission):
-    """Independent normal features whose means are linear in inputs.
+class NormalRegression(DrivenEmission, ConjugateEmission):
+    """Independent normal features whose means are linear in the columns beside an observation.
 
-    Parameters `loc [K, F]`, the means where all inputs are 0, `coefficients [K, F, C]` and `precision [K, F]`. `scale`
-    is accepted instead of `precision`.
-
-    Arguments:
-        n_features: F.
-        inputs: the names of C inputs, or their number. Use inputs of about unit variance, which their prior assumes.
-        shared: the names of inputs whose coefficients all states share.
-        tied: `{"scale": "all states"}` for one scale of each feature, as in `Normal`. An emission with shared
-            coefficients or tied scales is a `GeneralizedLinear`, which message passing does not take.
-
-    Example:
-        >>> import torch
-        >>> import samplehold as sh
-        >>> dose = torch.linspace(-1, 1, 200, dtype=torch.float64)
-        >>> x = torch.where(torch.arange(200) < 100, 1 + 2 * dose, 1 - 3 * dose) + 0.1 * torch.sin(torch.arange(200.0))
-        >>> model = sh.SwitchingSSM(sh.Copy(2), sh.LinearRegression(1, inputs=["dose"]))
-        >>> fit = model.fit(x, inputs={"dose": dose}, progress=False)
-        >>> fit.model.values["coefficients"].flatten().sort().values.round(decimals=1)
-        tensor([-3.,  2.], dtype=torch.float64)
+    A subclass is a dataclass with `n_features` and `inputs`.
     """
 
-    n_features: int = 1
-    inputs: Inputs | Sequence[str] = 1
-    shared: InitVar[Sequence[str]] = field(default=(), kw_only=True, repr=False)
-    tied: InitVar[Mapping[str, str] | None] = field(default=None, kw_only=True, repr=False)
     have_unit = True
     parameters = {  # noqa: RUF012 the same for all instances
         "loc": Parameter(("state", "feature")),
@@ -68,27 +46,27 @@ class LinearRegression(DrivenEmission, ConjugateEmission):
         "precision": Normal.parameters["precision"],
     }
 
-    def __new__(cls, n_features: int = 1, inputs: Any = 1, *, shared: Any = (), tied: Any = None) -> Any:
-        if len(shared) or tied is not None:
-            return GeneralizedLinear(Normal(n_features, tied=tied), inputs, shared)
-        return super().__new__(cls)
-
-    def __post_init__(self, *_: Any) -> None:
-        object.__setattr__(self, "inputs", named_or_counted(self.inputs, least=1))
-        super().__post_init__()
-
     @property
     def family(self) -> MatrixNormalWishart:  # type: ignore[override]
         """Of (loc, coefficients) as a column, and the precision; plates [K, F]."""
-        return MatrixNormalWishart(1 + self.n_inputs)
+        return MatrixNormalWishart(1 + self.sizes["regressor"])
 
     @property
     def plain(self) -> Normal:
         return Normal(self.n_features)
 
     def respond(self, values: Parameters, inputs: Tensor) -> Parameters:
-        mean = values["loc"] + (values["coefficients"] * inputs.unsqueeze(-2)).sum(-1)
+        mean = values["loc"] + (values["coefficients"] * self.by_feature(inputs)).sum(-1)
         return {"loc": mean, "precision": values["precision"]}
+
+    def by_feature(self, columns: Float[Tensor, "*n C"]) -> Float[Tensor, "*n G P"]:
+        """The regressors of each feature; G = 1 if all have the same."""
+        return columns.unsqueeze(-2)
+
+    def _designs(self, columns: Float[Tensor, "*n C"]) -> tuple[Float[Tensor, "*n G Q"], Float[Tensor, "*n G QQ"]]:
+        """The regressors of each feature after a constant, and their products."""
+        design = torch.nn.functional.pad(self.by_feature(columns), (1, 0), value=1.0)
+        return design, (design.unsqueeze(-1) * design.unsqueeze(-2)).flatten(-2)
 
     def in_units(self, table: Parameters, unit: Tensor) -> Parameters:
         scaled = self.plain.in_units(table, unit)
@@ -115,7 +93,7 @@ class LinearRegression(DrivenEmission, ConjugateEmission):
 
         def coefficients(values: Parameters) -> TorchDistributionMixin:
             scale = (count * values["precision"].unsqueeze(-1)).rsqrt()
-            wide = scale.expand(*scale.shape[:-1], self.n_inputs)
+            wide = scale.expand(*scale.shape[:-1], self.sizes["regressor"])
             return dist.Normal(torch.zeros_like(wide), wide).to_event(3)
 
         return [of_precision, of_loc, Site("coefficients", coefficients)]
@@ -150,15 +128,17 @@ class LinearRegression(DrivenEmission, ConjugateEmission):
         """About the coefficients `near`, in which residuals are taken."""
         observed, inputs = self.split(x)
         seen = (~torch.isnan(observed)).to(x)
-        design = torch.cat([torch.ones_like(inputs[:, :1]), inputs], -1)  # [N, P]
+        design, squares = self._designs(inputs)
         filled = observed.nan_to_num(0.0).unsqueeze(-2)
         about = 0.0 if near is None else self.at(near, inputs)["loc"]
         residual = (filled - about) * seen.unsqueeze(-2)  # [*r, N, K, F]
-        squares = (design.unsqueeze(-1) * design.unsqueeze(-2)).flatten(-2)  # [N, PP]
-        of_seen = (seen.unsqueeze(-1) * squares.unsqueeze(-2)).flatten(1)
+        of_seen = (seen.unsqueeze(-1) * squares).flatten(1)
         second = (weights.mT @ of_seen).unflatten(-1, (self.n_features, -1))
         weighted = weights.unsqueeze(-1) * residual
-        first = torch.einsum("np,...nkf->...kfp", design, weighted)
+        if design.shape[-2] == 1:
+            first = torch.einsum("np,...nkf->...kfp", design.squeeze(-2), weighted)
+        else:
+            first = torch.einsum("nfp,...nkf->...kfp", design, weighted)
         count, rest = weights.mT @ seen, (weighted * residual).sum(-3)
         return torch.cat([first, -second / 2, count.unsqueeze(-1) / 2, -rest.unsqueeze(-1) / 2], -1)
 
@@ -198,12 +178,11 @@ class LinearRegression(DrivenEmission, ConjugateEmission):
         first, second, log_volume, precision = self.family.parts(statistics)
         mean = first / precision
         covariance = second - first @ mean.mT
-        design = torch.cat([torch.ones_like(inputs[..., :1]), inputs], -1)
-        squares = (design.unsqueeze(-1) * design.unsqueeze(-2)).flatten(-2)  # [*b, T, PP]
+        squares = self._designs(inputs)[1]  # [*b, T, G, PP]
         table = self.table(x, self.values(LocPrecision(mean, precision)))
         constant = (log_volume - precision[..., 0, 0].log()) / 2  # [*r, K, F]
         seen = (~torch.isnan(observed)).to(x)
-        of_seen = (seen.unsqueeze(-1) * squares.unsqueeze(-2)).flatten(-2)
+        of_seen = (seen.unsqueeze(-1) * squares).flatten(-2)
         rows = torch.cat([seen, -of_seen / 2], -1)
         by_state = torch.cat([constant, covariance.flatten(-2).flatten(-2)], -1)  # [*r, K, F + F PP]
         flat = rows.reshape(-1, rows.shape[-1]) @ by_state.mT
@@ -212,3 +191,43 @@ class LinearRegression(DrivenEmission, ConjugateEmission):
     def expected_message(self, x: Tensor, weights: Tensor, statistics: Tensor) -> Tensor:
         near = self.representative(statistics).values
         return self.family.moved(self.message(x, weights, near), self.point(near).loc)
+
+
+@dataclass(frozen=True, repr=False)
+class LinearRegression(NormalRegression):
+    """Independent normal features whose means are linear in inputs.
+
+    Parameters `loc [K, F]`, the means where all inputs are 0, `coefficients [K, F, C]` and `precision [K, F]`. `scale`
+    is accepted instead of `precision`.
+
+    Arguments:
+        n_features: F.
+        inputs: the names of C inputs, or their number. Use inputs of about unit variance, which their prior assumes.
+        shared: the names of inputs whose coefficients all states share.
+        tied: `{"scale": "all states"}` for one scale of each feature, as in `Normal`. An emission with shared
+            coefficients or tied scales is a `GeneralizedLinear`, which message passing does not take.
+
+    Example:
+        >>> import torch
+        >>> import samplehold as sh
+        >>> dose = torch.linspace(-1, 1, 200, dtype=torch.float64)
+        >>> x = torch.where(torch.arange(200) < 100, 1 + 2 * dose, 1 - 3 * dose) + 0.1 * torch.sin(torch.arange(200.0))
+        >>> model = sh.SwitchingSSM(sh.Copy(2), sh.LinearRegression(1, inputs=["dose"]))
+        >>> fit = model.fit(x, inputs={"dose": dose}, progress=False)
+        >>> fit.model.values["coefficients"].flatten().sort().values.round(decimals=1)
+        tensor([-3.,  2.], dtype=torch.float64)
+    """
+
+    n_features: int = 1
+    inputs: Inputs | Sequence[str] = 1
+    shared: InitVar[Sequence[str]] = field(default=(), kw_only=True, repr=False)
+    tied: InitVar[Mapping[str, str] | None] = field(default=None, kw_only=True, repr=False)
+
+    def __new__(cls, n_features: int = 1, inputs: Any = 1, *, shared: Any = (), tied: Any = None) -> Any:
+        if len(shared) or tied is not None:
+            return GeneralizedLinear(Normal(n_features, tied=tied), inputs, shared)
+        return super().__new__(cls)
+
+    def __post_init__(self, *_: Any) -> None:
+        object.__setattr__(self, "inputs", named_or_counted(self.inputs, least=1))
+        super().__post_init__()

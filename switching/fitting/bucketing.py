@@ -45,6 +45,7 @@ class Bucketing:
         gaps = _taken([part.series.drive.gaps for part in parts], where, 0, 0.0)
         powers = _taken([part.series.powers for part in parts], where, 0, 1.0)
         noise = _taken([part.series.variances for part in parts], where, 0, 0.0)
+        past = _taken([part.series.drive.past for part in parts], where, 0, torch.nan)
         packed = Series(
             observations,
             None,
@@ -53,6 +54,7 @@ class Bucketing:
             drivers=series.drivers,
             step_weights=powers,
             noise=noise,
+            past=past,
             checked=series.checked,
         )
         return Bucketing(problem, problem.of(packed), where)

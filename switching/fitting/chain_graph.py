@@ -226,6 +226,11 @@ def conjugates(emission: Emission) -> list[Part]:
                 f"emission: {part.emission.name} has no conjugate family, which message passing needs; "
                 'use method="em", "svi" or "nuts".'
             )
+        if part.emission.not_conjugate and not part.emission.is_conjugate:
+            raise TypeError(
+                f"emission: {part.emission.not_conjugate}, so {part.emission.name} has no conjugate family, which "
+                'message passing needs; use method="em", "svi" or "nuts".'
+            )
         if not part.emission.is_conjugate:
             names = ", ".join(sorted(part.emission.user_priors))
             raise TypeError(

@@ -136,7 +136,7 @@ class Density(FreeDensity):
     """
 
     def __init__(self, problem: Problem, near: Parameters) -> None:
-        self.problem, self.units = problem, Units.of(problem.emission, problem.series)
+        self.problem, self.units = problem, Units.of(problem.emission, problem.series, problem.fixed)
         self._inner = self.units.problem(problem)
         near = self.units.values(near)
         self._inner.objective(near)

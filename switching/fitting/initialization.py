@@ -43,7 +43,7 @@ class Initialization:
         Raises:
             ValueError: `start` does not fit the problem.
         """
-        units = Units.of(problem.emission, problem.series)
+        units = Units.of(problem.emission, problem.series, problem.fixed)
         units = units.near_prior(problem) if near_prior else units
         start = None if options.start is None else start_values(problem, units, options.start)
         volume = float(units.log_volume(problem.series).sum())

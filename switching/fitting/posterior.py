@@ -31,6 +31,8 @@ from ..emissions.contract import ByGate
 from ..emissions.driven import emission_at
 from ..forecast import Forecast, look_ahead
 from ..intervals import Interval, central_interval
+from ..lagged_forecast import DRAWS as DRAWS_AHEAD
+from ..lagged_forecast import observation_ahead
 from ..parameters import Parameters
 from ..problem import Problem
 from .chain_graph import Blocks, ChainGraph, collected
@@ -152,6 +154,10 @@ class Posterior(ParameterPosterior):
         with naming("x"):
             ahead_by_part = [look_ahead(problem, some, horizon) for some in problem.in_turns(values)]
         ahead = ByGate(*(torch.cat(parts) for parts in zip(*ahead_by_part, strict=True)))
+        if problem.emission.order:
+            state, redraw = (ahead.redrawn + ahead.held).mean(0), ahead.redrawn.sum(-1).mean(0)
+            parts = observation_ahead(problem, values, horizon, DRAWS_AHEAD, seed)
+            return Forecast(state, redraw, *parts, problem.series, self)
         mixed = ByGate(*(weights.movedim(0, -2).flatten(-2) / len(ahead.held) for weights in ahead))
         emission = emission_at(problem.emission, problem.series, problem.series.ahead)
         forecast = Forecast.of(emission, self._all_states(problem, values), mixed, problem.series, self)

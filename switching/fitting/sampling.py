@@ -47,7 +47,7 @@ MIXED = 1.05  # split R-hat below which chains agree (Vehtari et al. 2021 ask fo
 
 def fit_svi(problem: Problem, options: Options, start: Parameters) -> Result | None:
     """`max_steps` steps of SVI; None if it was interrupted before the first step."""
-    units = Units.of(problem.emission, problem.series)
+    units = Units.of(problem.emission, problem.series, problem.fixed)
     inner, volume = units.problem(problem), float(units.log_volume(problem.series).sum())
     with seeded(options.number, problem.series.like), pyro.get_param_store().scope():
         program = pyro.condition(partial(_program, inner), whole_parameters(inner.fixed))

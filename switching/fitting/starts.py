@@ -382,4 +382,5 @@ def sample_of(series: Series, seed: int) -> Series:
         dt=joined([part.gaps for part in parts]),
         states=joined([part.states for part in parts]),  # pyright: ignore[reportArgumentType] parts are not packed
         step_weights=joined([part.powers for part in parts]),
+        past=joined([part.drive.past for part in parts]),
     )

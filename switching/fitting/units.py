@@ -6,6 +6,7 @@ by their spread, and the fitted parameters are converted back:
 $$\tilde x = (x - a) / u, \qquad \log p(x) = \log p(\tilde x) - \sum_{t, f \text{ observed}} \log u_f.$$
 """
 
+from collections.abc import Collection
 from dataclasses import dataclass, replace
 from typing import Protocol, runtime_checkable
 
@@ -16,6 +17,7 @@ from torch import Tensor
 from ..data.packed import rows_of
 from ..data.series import Series
 from ..emissions.contract import ConjugateEmission, Emission
+from ..emissions.driven import scored
 from ..emissions.spread import check_squares, spread
 from ..parameters import Parameters, moved
 from ..priors import log_prior
@@ -43,8 +45,11 @@ class Units:
     unit: Float[Tensor, "F"]
 
     @staticmethod
-    def of(emission: Emission, series: Series) -> "Units":
+    def of(emission: Emission, series: Series, fixed: Collection[str] = ()) -> "Units":
         """The units of the observed values; 0 and 1 if the emission has no units.
+
+        Arguments:
+            fixed: the names of fixed parameters. The location is 0 if one of them would not stay fixed otherwise.
 
         Raises:
             ValueError: the square of a spread is out of range of the dtype of the series; names the feature.
@@ -56,7 +61,9 @@ class Units:
             return Units(emission, torch.zeros_like(rows[0]), torch.ones_like(rows[0]))
         center_and_scale = spread(rows, 1, rows.shape[-1])
         check_squares("x", center_and_scale.scale, dtype, names)
-        return Units(emission, center_and_scale.center, center_and_scale.scale)
+        center = center_and_scale.center
+        center = center if emission.shifts(fixed) else torch.zeros_like(center)
+        return Units(emission, center, center_and_scale.scale)
 
     def to(self, like: Tensor) -> "Units":
         """These units on another device."""
@@ -96,19 +103,24 @@ class Units:
     def values(self, table: Parameters) -> Parameters:
         """Values or hyperparameters in these units."""
         wide = {name: value.double() for name, value in table.items()}
-        return _like(table, self.emission.in_units(moved(wide, -self.about), self.unit))
+        return _like(table, self.emission.in_units(self._shifted(wide, -self.about), self.unit))
 
     def back(self, table: Parameters) -> Parameters:
         """Values in the units of the data."""
         wide = {name: value.double() for name, value in table.items()}
-        return _like(table, moved(self.emission.in_units(wide, 1 / self.unit), self.about))
+        return _like(table, self._shifted(self.emission.in_units(wide, 1 / self.unit), self.about))
+
+    def _shifted(self, table: Parameters, by: Tensor) -> Parameters:
+        return self.emission.shifted(table, by) if isinstance(self.emission, Emission) else moved(table, by)
 
     def log_volume(self, series: Series) -> Float[Tensor, "*b"]:
         """The increase of the log density of each sequence in these units, times its weight."""
-        if series.lengths is None and series.powers is None:
+        lagged = isinstance(self.emission, Emission) and self.emission.order > 0
+        if series.lengths is None and series.powers is None and not lagged:
             total = (~torch.isnan(series.observations)).to(self.unit).sum(-2) @ self.unit.log()
         else:
-            each = (~torch.isnan(series.rows)).to(self.unit) @ self.unit.log()
+            seen = scored(self.emission, series)[series.inside] if lagged else ~torch.isnan(series.rows)  # pyright: ignore[reportArgumentType]
+            each = seen.to(self.unit) @ self.unit.log()
             each = each if series.powers is None else each * series.powers[series.inside].to(each)
             total = each.new_zeros(series.n_sequences).index_add(0, series.sequence_of_rows, each)
             total = total.reshape(series.batch_shape)

@@ -54,9 +54,9 @@ def to_arviz(
         posterior: the parameters (for a variational fit, its `refined` draws), with dims among `state`, `state_new`
         (columns of transitions), `feature`, `category` and `input`. The background of a gated emission has no
         state, and neither has a scale that all states share.
-        observed_data: `x (sequence, time, feature)`, at the times with observations; without `feature` if there is only
-        one. If sequences were observed at different times, `x (observation, feature)`, with the coordinates
-        `of_sequence` and `of_time`.
+        observed_data: `x (sequence, time, feature)`, at the times with observations (and their lags, if the model
+        reads some); without `feature` if there is only one. If sequences were observed at different times,
+        `x (observation, feature)`, with the coordinates `of_sequence` and `of_time`.
         log_likelihood: `x`, log p(x_t | x_1..t-1, parameters), one number per time, with the same axes except
         `feature`.
         posterior_predictive: `x`, draws from that density, with the axes of `observed_data`; `az.plot_loo_pit` and
@@ -148,7 +148,7 @@ def inference_data(
     coords = coordinates(series, model)
     step = (*(name for name in coords if name.startswith("sequence")), "time")
     summary = generated_quantities(model, values, shape[0] * shape[1] if predictive else 0, series, seed)
-    seen = (~torch.isnan(series.observations)).any(-1).cpu()
+    seen = model.scored(series).any(-1).cpu()
     dims = {p.shown.name if p.shown else name: p.dims for name, p in model.known.items()}
     parameters = {}
     for name, value in described(model.known, values).items():

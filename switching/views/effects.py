@@ -32,7 +32,7 @@ class Effect(NamedTuple):
 
 @torch.no_grad()
 def plot_effect(fit: Any, name: str, level: float = 0.9) -> Figure:
-    """What an input does to each part of the model that reads it, with the other inputs at their means.
+    """What an input does to each part of the model that reads it, with the other inputs, and lags, at their means.
 
     Panels show the probability of a redraw, or of each next state after each state; the probability of each first
     state; and the mean of each feature in each state. Bands are quantiles over draws of the parameters from their
@@ -113,7 +113,9 @@ def _effects(problem: Problem, values: Parameters, drive: Drive, name: str) -> I
     if reading - {"input"}:
         yield Effect("P(first state)", dynamics.first(values, drive).expand(-1, POINTS, -1))
     if not isinstance(problem.emission.inputs, int) and name in problem.emission.inputs:
-        here = emission_at(problem.emission, problem.series, Drive(drive.inputs.squeeze(-2)))  # pyright: ignore[reportOptionalMemberAccess]
+        past = problem.series.drive.past
+        typical = None if past is None else past.flatten(0, -3).nanmean(0).expand(POINTS, -1, -1)
+        here = emission_at(problem.emission, problem.series, Drive(drive.inputs.squeeze(-2), past=typical))  # pyright: ignore[reportOptionalMemberAccess]
         means = here.mean(values).redrawn
         for feature, label in enumerate(problem.series.features_of()):
             yield Effect(f"mean of {label}", means[..., feature])

@@ -19,6 +19,7 @@ from torch.distributions import constraints
 from ...inference.numerics.scalars import check_probability
 from ..data.series import Given, Series
 from ..data.timeline import continued, time_index
+from ..emissions.autoregression import AutoRegressive
 from ..emissions.by_subject import of_one
 from ..emissions.contract import ByGate, Emission
 from ..emissions.driven import emission_at
@@ -282,6 +283,8 @@ def state_labels(
         table.redrawn[:, feature].double().numpy() for table in (emission.mean(values), emission.variance(values))
     )
     scale = np.sqrt(scale)
+    if isinstance(emission, AutoRegressive):
+        mean = emission.fixed_point(values)[:, feature].double().numpy()
     if bool(only_scales(emission, values)[feature]):
         return mean + scale, texts("sd ", scale, ".3g")
     return mean, texts("", mean, ".4g")

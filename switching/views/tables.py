@@ -66,6 +66,8 @@ def coordinates(series: Series, model: Any) -> dict[str, Any]:
             coords[dim] = list(inputs)
         elif series.drivers is not None:
             coords[dim] = list(series.drivers[:inputs])
+    if model.order:
+        coords["regressor"] = model.emission.regressor_names(features, series.drivers)
     if "category_after_first" in coords:
         coords["category_after_first"] = coords["category_after_first"] + 1
     return coords

@@ -524,6 +524,13 @@ def _(r: Draw) -> Call:
         sh.Bernoulli: {"n_features": 2},
         sh.Poisson: {"n_features": 2},
         sh.Categorical: {"n_categories": 3, "prior": r.one(1.0, [1.0, 2.0, 1.0])},
+        sh.AutoRegressive: {
+            "order": 2,
+            "n_features": r.F,
+            "inputs": r.one(0, 1, ["dose"]),
+            "lags": r.one("all", "own"),
+            "switching": r.one("scale", ["intercept", "coefficients", "scale"]),
+        },
         sh.Gated: {"emission": sh.Normal(1), "background": sh.Normal(1)},
         sh.SwitchingSSM: {"dynamics": sh.Copy(2), "emission": sh.Normal(1)},
     }

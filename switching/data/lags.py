@@ -1,0 +1,113 @@
+"""The observations before each step of a series, which an autoregressive emission reads."""
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from .cells import is_ragged_list, to_tensor
+from .packed import Packed
+from .series import Series
+
+
+def with_past(series: Series, order: int, before: Float[Tensor, "*b P F"] | None = None) -> Series:
+    """The series with the `order` observations before each step, the latest first.
+
+    Arguments:
+        before: those before the first step, the latest last; None: those that the series has, or else none.
+    """
+    if before is None and series.past is not None:
+        before = _before_first(series)
+    if not isinstance(series.x, Packed):
+        return replace(series, past=_windows(series.x, order, before))
+    sequences = series.x.rows.split(series.x.lengths.tolist())
+    firsts = [None] * len(sequences) if before is None else before.unbind(0)
+    past = [_windows(x, order, first) for x, first in zip(sequences, firsts, strict=True)]
+    return replace(series, past=Packed(torch.cat(past), series.x.lengths, torch.nan))
+
+
+def _windows(
+    x: Float[Tensor, "*b T F"], order: int, before: Float[Tensor, "*b P F"] | None
+) -> Float[Tensor, "*b T order F"]:
+    """The `order` rows before each row, the latest first; NaN where there are none."""
+    missing = x.new_full((*x.shape[:-2], order, x.shape[-1]), torch.nan)
+    first = missing if before is None else torch.cat([missing, before.to(x)], -2)[..., -order:, :]
+    whole = torch.cat([first, x], -2)
+    return whole.unfold(-2, order, 1)[..., : x.shape[-2], :, :].flip(-1).mT
+
+
+def _before_first(series: Series) -> Float[Tensor, "*b P F"]:
+    """The observations before the first step of each sequence, the latest last."""
+    past = series.drive.past
+    assert past is not None
+    return past[..., 0, :, :].flip(-2)
+
+
+def read_before(before: Any, series: Series, order: int) -> Float[Tensor, "*b P F"] | None:
+    """The observations before the first step of each sequence, from a table or a list of tables.
+
+    Raises:
+        ValueError: no emission reads them; another shape than `[*batch, P, F]`; infinite values.
+    """
+    if before is None:
+        return None
+    if not order:
+        raise ValueError(
+            "before: got some, but no part of the model reads earlier observations; leave it out, or use "
+            "AutoRegressive(order, n_features)."
+        )
+    if isinstance(before, list | tuple) and before and is_ragged_list(before):
+        tables = [_with_features(to_tensor(part, f"before[{i}]"), series) for i, part in enumerate(before)]
+        longest = max(map(len, tables))
+        table = torch.stack([torch.nn.functional.pad(t, (0, 0, longest - len(t), 0), value=torch.nan) for t in tables])
+    else:
+        table = _with_features(to_tensor(before, "before"), series)
+    expected = tuple(series.batch_shape)
+    if tuple(table.shape[:-2]) != expected or table.shape[-1] != series.n_features or not table.shape[-2]:
+        raise ValueError(
+            f"before: got shape {tuple(table.shape)}, expected {(*expected, order, series.n_features)}: the "
+            f"{order} observation(s) before the first step of each sequence, the latest last."
+        )
+    if bool(table.isinf().any()):
+        raise ValueError("before: got an infinite value; mark missing values with NaN.")
+    return table.to(series.like)
+
+
+def _with_features(table: Tensor, series: Series) -> Tensor:
+    return table.unsqueeze(-1) if table.ndim == 1 and series.n_features == 1 else table
+
+
+def ahead_of(series: Series) -> Float[Tensor, "*b P F"]:
+    """The observations before the step after the end of each sequence, the latest first."""
+    past, last = series.drive.past, series.last[..., None, None]
+    assert past is not None
+    x = series.observations
+    latest = x.gather(-2, last.expand(*x.shape[:-2], 1, x.shape[-1]))
+    earlier = past.gather(-3, last.unsqueeze(-1).expand(*past.shape[:-3], 1, *past.shape[-2:])).squeeze(-3)
+    return torch.cat([latest, earlier], -2)[..., : past.shape[-2], :]
+
+
+def check_scored(scored: Bool[Tensor, "*b T F"], series: Series, order: int) -> None:
+    """Raise ValueError if a feature, or a sequence that is too short, has no step that has all lags.
+
+    Arguments:
+        scored: the observed values whose lags are known.
+    """
+    if not series.n_sequences:
+        return
+    lengths = (series.last + 1).flatten()
+    alone = (lengths <= order) & ~scored.reshape(len(lengths), -1).any(-1)
+    if bool(alone.any()):
+        sequence = int(alone.long().argmax())
+        of = f"sequence {sequence} has" if series.batch_shape else "x has"
+        raise ValueError(
+            f"order: got {order} lags, but {of} {int(lengths[sequence])} step(s), so no step of it has all lags; use a "
+            "smaller order, leave the sequence out, or give the observations before it by `before`."
+        )
+    if not bool(scored.flatten(0, -2).any(0).all()):
+        raise ValueError(
+            f"x: every step lacks an observation or one of its {order} lags, so there is no density; use a smaller "
+            "order, or fill the gaps."
+        )

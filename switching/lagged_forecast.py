@@ -1,0 +1,178 @@
+r"""Forecasts of an autoregression: exact means and variances, and draws of paths for quantiles.
+
+After h steps the observation is a mixture over $K^h$ paths. Its moments are exact all the same (Costa, Fragoso &
+Marques 2005, *Discrete-Time Markov Jump Linear Systems*, chapter 3). With $\xi$ the last observations, $m_j = E[\xi\,
+1(s = j)]$ and $M_j = E[\xi \xi^\top 1(s = j)]$, a step mixes them by the table of transitions, and then applies the map
+of each new state,
+
+$$E[x\, 1_j] = c_j p_j + B_j m_j, \quad E[x \xi^\top 1_j] = c_j m_j^\top + B_j M_j, \quad
+E[x x^\top 1_j] = E[x \xi^\top 1_j] B_j^\top + E[x\, 1_j]\, c_j^\top + p_j / \tau_j.$$
+
+A forecast continues from the last step whose `order` observations are all known.
+"""
+
+from dataclasses import dataclass, replace
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from ..inference.numerics.randomness import Seed
+from .data.lags import ahead_of
+from .data.series import Drive
+from .emissions.autoregression import AutoRegressive
+from .emissions.contract import ByGate
+from .emissions.drawn import Drawn
+from .emissions.driven import inputs_read
+from .mixture import StateMixture
+from .parameters import Parameters, widened
+from .problem import Problem
+from .recursion import after
+from .seeding import seeded
+
+DRAWS = 2000
+
+
+@dataclass(frozen=True)
+class Origin:
+    """Where forecasts under parameters `[r, ...]` begin.
+
+    Attributes:
+        belief: P(s | x) there.
+        lags: the observations up to there, the latest first.
+        behind: the number of steps from there to the end of each sequence.
+    """
+
+    problem: Problem
+    values: Parameters
+    belief: Float[Tensor, "r *b K"]
+    lags: Float[Tensor, "r *b P F"]
+    behind: Int[Tensor, "*b"]
+
+    @staticmethod
+    def of(problem: Problem, values: Parameters) -> "Origin":
+        series, state = problem.series, problem.chain(values).filter().state
+        past = series.drive.past
+        assert past is not None
+        known = ~(series.observations.isnan().any(-1) | past[..., :-1, :].isnan().flatten(-2).any(-1))
+        steps = torch.arange(series.n_steps, device=known.device)
+        at = torch.where(known & (steps <= series.last.unsqueeze(-1)), steps, -1).amax(-1)
+        at = torch.where(at < 0, series.last, at)
+        lags = ahead_of(replace(series, lengths=at + 1))
+        place = at[..., None, None].expand(*state.shape[:-2], 1, state.shape[-1])
+        belief = state.gather(-2, place).squeeze(-2)
+        emission, n_batch = problem.emission, at.ndim
+        assert isinstance(emission, AutoRegressive)
+        constant = (belief.unsqueeze(-1) * widened(emission.fixed_point(values), 2, n_batch)).sum(-2, keepdim=True)
+        return Origin(problem, values, belief, torch.where(lags.isnan(), constant, lags), series.last - at)
+
+    @property
+    def emission(self) -> AutoRegressive:
+        assert isinstance(self.problem.emission, AutoRegressive)
+        return self.problem.emission
+
+    def drives(self, horizon: int) -> list[Drive]:
+        """The inputs and gaps of each step from here to `horizon` steps after the end, with an axis for it."""
+        series, drives = self.problem.series, []
+        whole = series.whole_drive
+        for step in range(horizon + int(self.behind.max())):
+            place = (series.last + 1 - self.behind + step).clamp(max=series.n_driven - 1).unsqueeze(-1)
+            inputs, gaps = whole.inputs, whole.gaps
+            if inputs is not None:
+                inputs = inputs.gather(-2, place.unsqueeze(-1).expand(*place.shape, inputs.shape[-1]))
+            drives.append(Drive(inputs, None if gaps is None else gaps.gather(-1, place)))
+        return drives
+
+    def after_end(self, steps: list[Float[Tensor, "n *b F"]]) -> Float[Tensor, "n *b H F"]:
+        """Tables of each step from here on as one table of the steps after the end."""
+        horizon = len(steps) - int(self.behind.max())
+        place = self.behind.unsqueeze(-1) + torch.arange(horizon, device=self.behind.device)
+        table = torch.stack(steps, -2)
+        return table.gather(-2, place.unsqueeze(-1).expand(*table.shape[:-2], horizon, table.shape[-1]))
+
+    def moves(self, drive: Drive) -> Float[Tensor, "r *b K K"]:
+        """P(next state | state) at a step."""
+        n, batch = self.problem.n_states, self.behind.shape
+        old = torch.eye(n).to(self.belief).expand(*self.belief.shape, n)
+        inputs = (
+            None if drive.inputs is None else drive.inputs.unsqueeze(-3).expand(*batch, n, *drive.inputs.shape[-2:])
+        )
+        gaps = None if drive.gaps is None else drive.gaps.unsqueeze(-2).expand(*batch, n, 1)
+        ahead = self.problem.dynamics.propagate(self.values, old, Drive(inputs, gaps), 1)
+        return (ahead.redrawn + ahead.held).squeeze(-2)
+
+    def inputs(self, drive: Drive) -> Float[Tensor, "*b 1 C"]:
+        """The inputs that the emission reads at a step."""
+        if not self.emission.n_inputs:
+            return self.lags.new_empty(*self.behind.shape, 1, 0)
+        return inputs_read(self.emission, self.problem.series, drive)
+
+
+def moments(origin: Origin, horizon: int) -> tuple[Float[Tensor, "r *b H F"], Float[Tensor, "r *b H F"]]:
+    """The mean and variance of each step to come."""
+    emission, known = origin.emission, origin.problem.emission.parameters
+    about = origin.lags.flatten(0, -2).mean(0)  # squares are taken around it, so that they lose no digits
+    wide = {n: widened(origin.values[n], len(p.dims), origin.behind.ndim) for n, p in known.items()}
+    values = emission.shifted(wide, -about)
+    matrices, variance, belief = emission.lag_matrices(values), 1 / values["precision"], origin.belief
+    vector = (origin.lags - about).flatten(-2).unsqueeze(-2)
+    first = belief.unsqueeze(-1) * vector
+    second, kept = first.unsqueeze(-1) * vector.unsqueeze(-2), vector.shape[-1] - emission.n_features
+    means, variances = [], []
+    for drive in origin.drives(horizon):
+        moves = origin.moves(drive).mT
+        belief, first = (moves @ belief.unsqueeze(-1)).squeeze(-1), moves @ first
+        second = (moves @ second.flatten(-2)).unflatten(-1, second.shape[-2:])
+        effect = values["coefficients"][..., emission.n_lags :] * origin.inputs(drive).unsqueeze(-2)
+        constant = values["loc"] + effect.sum(-1)
+        mean = constant * belief.unsqueeze(-1) + (matrices @ first.unsqueeze(-1)).squeeze(-1)
+        cross = constant.unsqueeze(-1) * first.unsqueeze(-2) + matrices @ second
+        noise = (variance * belief.unsqueeze(-1)).expand_as(mean)
+        square = cross @ matrices.mT + mean.unsqueeze(-1) * constant.unsqueeze(-2) + torch.diag_embed(noise)
+        earlier = cross[..., :kept]
+        first = torch.cat([mean, first[..., :kept]], -1)
+        below = torch.cat([earlier.mT, second[..., :kept, :kept]], -1)
+        second, total = torch.cat([torch.cat([square, earlier], -1), below], -2), mean.sum(-2)
+        means.append(total + about)
+        variances.append((square.diagonal(dim1=-2, dim2=-1).sum(-2) - total.square()).clamp_min(0.0))
+    return origin.after_end(means), origin.after_end(variances)
+
+
+def components(origin: Origin, horizon: int, each: int) -> tuple[Float[Tensor, "n *b H F"], Float[Tensor, "n *b H F"]]:
+    """The location and precision of each step to come, given draws of the states and observations before it; `each` of
+    every draw of the parameters."""
+    n_states, r = origin.problem.n_states, len(origin.belief)
+    number = torch.arange(r, device=origin.belief.device).repeat_interleave(each)
+    flat = {
+        name: table.expand(r, n_states, *table.shape[2:]).flatten(0, 1)
+        for name, table in origin.values.items()
+        if name in origin.emission.parameters
+    }
+    first_of = (number * n_states).reshape(-1, *[1] * origin.behind.ndim)
+    state = torch.distributions.Categorical(probs=origin.belief[number]).sample()
+    lags, locations, precisions = origin.lags[number], [], []
+    for drive in origin.drives(horizon):
+        row = origin.moves(drive)[number].take_along_dim(state[..., None, None], -2).squeeze(-2)
+        state = torch.distributions.Categorical(probs=row).sample()
+        chosen = {name: table[first_of + state] for name, table in flat.items()}
+        inputs = origin.inputs(drive).squeeze(-2).expand(*state.shape, -1)
+        normal = origin.emission.respond(chosen, torch.cat([lags.flatten(-2), inputs], -1))
+        locations.append(normal["loc"])
+        precisions.append(normal["precision"])
+        lags = after(lags, normal["loc"] + normal["precision"].rsqrt() * torch.randn_like(normal["loc"]))
+    return origin.after_end(locations), origin.after_end(precisions)
+
+
+def observation_ahead(
+    problem: Problem, values: Parameters, horizon: int, draws: int, seed: Seed
+) -> tuple[StateMixture, Float[Tensor, "*b H F"], Float[Tensor, "*b H F"]]:
+    """The mixture of at least `draws` normals at each step to come under parameters `[r, ...]`, and its exact mean and
+    variance."""
+    origin = Origin.of(problem, values)
+    mean, variance = moments(origin, horizon)
+    with seeded(seed, problem.series.like):
+        loc, precision = components(origin, horizon, -(-draws // len(mean)))
+    emission = Drawn(loc.movedim(0, -2), precision.movedim(0, -2))
+    weights = torch.full_like(loc[..., 0].movedim(0, -1), 1 / len(loc))
+    spread = variance.mean(0) + mean.var(0, correction=0)
+    return StateMixture(emission, {}, ByGate(weights, torch.zeros_like(weights))), mean.mean(0), spread

@@ -1,0 +1,57 @@
+"""Observations drawn one after another, each from its own lags: simulations, replicates and forecasts.
+
+The lags of the first step are the observations before it. Where they are missing, they are the constant series of the
+first state: see `AutoRegressive.fixed_point`.
+"""
+
+from dataclasses import replace
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from .data.series import Drive, Series
+from .emissions.autoregression import AutoRegressive
+from .emissions.contract import Emission
+from .emissions.driven import emission_at
+from .parameters import Parameters
+
+
+def drawn_along(
+    emission: Emission, series: Series, values: Parameters, path: Int[Tensor, "*n T"], redraw: Tensor
+) -> Float[Tensor, "*n T F"]:
+    """Observations of the steps of a series along paths of states, `*n` ending with the axes of the sequences."""
+    if not emission.order:
+        return emission_at(emission, series, series.drive).sample_at(values, path, redraw)
+    past = series.drive.past
+    assert past is not None
+    lags = filled(emission, values, past[..., 0, :, :].expand(*path.shape[:-1], -1, -1), path[..., 0])
+    drawn = []
+    for step in range(path.shape[-1]):
+        here = replace(series.drive.at(step), past=lags)
+        drawn.append(at_lags(emission, series, here).sample_at(values, path[..., step], redraw[..., step]))
+        lags = after(lags, drawn[-1])
+    return torch.stack(drawn, -2)
+
+
+def at_lags(emission: Emission, series: Series, here: Drive) -> Emission:
+    """The emission at one step with these lags `[*n, P, F]`, and inputs `[*b, C]`."""
+    assert here.past is not None
+    inputs = None if here.inputs is None else here.inputs.expand(*here.past.shape[:-2], -1)
+    return emission_at(emission, series, replace(here, inputs=inputs))
+
+
+def after(lags: Float[Tensor, "*n P F"], x: Float[Tensor, "*n F"]) -> Float[Tensor, "*n P F"]:
+    """The lags of the next step."""
+    return torch.cat([x.unsqueeze(-2), lags], -2)[..., : lags.shape[-2], :]
+
+
+def filled(
+    emission: Emission, values: Parameters, lags: Float[Tensor, "*n P F"], state: Int[Tensor, "*n"]
+) -> Float[Tensor, "*n P F"]:
+    """Lags with the constant series of the state in place of missing ones."""
+    if not bool(lags.isnan().any()):
+        return lags
+    assert isinstance(emission, AutoRegressive)
+    constant = emission.fixed_point(values)[state.clamp_min(0)]
+    return torch.where(lags.isnan(), constant.unsqueeze(-2), lags)
