@@ -93,6 +93,7 @@ def test_models_of_many_numbers_and_all_that_they_return_are_short():
     assert short(levels().chain(drawn.x.expand(3, 50, 9)).marginals())
 
 
+@pytest.mark.slow
 def test_fits_of_many_numbers_are_short_and_notebooks_get_tables():
     model = levels(3, 4)
     x = model.simulate(60, seed=0).x

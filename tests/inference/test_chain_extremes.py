@@ -156,6 +156,7 @@ def test_what_all_initial_weights_have_in_common_changes_no_belief(common, dtype
     torch.testing.assert_close(found[1][0], plain.smooth().state)
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("common", [-(2.0**18), 2.0**17, -1e36])
 def test_what_all_weights_of_a_step_have_in_common_changes_no_belief(common: float, dtype: torch.dtype) -> None:

@@ -34,6 +34,7 @@ def evaluate(function, pre, h0, weight, *options):
     return h, *torch.autograd.grad((h * weight).sum(), (pre, h0))
 
 
+@pytest.mark.few(8)
 @pytest.mark.parametrize("gate", PARTS)
 @pytest.mark.parametrize("candidate", KINDS)
 @examples(4)
@@ -72,6 +73,7 @@ def test_wide_layers_split_into_stretches_of_units(gate, candidate, B, T, D, blo
         assert_close(a, b, rtol=1e-12, atol=1e-13)
 
 
+@pytest.mark.few(8)
 @pytest.mark.parametrize("gate", PARTS)
 @pytest.mark.parametrize("candidate", KINDS)
 def test_float32_follows_float64_over_a_long_series(gate, candidate):

@@ -455,6 +455,7 @@ def test_information_is_its_sum_over_values_that_are_met_often(seed, steps):
     assert found.information[0] <= found.exact_information + 1e-12
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     "layer",
     [lambda: MinGRU(5, 4, num_layers=2), lambda: QRNN(5, 4), lambda: QRNN(5, 4, window=3), lambda: MinLSTM(5, 4)],
@@ -497,6 +498,7 @@ def test_every_line_of_a_picture_is_in_a_legend(network):
     assert [text.get_text() for text in states.get_texts()] == ["state 0", "state 1", "state 2"]
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("kind", [SuperpositionStackRNN, StratificationStackRNN, NondeterministicStackRNN])
 def test_a_stack_network_may_have_time_first(kind):
     model = SwitchingSSM(Copy(2), Normal(2)).with_values(

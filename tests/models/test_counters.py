@@ -251,6 +251,7 @@ BOUNDS = {  # states of three units after any number of symbols of two kinds, an
 }
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("name", BOUNDS)
 def test_a_saturated_network_in_a_box_has_as_many_states_after_long_words_as_after_short_ones(name):
     kind, options = CALLS[name]

@@ -134,7 +134,7 @@ def test_a_hard_network_is_its_machine_whatever_its_weights(similarity, batch_fi
         assert sh.automata.distance(soft.automaton, found.automaton).equal  # the hard step's machine in any mode
 
 
-@pytest.mark.few(6)
+@pytest.mark.few(3)
 @pytest.mark.parametrize("oracle", ["cells", "words"])
 @pytest.mark.parametrize("number", range(1, 8))
 def test_either_comparison_alone_teaches_the_seven_languages(number, oracle, monkeypatch):

@@ -360,7 +360,7 @@ def test_where_held_steps_emit_alike_the_bound_is_what_is_held_times_the_distanc
 KINDS = pytest.mark.parametrize("kind", ["normal", "held", "gated"])
 
 
-@pytest.mark.few(5)
+@pytest.mark.few(2)
 @KINDS
 @pytest.mark.parametrize("tol", [0.1, 1e-3, 1e-7])
 def test_the_bound_of_a_filter_is_reached_and_no_shorter_window_will_do(kind, tol):

@@ -50,7 +50,7 @@ def test_equal_machines_have_no_distance():
     assert found.share.abs().sum() == 0
 
 
-@pytest.mark.few(4)
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     "machine", [*(tomita(number) for number in range(1, 8)), PARTIAL, TWELVE, NOTHING, random_machine(12, "ab", 3)]
 )

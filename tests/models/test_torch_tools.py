@@ -509,7 +509,7 @@ def pairs() -> Iterator[Any]:
             yield pytest.param(name, tool, marks=marks, id=f"{name}-{tool}")
 
 
-@pytest.mark.few(90)
+@pytest.mark.few(30)
 @pytest.mark.parametrize(("name", "tool"), pairs())
 def test_a_layer_under_a_tool_is_the_plain_computation(name, tool):
     TOOLS[tool](name)

@@ -19,6 +19,7 @@ LAYERS = {
 WORDS = all_words("abc", 5)
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("start", [False, True])
 @pytest.mark.parametrize("kind", LAYERS)
 @torch.no_grad()

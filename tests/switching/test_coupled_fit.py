@@ -77,6 +77,7 @@ def test_no_block_of_a_factorial_model_lowers_the_bound(counts):
     assert len(run.sweeps[0].elbo) == len(engine.blocks) == (8 if counts else 7)
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("emission", ["normal", "full", "categorical", "poisson", "gated"])
 def test_no_block_of_a_layered_model_lowers_the_bound(emission):
     model = layered(emission)

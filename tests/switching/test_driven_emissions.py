@@ -48,6 +48,7 @@ def model_of(dynamics: str, emission: str, seed: int = 0) -> sh.SwitchingSSM:
     return model.with_values(values)
 
 
+@pytest.mark.few(6)
 @pytest.mark.parametrize(("dynamics", "emission"), KINDS)
 def test_the_evidence_is_the_sum_over_all_paths_and_the_density_of_the_program(dynamics, emission):
     model, given = model_of(dynamics, emission), {"inputs": inputs(4)}
@@ -214,6 +215,7 @@ def test_one_state_is_the_generalised_linear_model(emission):
     assert float(fit.log_evidence()) == pytest.approx(-best.fun, abs=1e-5)
 
 
+@pytest.mark.slow
 def test_parameters_come_back_and_forecasts_use_the_inputs_to_come():
     given, n = inputs(1500), 1500
     truth = sh.SwitchingSSM(sh.Copy(2, inputs="c"), sh.LinearRegression(1, inputs=NAMES)).with_values(
@@ -240,6 +242,7 @@ def test_parameters_come_back_and_forecasts_use_the_inputs_to_come():
     assert_close(out.state, table.state[1], rtol=1e-10, atol=1e-12)
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("emission", EMISSIONS)
 def test_everything_that_a_fitted_model_does_works_on_it(emission, tmp_path):
     model, given = model_of("copy", emission), {"inputs": inputs(60)}
@@ -344,6 +347,7 @@ def test_wrong_arguments_are_refused(make, error, said):
         make()
 
 
+@pytest.mark.slow
 def test_svi_and_nuts_find_the_coefficients():
     model, given = model_of("copy", "counts, shared", seed=1), {"inputs": inputs(120)}
     x = model.simulate(120, seed=1, **given).x

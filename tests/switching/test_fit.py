@@ -86,6 +86,7 @@ def test_nile_changes_in_1899(nile):
     assert changes == [1899]
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("emission", [sh.Poisson(1), sh.Normal(1)])
 @pytest.mark.parametrize("dynamics", [sh.Copy(3), sh.Markov(3)])
 def test_sunspots_have_quiet_and_busy_years(emission, dynamics):

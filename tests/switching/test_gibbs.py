@@ -319,6 +319,7 @@ def test_float32_is_taken_and_given():
     assert_close(found.state.double(), expected.state, rtol=0, atol=0.1)
 
 
+@pytest.mark.slow
 def test_an_interrupt_leaves_the_sweeps_that_there_are(monkeypatch):
     calls, real = [], module._sweep
 

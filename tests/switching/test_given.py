@@ -37,6 +37,7 @@ def x(drawn):
 # ---- where to start --------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("method", ["em", "vmp"])
 @pytest.mark.parametrize("kind", ["model", "values", "some values", "fit", "labels", "some labels"])
 def test_a_start_of_ones_own_is_the_only_one_of_a_single_climb(drawn, x, method, kind):
@@ -145,6 +146,7 @@ def test_what_is_left_is_at_its_optimum(x, fixed, prior):
     assert float(fit.objective.diff().min()) > -1e-9
 
 
+@pytest.mark.slow
 def test_a_summary_tells_what_was_held(x):
     fit = MODEL.fit(x, fixed={"loc": TRUTH.loc}, progress=False)
     summary = fit.summary()

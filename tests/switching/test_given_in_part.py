@@ -315,6 +315,7 @@ def test_a_part_of_the_weights_of_inputs_can_be_held(fixed):
         assert_close(draws[name], value.expand_as(draws[name]), rtol=0, atol=0)
 
 
+@pytest.mark.slow
 def test_gates_that_are_known_cost_the_bound_nothing():
     """Of one state, whatever its gates are, the evidence is that of the emission."""
     model, loc = sh.SwitchingSSM(sh.Copy(1, inputs=2), sh.Normal(1)), HELD["loc"][:1]

@@ -50,7 +50,7 @@ def check_same(found, expected) -> None:
         assert_close(eta, expected[1][name], rtol=1e-9, atol=1e-9)
 
 
-@pytest.mark.few(4)
+@pytest.mark.few(2)
 @pytest.mark.parametrize(("dynamics", "emission"), CONJUGATE)
 @pytest.mark.parametrize("long", [False, True])
 def test_sums_over_groups_of_sequences_and_over_stretches_equal_the_whole(monkeypatch, dynamics, emission, long):

@@ -306,6 +306,7 @@ def test_a_thread_is_never_interrupted():
     assert not found[0].interrupted
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("method", ["em", "vmp", "svi"])
 @pytest.mark.parametrize("wait", [0.02, 0.1, 0.3])
 def test_a_press_at_any_time(method, wait):

@@ -61,7 +61,7 @@ def problem_of(dynamics: str, emission: str, missing: bool, dtype: torch.dtype =
     return model.problem(x, lengths=[40, 31, 38], **given)
 
 
-@pytest.mark.few(4)
+@pytest.mark.few(2)
 @pytest.mark.parametrize(("dynamics", "emission", "missing"), SOME)
 def test_iterations_are_those_of_the_plain_forms(dynamics, emission, missing, monkeypatch):
     problem = problem_of(dynamics, emission, missing)

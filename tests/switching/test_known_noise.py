@@ -65,6 +65,7 @@ def test_noise_of_0_is_no_noise_and_great_noise_is_a_missing_value():
     assert_close(with_zeros.model.values, plain.model.values, rtol=1e-9, atol=1e-10)
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize(("dynamics", "emission"), KINDS)
 @pytest.mark.parametrize("prior", ["weak", None])
 def test_em_never_lowers_the_objective_which_is_the_log_joint(dynamics, emission, prior):

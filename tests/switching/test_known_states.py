@@ -245,6 +245,7 @@ def test_em_with_all_states_known_is_counts_and_moments(dynamics):
         assert_close(values["initial_probs"], torch.eye(3, dtype=torch.float64)[path[0]], rtol=0, atol=1e-9)
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize(("dynamics", "emission"), [("copy", "gated"), ("inputs", "normal"), ("markov", "full")])
 @pytest.mark.parametrize("prior", ["weak", None])
 def test_em_never_lowers_the_objective_which_is_the_log_joint(dynamics, emission, prior):
@@ -292,6 +293,7 @@ def test_known_states_tell_apart_what_the_data_do_not():
     assert float((smoothed.argmax(-1) == path).double().mean()) > 0.9
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("factorization", ["structured", "mean_field"])
 @pytest.mark.parametrize(("dynamics", "emission"), [("copy", "normal"), ("copy", "gated"), ("markov", "normal")])
 def test_message_passing_keeps_to_the_known_states_and_raises_its_bound(dynamics, emission, factorization):

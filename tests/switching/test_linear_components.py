@@ -76,6 +76,7 @@ FORMS = {
 }
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("name", FORMS)
 def test_forms_are_those_of_statsmodels(name: str) -> None:
     structure, keywords = FORMS[name]

@@ -93,6 +93,7 @@ def line() -> np.ndarray:
 
 @pytest.mark.kernels
 @pytest.mark.parametrize("level", [0.95, slow(0.5)])
+@pytest.mark.slow
 def test_intervals_of_the_nile_are_those_of_the_profile_at_any_level(level: float) -> None:
     check(LinearSSM(LocalLevel()).fit(nile(), progress=False), nile(), level)
 
@@ -107,6 +108,7 @@ def test_an_interval_begins_at_a_variance_of_0_and_ends_where_the_profile_does()
     check(fit, line())
 
 
+@pytest.mark.slow
 def test_other_parameters_may_be_held_and_the_plain_form_serves() -> None:
     fit = LinearSSM(LocalLevel()).fit(nile(), fixed={"sigma2.irregular": 15000.0}, restarts=1, progress=False)
     check(fit, nile())

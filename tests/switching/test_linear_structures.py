@@ -118,6 +118,7 @@ STRUCTURES = {
 }
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("name", STRUCTURES)
 def test_structures_are_those_of_statsmodels(name: str) -> None:
     structure, keywords = STRUCTURES[name]

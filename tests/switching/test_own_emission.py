@@ -156,6 +156,7 @@ def test_one_state_has_the_maximum_likelihood_of_the_textbook():
     assert_close(float(fit.objective[-1]), best, rtol=1e-6, atol=0)
 
 
+@pytest.mark.slow
 def test_climbing_ends_where_the_conjugate_m_step_does():
     x = levels()
     plain, conjugate = (

@@ -29,7 +29,7 @@ def ragged(dynamics, emission):
     return model.problem(x, lengths=LENGTHS, **keywords)
 
 
-@pytest.mark.few(9)
+@pytest.mark.few(3)
 @pytest.mark.parametrize(("dynamics", "emission"), KINDS)
 def test_steps_without_the_padding_are_those_with_it(monkeypatch, dynamics, emission):
     problem = ragged(dynamics, emission)
@@ -72,6 +72,7 @@ def test_sequences_of_like_length_are_left_as_they_are():
     assert Bucketing.of(model.problem([torch.randn(9), torch.randn(5)])) is None
 
 
+@pytest.mark.few(8)
 @pytest.mark.parametrize(("dynamics", "emission"), KINDS)
 def test_what_is_asked_of_them_is_that_of_the_padded_batch(monkeypatch, dynamics, emission):
     problem = ragged(dynamics, emission)

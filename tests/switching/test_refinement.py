@@ -34,6 +34,7 @@ def around(density: Density, n: int) -> torch.Tensor:
 # ---- the density -----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.few(8)
 @pytest.mark.parametrize(("dynamics", "emission"), KINDS)
 def test_the_density_is_the_joint_in_the_units_of_the_data_but_for_their_volume(dynamics, emission):
     density = density_of(dynamics, emission)
@@ -47,6 +48,7 @@ def test_the_density_is_the_joint_in_the_units_of_the_data_but_for_their_volume(
     assert_close(torch.stack(rest), rest[0].expand(4), rtol=1e-11, atol=1e-9)  # the same everywhere
 
 
+@pytest.mark.few(8)
 @pytest.mark.parametrize(("dynamics", "emission"), KINDS)
 def test_gradients_and_curvature_are_those_of_differences(dynamics, emission):
     density = density_of(dynamics, emission)
@@ -169,7 +171,7 @@ def test_without_weights_they_are_of_the_normal_at_the_peak(monkeypatch):
     assert_close(logit.std(), sd["redraw_prob"], rtol=0.05, atol=0)
 
 
-@pytest.mark.few(4)
+@pytest.mark.few(2)
 @pytest.mark.parametrize(("dynamics", "emission"), KINDS)
 def test_every_model_has_intervals(dynamics, emission):
     model, keywords = random_model(dynamics, emission, seed=1), drive(dynamics, (), 30)

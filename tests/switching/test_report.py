@@ -103,6 +103,7 @@ def test_every_group_has_named_dims_and_the_coordinates_of_the_data(nile, nile_d
     assert nile_data.posterior.sizes["draw"] == nile_data.posterior_predictive.sizes["draw"] == 100
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     ("model", "expected"),
     [
@@ -381,7 +382,7 @@ SERIES = {
 }
 
 
-@pytest.mark.few(4)
+@pytest.mark.few(2)
 @pytest.mark.filterwarnings("ignore:Estimated shape parameter of Pareto")
 @pytest.mark.parametrize("kind", SERIES)
 @pytest.mark.parametrize("model", [copy_model(), markov_model()], ids=["copy", "markov"])

@@ -152,7 +152,7 @@ def test_the_bound_of_svi_lies_below_that_of_a_normal_guide_at_its_best_and_ends
     assert abs(float(found["svi"].objective[-50:].mean() - found["vmp"].objective[-1])) < 5
 
 
-@pytest.mark.few(4)
+@pytest.mark.few(2)
 @pytest.mark.parametrize(("dynamics", "emission"), KINDS)
 @pytest.mark.parametrize(("method", "steps"), [("svi", 5), slow("nuts", 2)])
 def test_every_kind_of_model_can_be_sampled(dynamics, emission, method, steps, monkeypatch):

@@ -30,6 +30,7 @@ def agreement(labels: Tensor, truth: np.ndarray, n_states: int) -> float:
 # ---- states that are found -------------------------------------------------------------------------------------------
 
 
+@pytest.mark.few(8)
 @pytest.mark.parametrize("n_steps", [50, 301])
 @pytest.mark.parametrize("pattern", PERIODS)
 @pytest.mark.parametrize("normal", [False, True])
@@ -103,6 +104,7 @@ def only_pairs(monkeypatch):
     monkeypatch.setattr(starts, "KINDS", ("pairs",))
 
 
+@pytest.mark.few(8)
 @pytest.mark.parametrize(("dynamics", "emission"), KINDS)
 def test_guesses_are_valid_for_every_model(only_pairs, dynamics, emission):
     model, generator = sh.SwitchingSSM(DYNAMICS[dynamics], EMISSIONS[emission]), torch.Generator().manual_seed(0)

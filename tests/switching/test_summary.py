@@ -146,6 +146,7 @@ def test_of_chains_that_may_trade_their_levels_only_differences_are_known():
 # ---- criteria --------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("kind", ["normal", "full", "poisson", "categorical"])
 def test_criteria_equal_those_of_hmmlearn_at_the_same_parameters(kind):
     rng = np.random.default_rng(0)

@@ -137,6 +137,7 @@ def test_files_hold_the_model(kind: str, tmp_path) -> None:
     assert all(torch.equal(value, again.values[name]) for name, value in model.values.items())
 
 
+@pytest.mark.slow
 def test_a_fit_finds_regimes_that_are_easy_to_tell() -> None:
     model = two_chains()
     drawn = model.simulate(200, (2,), seed=5)

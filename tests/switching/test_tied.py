@@ -186,6 +186,7 @@ def test_every_fit_of_a_tied_gated_emission_is_a_network(x, emission, method):
         assert_close(fit.posterior.mean, {n: fit.model.values[n] for n in fit.posterior.mean}, rtol=1e-12, atol=0)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("method", ["em", "vmp"])
 @pytest.mark.parametrize("emission", [BY_STATE, pytest.param(BY_STATE_FULL, marks=pytest.mark.slow)])
 def test_every_fit_with_a_tied_background_by_state_is_a_network_on_logits(x, emission, method):
@@ -231,6 +232,7 @@ def test_without_it_the_fit_is_refused_with_the_cure(x):
         sh.as_rnn(fit.model)
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     "fixed", [{"scale": [[0.6, 0.8]]}, {"loc": [[3.0, 1], [-3, 0]]}, {"background_loc": [[0.1, 0]]}]
 )

@@ -78,6 +78,7 @@ def test_a_constant_feature_far_from_0_costs_no_digits(dtype, emission):
     assert_close(*found, rtol=1e-5 if dtype == torch.float32 else 1e-12, atol=0)
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("emission", list(NORMALS))
 @pytest.mark.parametrize("scale", [2.0**-30, 2.0**40])
 @pytest.mark.parametrize("method", ["em", "vmp"])
@@ -110,6 +111,7 @@ def test_the_bound_under_the_models_own_prior_is_right_where_the_prior_lies_far_
     assert_close(here.objective[-1], there.objective[-1], rtol=1e-8, atol=0)
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("background", [False, True])
 @pytest.mark.parametrize("rate", [1e3, 1e9, 1e12])
 def test_message_passing_takes_huge_counts(rate, background):

@@ -65,6 +65,7 @@ def prior_of_gate(model: sh.SwitchingSSM) -> Tensor:
 # ---- known parameters: q contains the posterior ----------------------------------------------------------------------
 
 
+@pytest.mark.few(8)
 @each_kind
 def test_with_known_parameters_the_structured_bound_is_the_evidence_and_the_mean_field_one_lies_below(
     dynamics, emission
@@ -147,7 +148,7 @@ def test_counts_are_the_gradient_of_the_log_normalizer(dynamics, emission, gaps)
         assert_close(engine.message(name, under=fixed), expected, rtol=1e-10, atol=1e-10)
 
 
-@pytest.mark.few(5)
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     ("dynamics", "emission", "factorization"),
     [(*kind, "structured") for kind in CONJUGATE]

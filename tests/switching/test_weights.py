@@ -117,6 +117,7 @@ def test_the_evidence_of_a_sequence_has_no_weight_and_that_of_a_fit_has():
     assert fit.loglik == pytest.approx(float(2 * each[0] + each[1]))
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize(("dynamics", "emission"), ODD)
 @pytest.mark.parametrize("prior", [True, False], ids=["prior", "maximum likelihood"])
 def test_em_with_weight_2_is_em_with_the_sequence_twice(dynamics, emission, prior):
@@ -134,6 +135,7 @@ def test_em_with_weight_2_is_em_with_the_sequence_twice(dynamics, emission, prio
         assert (a.aic, a.bic) == pytest.approx((b.aic, b.bic), rel=1e-7)
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("factorization", ["structured", "mean_field"])
 @pytest.mark.parametrize(("dynamics", "emission"), [("copy", "normal"), ("copy", "gated"), ("markov", "full")])
 def test_message_passing_with_weight_2_is_that_of_the_sequence_twice(dynamics, emission, factorization):
@@ -169,6 +171,7 @@ def test_the_engine_checks_weighted_paths_and_steps(factorization):
             engine.sweep()  # raises an error if an update lowers the bound
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize(("dynamics", "emission"), ODD)
 @pytest.mark.parametrize("prior", ["weak", None])
 @pytest.mark.parametrize("of_steps", [False, True], ids=["sequences", "steps"])
