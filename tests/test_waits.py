@@ -125,6 +125,7 @@ def test_a_sweep_in_parts_waits_once(monkeypatch):
         assert len(looks(lambda: engine.run(3, 0.0))) == 3
 
 
+@pytest.mark.slow
 def test_a_step_of_svi_waits_once():
     with gpu() as device:
         problem = problem_of("copy", device)

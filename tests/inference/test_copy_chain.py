@@ -176,6 +176,7 @@ def test_entropy_equals_the_enumeration_of_paths(case):
 
 @examples(10)
 @given(cases(max_states=2, max_steps=3, n=1), st.integers(0, 2**31))
+@pytest.mark.slow
 def test_draws_have_the_frequencies_of_the_posterior(case, seed):
     n = 20_000
     weights = enumerate_case(case).paths[0]

@@ -274,6 +274,7 @@ def test_parts_of_a_long_sequence_are_the_whole(n, n_steps, n_states, dtype, thr
 
 
 @pytest.mark.cpu("threads of its kernels")
+@pytest.mark.slow
 def test_a_sequence_that_forgets_slowly_is_cut_into_fewer_parts(threads, monkeypatch):
     chain, runs, usual = random_chain((), 2000, 3), [], cpu_parts._sweep_between
     monkeypatch.setattr(cpu_parts, "_sweep_between", lambda *given: runs.append(given[-1].shape[1]) or usual(*given))

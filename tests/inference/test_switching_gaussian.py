@@ -143,6 +143,7 @@ BOUNDS = [(2, 3.0, 1e-12), (2, 10.0, 1e-8), (2, 30.0, 5e-4), (4, 1.0, 1e-9), (4,
 
 @pytest.mark.few(2)
 @pytest.mark.parametrize(("regimes", "slope", "error"), BOUNDS)
+@pytest.mark.slow
 def test_means_over_beliefs_are_as_near_as_the_docstring_says(regimes, slope, error):
     """With two latents: along one direction (K = 2), and along two; regressions of this standard deviation."""
     model = random_regimes(3, regimes=regimes, latent=2, recurrent=True)

@@ -19,6 +19,7 @@ def test_a_row_says_how_far_a_machine_is_from_its_network_and_from_the_grammar()
 
 
 @pytest.mark.cpu("the study makes its networks there")
+@pytest.mark.slow
 def test_the_study_gives_a_row_for_each_network_and_method(monkeypatch):
     monkeypatch.setattr(automata, "QUICK", [("state-regularised GRU", 2)])
     monkeypatch.setattr(automata, "MOST_STEPS", 2)

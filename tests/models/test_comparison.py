@@ -389,6 +389,7 @@ def test_networks_behind_an_embedding_read_symbols():
 # ---- gates of networks that are probed -------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_gates_of_probed_networks_are_measured_by_what_they_tell_of_z():
     """Against the gates that were drawn, and the sums over tokens of the definition."""
     model = make(redraw=0.3, seed=3)

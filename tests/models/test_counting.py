@@ -85,6 +85,7 @@ def test_gradients_of_cells_that_double_do_so():
     assert norms[1] > norms[0] * 1.7**20
 
 
+@pytest.mark.slow
 def test_floats_depart_from_the_machine_where_their_stack_ends():
     network = as_rnn(binary_increment())
     assert departures(network, "1011", torch.float64) == (None, None)

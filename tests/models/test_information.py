@@ -26,6 +26,7 @@ def curve(sweep, held_steps, update, quantity="TV"):
     return torch.tensor(sweep.of(held_steps, update)[quantity].to_numpy())
 
 
+@pytest.mark.slow
 def test_information_is_measured_and_runs_from_near_nothing_to_the_entropy_of_the_gate(sweep):
     entropy = -(0.2 * math.log(0.2) + 0.8 * math.log(0.8))
     for held_steps in ("silent", "emitting"):

@@ -154,6 +154,7 @@ def speaking(kind, states=3, by_state=True, seed=0):
 
 @examples(20)
 @given(st.integers(0, 2**20), st.sampled_from(KINDS), st.integers(1, 4), st.booleans())
+@pytest.mark.slow
 def test_the_logit_network_of_states_that_emit_while_held_is_the_variational_update(seed, kind, states, by_state):
     model = speaking(kind, states, by_state, seed)
     x = model.simulate(40, (2,), seed=seed).x

@@ -177,6 +177,7 @@ def test_one_state_and_one_step_have_the_conjugate_evidence():
 
 @pytest.mark.few(1)
 @pytest.mark.parametrize("counts", [False, True])
+@pytest.mark.slow
 def test_a_factorial_fit_finds_the_chains(counts):
     truth = factorial(counts)
     sample = truth.simulate(250, (3,), seed=3)
@@ -202,6 +203,7 @@ def test_a_factorial_fit_finds_the_chains(counts):
         assert max(float(agree), 1 - float(agree)) > 0.9
 
 
+@pytest.mark.slow
 def test_a_layered_fit_finds_the_layers():
     truth = layered()
     sample = truth.simulate(400, (4,), seed=3)

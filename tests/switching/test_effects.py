@@ -43,6 +43,7 @@ def test_lines_are_the_model_at_the_input_and_bands_surround_them(gated):
 
 
 @pytest.mark.parametrize("method", ["em", "vmp"])
+@pytest.mark.slow
 def test_transitions_and_starts_have_panels_of_their_own(method):
     starts = ["b"] if method == "em" else 0
     moves = sh.Markov(2, inputs=["a"], initial_inputs=starts) if method == "em" else sh.Copy(2, inputs=["a"])

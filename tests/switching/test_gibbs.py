@@ -180,6 +180,7 @@ def close_to(found: SwitchingSampled, state: Tensor, mean: Tensor) -> None:
 
 @pytest.mark.few(1)
 @pytest.mark.parametrize("moves", ["alternating", "collapsed", "both"])
+@pytest.mark.slow
 def test_both_kinds_of_moves_have_the_enumerated_posterior(moves):
     """Two chains side by side, with missing numbers; probabilities, moments and the pairs of draws."""
     regimes = near_regimes()

@@ -195,6 +195,7 @@ def x():
 
 
 @pytest.mark.parametrize("held", ["loc", "precision"])
+@pytest.mark.slow
 def test_of_much_data_it_agrees_with_em(x, held):
     long, fixed = TWO.simulate(6000, seed=2).x, {held: TWO.values[held]}
     point = TWO.fit(long, fixed=fixed, restarts=1, tol=1e-9, progress=False)
@@ -227,6 +228,7 @@ def test_missing_features_are_filled_in(x, held):
     assert_close(fit.model.values["precision"], TWO.values["precision"], rtol=0.5, atol=0.4)
 
 
+@pytest.mark.slow
 def test_with_all_features_of_a_step_missing_and_one_state_the_evidence_is_exact():
     """Steps that miss everything say nothing, under a location that is known as under none."""
     prior = {"loc": LOC[None], "count": torch.tensor([KAPPA]).double(), "df": torch.tensor([DF]).double()}

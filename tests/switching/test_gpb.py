@@ -106,6 +106,7 @@ def test_filters_are_the_textbooks_recursion_over_histories(order):
     assert_close(found.mean.squeeze(-1), means, **TIGHT)
 
 
+@pytest.mark.slow
 def test_more_order_is_nearer_to_the_truth():
     """Summed over models: the error of P(z_t | x_1..t) and of log p(x) at the last of seven steps."""
     errors = []

@@ -284,6 +284,7 @@ def test_states_keep_the_numbers_of_the_known_ones(method):
     assert float(c.model.values["loc"][0, 0]) <= float(c.model.values["loc"][1, 0])
 
 
+@pytest.mark.slow
 def test_known_states_tell_apart_what_the_data_do_not():
     """Two states of one distribution: only labels divide the steps between them."""
     x = torch.randn(80, generator=torch.Generator().manual_seed(0), dtype=torch.float64)

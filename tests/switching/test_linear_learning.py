@@ -126,6 +126,7 @@ def test_the_maximum_of_em_is_that_of_gradient_ascent(prior: str | None) -> None
     assert float(density.gradient(at[None]).abs().max()) < 0.05
 
 
+@pytest.mark.slow
 def test_nothing_depends_on_the_unit_of_x() -> None:
     model = model_of(2, 2, full=False)
     x = series_of(model, 2, 25)

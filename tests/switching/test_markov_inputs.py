@@ -242,6 +242,7 @@ def test_a_fit_recovers_the_weights(seed):
     assert fit.n_parameters == 1 + 2 + 2 + 2 + 2
 
 
+@pytest.mark.slow
 def test_a_fit_is_the_optimum_of_another_optimiser():
     truth = SwitchingSSM(Markov(2, inputs=1), Poisson(1)).with_values(
         initial_probs=[0.5, 0.5],

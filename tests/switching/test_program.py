@@ -121,6 +121,7 @@ def test_the_program_names_what_depends_on_what():
     assert {"redraw_prob", "state_probs", "loc", "precision"} <= set(relations["sample_sample"])
 
 
+@pytest.mark.slow
 def test_svi_and_nuts_run_on_the_collapsed_density():
     model = random_model("copy", "normal", seed=3)
     free, x = model.without_values(), observed(model, "copy", n_steps=30)

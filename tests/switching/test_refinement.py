@@ -92,6 +92,7 @@ def test_in_the_coordinates_of_its_peak_the_density_is_the_same_and_its_curvatur
 # ---- draws -----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_of_a_single_normal_the_draws_are_those_of_the_posterior_in_closed_form():
     generator = torch.Generator().manual_seed(0)
     x = 1e6 + 3.0 * torch.randn(12, 1, generator=generator, dtype=torch.float64)

@@ -269,6 +269,7 @@ def test_gibbs_draws_agree_with_enumeration() -> None:
     torch.testing.assert_close(shares, exact.state, rtol=0, atol=0.15)
 
 
+@pytest.mark.slow
 def test_summaries_say_what_is_approximate() -> None:
     x = two_chains().simulate(60, seed=1).x
     model = chains()
