@@ -241,7 +241,9 @@ class SwitchingSSM(Model):
     def _check_knowledge(self, series: Series) -> Series:
         if series.noise is not None and not all(part.emission.takes_noise for part in self.emission.parts):
             raise ValueError(f"noise: got some, but {self.emission.name} takes none; leave it out, or use Normal.")
-        return check_states(series, self.n_states)
+        checked = check_states(series, self.n_states)
+        self.dynamics.check_states(checked)
+        return checked
 
     def _check_drive(self, series: Series, n_steps: int) -> None:
         if series.dt is not None:
@@ -535,10 +537,12 @@ class SwitchingSSM(Model):
         Units.of(self.emission, series)  # raises an error if no prior can be scaled to some feature
         for part in (self.dynamics, self.emission):
             check_rank(series, part.inputs)
+        check_rank(series, self.dynamics.inputs_of.get("initial_input", 0), first=True)
         model = self if options.prior is None else self.scaled_to(series)
         problem = model.problem(series)
         result = fit(replace(problem, prior=None) if options.prior is None else problem, options)
         if options.prior is None:
+            self.dynamics.check_fitted(result.values, series)
             self.emission.check_fitted(result.values, rows_read(self.emission, series)[series.inside])
         return Fit.of(result, model._copy(result.values), model)
 

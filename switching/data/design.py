@@ -127,18 +127,21 @@ def check_design(design: Tensor | None, expected: tuple[int, ...], inputs: Input
         )
 
 
-def check_rank(series: Series, inputs: Inputs) -> None:
+def check_rank(series: Series, inputs: Inputs, first: bool = False) -> None:
     """Raise ValueError if some inputs and a constant are linearly dependent; names them.
 
     Arguments:
         inputs: those that one part of a model reads.
+        first: whether it reads them at the first step of each sequence alone.
     """
     if not count_inputs(inputs) or series.inputs is None:
         return
     names = inputs if isinstance(inputs, int) else series.drivers
     places = columns_of(inputs, names if names is not None else count_inputs(inputs))
     drives = ((part.drive.inputs, part.inside) for part in series.parts())
-    rows = torch.cat([select_columns(table, places)[inside] for table, inside in drives if table is not None]).double()
+    steps = slice(0, 1) if first else slice(None)
+    tables = ((select_columns(table, places), inside) for table, inside in drives if table is not None)
+    rows = torch.cat([table[..., steps, :][inside[..., steps]] for table, inside in tables]).double()
     if len(rows) <= len(places):
         return
     scale = rows.abs().amax(0)
@@ -149,8 +152,8 @@ def check_rank(series: Series, inputs: Inputs) -> None:
     dependent = (directions[-1].abs() > 1e-6).nonzero().flatten().tolist()
     called = ["a constant" if place == 0 else repr(_input_name(inputs, place - 1)) for place in dependent]
     raise ValueError(
-        f"inputs: {' and '.join(called)} are linearly dependent, so their coefficients cannot be told apart; leave one "
-        "of them out."
+        f"{'initial_' * first}inputs: {' and '.join(called)} are linearly dependent, so their coefficients cannot be "
+        "told apart; leave one of them out."
     )
 
 

@@ -4,6 +4,7 @@ Dynamics are a stateless description, like an emission. Their parameters are ten
 restarts or posterior draws. They form `blocks` that are conjugate to the counts of paths.
 """
 
+import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from functools import cached_property
@@ -20,13 +21,15 @@ from ...inference.families import CopyTables, FactoredTables, Family, MarkovTabl
 from ...inference.message_passing.factor_graph import Factor
 from ..data.series import Drive, Series
 from ..emissions.contract import ByGate
-from ..inputs import Inputs, count_inputs
+from ..inputs import Inputs, columns_of, count_inputs, select_columns
 from ..known import block_beside
 from ..parameters import Named, Parameter, Parameters, check_parameters, concentration, kept
 from ..priors import Conjugate, Probabilities, Site
 
 PATHS = "paths"
 """The block of a model's paths in message passing."""
+
+SEPARATED = 20.0  # change of log odds over the range of an input, above which they are infinite
 
 NOTHING: Parameters = {}
 """No fixed parameters."""
@@ -174,6 +177,27 @@ class Dynamics(Named, ABC):
     def log_gate(self, values: Parameters, drive: Drive, n_batch: int) -> tuple[Tensor, Tensor]:
         """log P(z_t = 1) and log P(z_t = 0) of every step, if there is a gate."""
         raise TypeError(f"dynamics: {self.name} has no gate; use Copy(n_states).")
+
+    def check_states(self, series: Series, fixed: Parameters = NOTHING) -> None:
+        """Raise ValueError if no possible path has the known states of a series."""
+
+    def check_fitted(self, values: Parameters, series: Series) -> None:
+        """Warn of weights of maximum likelihood that are infinite, because inputs decide a gate or a move."""
+        for name, parameter in self.parameters.items():
+            inputs = self.inputs_of.get(parameter.dims[-1]) if parameter.dims else None
+            if not inputs or series.inputs is None or not name.endswith("weights"):
+                continue
+            places = columns_of(inputs, self.reads)
+            drives = ((part.drive.inputs, part.inside) for part in series.parts())
+            rows = torch.cat([select_columns(table, places)[inside] for table, inside in drives if table is not None])
+            reach = values[name].abs().to(rows) * (rows.amax(0) - rows.amin(0))
+            if float(reach.max()) > SEPARATED:
+                warnings.warn(
+                    f"{name}: inputs decide the gate or a move completely, so the likelihood has no maximum and "
+                    f"weights grow without end, to {float(values[name].abs().max()):.3g} so far. Fit with prior='weak', which "
+                    "keeps them finite.",
+                    stacklevel=4,
+                )
 
     # ---- fits ------------------------------------------------------------------------------------------------------
 

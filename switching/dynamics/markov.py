@@ -29,7 +29,7 @@ from ..priors import Conjugate, Probabilities
 from .contract import NOTHING, PATHS, Dynamics, draw_state
 from .factors import by_state, constant_start, first_state, moves
 from .initial import StationaryRows, has_one_class, initial_weights, stationary
-from .possible import PossibleProbabilities, band, possible_rows, read_mask, references
+from .possible import PossibleProbabilities, band, check_known_states, possible_rows, read_mask, references
 from .rows import InputWeights, Objective, Rows, transition_weights
 
 
@@ -289,6 +289,23 @@ class Markov(Dynamics):
         else:
             state = draw_state(step, values["transition_probs"][previous])
         return torch.ones_like(state), state  # every step is drawn afresh, from a row that depends on the state before
+
+    def check_states(self, series: Series, fixed: Parameters = NOTHING) -> None:
+        first, moves = torch.ones(self.n_states, dtype=torch.bool, device="cpu"), self._possible
+        start = fixed.get("initial_probs") if self.initial == "free" else None
+        if not isinstance(self.initial, str):
+            start = torch.tensor(self.initial, device="cpu")
+        if start is not None:
+            first = start.cpu() != 0
+        if "transition_probs" in fixed:
+            moves = moves & (fixed["transition_probs"].cpu() != 0)
+        if bool(first.all() and moves.all()):
+            return
+        groups = series.groups() if series.packed else [torch.arange(series.n_sequences)]
+        for numbers, part in zip(groups, series.parts(), strict=True):
+            known = part.log_states(self.n_states)
+            if known is not None:
+                check_known_states(known, part.inside, first, moves, numbers)
 
     # ---- fits ------------------------------------------------------------------------------------------------------
 

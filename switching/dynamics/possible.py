@@ -6,7 +6,7 @@ from functools import cached_property
 from typing import Any
 
 import torch
-from jaxtyping import Bool
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from ...inference.families import Dirichlet, VectorFamily
@@ -41,6 +41,38 @@ def read_mask(mask: Any, n_states: int) -> Mask:
 def band(n_states: int, below: int, above: int) -> list[list[bool]]:
     """The mask of moves by at most so many states down and up."""
     return [[-below <= new - old <= above for new in range(n_states)] for old in range(n_states)]
+
+
+def check_known_states(
+    log_states: Float[Tensor, "*b T K"],
+    inside: Bool[Tensor, "*b T"],
+    first: Bool[Tensor, "K"],
+    moves: Bool[Tensor, "K K"],
+    numbers: Int[Tensor, "B"],
+) -> None:
+    """Raise ValueError with the place if no possible path has the known states of a sequence.
+
+    Arguments:
+        log_states: log weights, -inf where a state is known to be impossible.
+        inside: whether a step is in its sequence.
+        first, moves: the states and moves that are possible.
+        numbers: of the sequences, for errors.
+    """
+    k, n_steps = log_states.shape[-1], log_states.shape[-2]
+    known = (log_states > -torch.inf).reshape(-1, n_steps, k) | ~inside.reshape(-1, n_steps, 1)
+    ahead, table = first.to(known.device).expand(len(known), k), moves.to(known.device).double()
+    for step in range(n_steps):
+        alive = ahead & known[:, step]
+        lost = ~alive.any(-1) & inside.reshape(-1, n_steps)[:, step]
+        if bool(lost.any()):
+            sequence = int(lost.nonzero()[0])
+            states = known[sequence, step].nonzero().flatten().tolist()
+            of = f" of sequence {int(numbers[sequence])}" if log_states.ndim > 2 else ""
+            raise ValueError(
+                f"states: got {' or '.join(map(str, states))} at step {step}{of}, which no possible move reaches after "
+                "the known states before it; correct them, or make these moves possible in mask, initial or fixed."
+            )
+        ahead = (alive.double() @ table > 0) | ~inside.reshape(-1, n_steps)[:, step : step + 1]
 
 
 @dataclass(frozen=True, eq=False)

@@ -471,7 +471,10 @@ def check_no_inputs(argument: str, emission: Emission) -> None:
     """Raise ValueError if an emission reads inputs or earlier observations."""
     if emission.n_inputs or emission.order:
         reads = "lags" if emission.order else "inputs"
-        raise ValueError(f"{argument}: got {emission!r}, but only a SwitchingSSM of one emission takes {reads} there.")
+        raise ValueError(
+            f"{argument}: got {emission!r}, but only a SwitchingSSM of one emission takes {reads} there; use "
+            "SwitchingSSM(dynamics, emission), whose gate or transitions may have inputs too, as Copy(2, inputs=[...])."
+        )
 
 
 class Representative(NamedTuple):

@@ -69,6 +69,7 @@ def with_fixed(problem: Problem, fixed: Any) -> Problem:
             known[name] = _with_gaps(problem.parameters[name].support, known[name], free[given])
     if set(known) == set(problem.parameters) and all(map(is_whole, known.values())):
         raise ValueError("fixed: got all parameters, which leaves nothing to fit; use model.with_values(...).")
+    problem.dynamics.check_states(problem.series, known)
     return replace(problem, fixed=known)
 
 
