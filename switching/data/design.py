@@ -142,7 +142,10 @@ def check_rank(series: Series, inputs: Inputs, first: bool = False) -> None:
     steps = slice(0, 1) if first else slice(None)
     tables = ((select_columns(table, places), inside) for table, inside in drives if table is not None)
     rows = torch.cat([table[..., steps, :][inside[..., steps]] for table, inside in tables]).double()
-    if len(rows) <= len(places):
+    # what a start reads may be alike in all sequences, as one that matters to another part of the model too
+    kept = (rows.amax(0) > rows.amin(0)).nonzero().flatten().tolist() if first else [*range(len(places))]
+    rows = rows[:, kept]
+    if len(rows) <= len(kept) or not kept:
         return
     scale = rows.abs().amax(0)
     design = torch.cat([torch.ones_like(rows[:, :1]), rows / torch.where(scale > 0, scale, 1.0)], 1)
@@ -150,7 +153,7 @@ def check_rank(series: Series, inputs: Inputs, first: bool = False) -> None:
     if float(sizes[-1]) > 1e-10 * float(sizes[0]):
         return
     dependent = (directions[-1].abs() > 1e-6).nonzero().flatten().tolist()
-    called = ["a constant" if place == 0 else repr(_input_name(inputs, place - 1)) for place in dependent]
+    called = ["a constant" if place == 0 else repr(_input_name(inputs, kept[place - 1])) for place in dependent]
     raise ValueError(
         f"{'initial_' * first}inputs: {' and '.join(called)} are linearly dependent, so their coefficients cannot be "
         "told apart; leave one of them out."

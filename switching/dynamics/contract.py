@@ -194,8 +194,8 @@ class Dynamics(Named, ABC):
             if float(reach.max()) > SEPARATED:
                 warnings.warn(
                     f"{name}: inputs decide the gate or a move completely, so the likelihood has no maximum and "
-                    f"weights grow without end, to {float(values[name].abs().max()):.3g} so far. Fit with prior='weak', which "
-                    "keeps them finite.",
+                    f"weights grow without end, to {float(values[name].abs().max()):.3g} so far. "
+                    "Fit with prior='weak', which keeps them finite.",
                     stacklevel=4,
                 )
 
