@@ -486,9 +486,10 @@ class SwitchingSSM(Model):
             num_samples, warmup_steps: draws in each of 4 chains of NUTS, by default 500, and draws before them that are
                 thrown away, by default half as many.
             pooled: "complete": all sequences share the parameters. "none": each subject has its own, under the prior of
-                the model. A dictionary says it for blocks, e.g. `{"emission": "none"}`: `model.dynamics.blocks`,
-                "dynamics" for all of these, and "emission"; others are "complete". A subject is a sequence; or the
-                sequences with one name in `subjects=`, or in the outer level of a panel's index.
+                the model. "partial": each subject has its own, from a population that is fitted too, by message
+                passing; samplers draw under it. A dictionary says it for blocks, e.g. `{"emission": "none"}`:
+                `model.dynamics.blocks`, "dynamics" for all of these, and "emission"; others are "complete". A subject
+                is a sequence; or the sequences with one name in `subjects=`, or in the outer level of a panel's index.
 
         Returns:
             `Fit`, with `.model` (this model with its values, states in the order of their locations), the trace of the
@@ -551,17 +552,20 @@ class SwitchingSSM(Model):
         from .fitting.subjects import check_subjects, fit_subjects
 
         series = named(series)
-        check_subjects(series, pooling)
+        check_subjects(series, pooling, options)
         names = series.subject_names
         assert names is not None
         first = self._fitted(series, options.before_subjects())
-        dynamics = SubjectDynamics(self.dynamics, names, pooling.common)
+        dynamics = SubjectDynamics(self.dynamics, names, pooling.common, pooling.partial)
         emission = by_subject(self.emission, len(names)) if pooling.emission else self.emission
         model = SwitchingSSM(dynamics, emission)._copy({}, first.model.prior)
         vars(model).update(_chosen=self._chosen)
         problem = model.problem(series)
         problem = replace(problem, prior=None) if options.prior is None else problem
-        result = fit_subjects(problem, options, first.values, len(names))
+        result, prior = fit_subjects(problem, options, first.values, len(names), pooling.partial)
+        if pooling.partial and prior is not None:
+            model = model._copy({}, prior)
+            vars(model).update(_chosen=frozenset(prior))
         return Fit.of(result, model._copy(result.values), model)
 
     # ---- subjects --------------------------------------------------------------------------------------------------
@@ -588,6 +592,29 @@ class SwitchingSSM(Model):
             return super().plot(x, sequence=sequence, level=level, **given)
         one = self.read(x, **given).one(sequence)
         return self.of(self.subjects[int(cast(Tensor, one.subjects))]).plot(one, level=level)
+
+    @property
+    def population(self) -> "SwitchingSSM":
+        """The model of a new subject: common values, means of the population, and the population as prior.
+
+        Raises:
+            ValueError: some parameters of subjects have no population.
+        """
+        alone, partial = self._alone(), getattr(self.dynamics, "partial", ())
+        typical = alone.emission.start(self.prior)
+        for block in alone.dynamics.blocks.values():
+            typical |= block.expected(block.natural(self.prior))
+        for name, value in self._values.items():
+            if self.known[name].dims[:1] != ("subject",):
+                typical[name] = value
+        of_subjects = [n for n in self.dynamics.blocks if n not in getattr(self.dynamics, "common", ())]
+        of_subjects += ["emission"] * self.emission.reads_subjects
+        if not self.subjects or not set(of_subjects) <= set(partial):
+            raise ValueError(
+                f"population: blocks {of_subjects or list(alone.dynamics.blocks)} have none; fit them with "
+                'pooled="partial".'
+            )
+        return alone._copy({name: typical[name] for name in alone.known}, self.prior)
 
     def _alone(self) -> "SwitchingSSM":
         """The model of one subject, without values."""

@@ -247,6 +247,14 @@ class Conjugate(ABC):
     def natural(self, prior: Parameters) -> Tensor:
         """Natural parameters `[*plates, P]` of the prior with these hyperparameters."""
 
+    def hyperparameters_of(self, eta: Tensor) -> Parameters:
+        """The hyperparameters whose `natural` parameters are eta, if every member of the family is a prior.
+
+        Raises:
+            TypeError: not every member is.
+        """
+        raise TypeError(f"the prior of {', '.join(self.parameters)} has no population")
+
     def sites(self, prior: Parameters) -> list[Site]:
         """The prior as Pyro sites."""
         names = tuple(self.parameters)
@@ -319,6 +327,9 @@ class Probabilities(Conjugate):
     def natural(self, prior: Parameters) -> Tensor:
         return prior[self.hyperparameter]
 
+    def hyperparameters_of(self, eta: Tensor) -> Parameters:
+        return {self.hyperparameter: eta}
+
 
 @dataclass(frozen=True)
 class BySubject(Conjugate):
@@ -345,6 +356,9 @@ class BySubject(Conjugate):
     def natural(self, prior: Parameters) -> Tensor:
         eta = self.block.natural(prior)
         return eta.expand(self.n_subjects, *eta.shape)
+
+    def hyperparameters_of(self, eta: Tensor) -> Parameters:
+        return self.block.hyperparameters_of(eta)
 
     def sites(self, prior: Parameters) -> list[Site]:
         return by_subject_sites(self.block.sites(prior), self.n_subjects)

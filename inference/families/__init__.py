@@ -39,6 +39,7 @@ References: Wainwright & Jordan 2008, section 3; Bishop 2006, appendix B, for th
 from .discrete import Bernoulli, BernoulliParameters, Categorical, CategoricalParameters
 from .family import Family, Stats, VectorFamily, tree_map, tree_parts
 from .gaussian_paths import GaussianPaths, GaussianTables
+from .matched import matched as matched
 from .normal import (
     Gaussian,
     GaussianParameters,

@@ -43,11 +43,13 @@ class SubjectDynamics(Dynamics):
         dynamics: the dynamics of one subject.
         subjects: the names of the subjects.
         common: the names of the blocks that all subjects share.
+        partial: the names of the blocks of the model that have a population: the prior of the model.
     """
 
     dynamics: Dynamics
     subjects: tuple[str, ...]
     common: tuple[str, ...] = ()
+    partial: tuple[str, ...] = ()
 
     @property
     def n_states(self) -> int:  # type: ignore[override]

@@ -163,6 +163,9 @@ class SubjectEmission(ConjugateEmission):
         eta = self._conjugate.natural(prior)
         return eta.expand(self.n_subjects, *eta.shape)
 
+    def hyperparameters_of(self, eta: Tensor) -> Parameters:
+        return self._conjugate.hyperparameters_of(eta)
+
     def sites(self, prior: Parameters) -> list[Site]:
         return by_subject_sites(self.emission.sites(prior), self.n_subjects)
 

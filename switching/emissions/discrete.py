@@ -74,6 +74,10 @@ class Bernoulli(TakesInputs, ConjugateEmission):
     def natural(self, prior: Parameters) -> Tensor:
         return self.family.natural(prior["successes"], prior["failures"])
 
+    def hyperparameters_of(self, eta: Tensor) -> Parameters:
+        q = Beta().usual(eta)
+        return {"successes": q.a, "failures": q.b}
+
     def log_prob(self, x: Tensor, values: Parameters) -> Tensor:
         observed = ~torch.isnan(x)
         filled = torch.where(observed, x, 0.0)
@@ -138,6 +142,10 @@ class Poisson(TakesInputs, ConjugateEmission):
 
     def natural(self, prior: Parameters) -> Tensor:
         return self.family.natural(prior["shape"], prior["rate"])
+
+    def hyperparameters_of(self, eta: Tensor) -> Parameters:
+        q = Gamma().usual(eta)
+        return {"shape": q.shape, "rate": q.rate}
 
     def log_prob(self, x: Tensor, values: Parameters) -> Tensor:
         observed = ~torch.isnan(x)
@@ -236,6 +244,9 @@ class Categorical(TakesInputs, ConjugateEmission):
 
     def natural(self, prior: Parameters) -> Tensor:
         return prior["concentration"]
+
+    def hyperparameters_of(self, eta: Tensor) -> Parameters:
+        return {"concentration": eta}
 
     def log_prob(self, x: Tensor, values: Parameters) -> Tensor:
         observed = ~torch.isnan(x[..., 0])

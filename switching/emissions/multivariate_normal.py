@@ -111,6 +111,12 @@ class MultivariateNormal(NormalEmission):
             return NormalWishart.of_inverse(loc, count, df, inverse)
         return SharedPrecision.of_inverse(loc, count, df.squeeze(-1), inverse.squeeze(-3))
 
+    def hyperparameters_of(self, eta: Tensor) -> Parameters:
+        if self.tied is not None:
+            return super().hyperparameters_of(eta)
+        q = NormalWishart().usual(eta)
+        return {"loc": q.loc, "count": q.kappa, "df": q.df, "inverse_scale": _inverse(q.scale_matrix)}
+
     def tied_sites(self, prior: Parameters) -> list[Site]:
         scale_matrix = _inverse(prior["inverse_scale"])
         return normal_wishart_sites(("loc", "precision"), prior["loc"], prior["count"], prior["df"], scale_matrix)

@@ -102,6 +102,12 @@ class Normal(NormalEmission):
         shape, rate = shape.squeeze(-2), rate.squeeze(-2)[..., None, None]
         return SharedPrecision.of_inverse(loc.mT.unsqueeze(-1), count.mT, 2 * shape, 2 * rate)
 
+    def hyperparameters_of(self, eta: Tensor) -> Parameters:
+        if self.tied is not None:
+            return super().hyperparameters_of(eta)
+        q = NormalGamma().usual(eta)
+        return {"loc": q.loc, "count": q.kappa, "shape": q.shape, "rate": q.rate}
+
     def tied_sites(self, prior: Parameters) -> list[Site]:
         return normal_gamma_sites(("loc", "precision"), *(prior[name] for name in ("loc", "count", "shape", "rate")))
 

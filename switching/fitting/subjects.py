@@ -1,4 +1,4 @@
-r"""Fits with parameters by subject, pooled completely or not at all.
+r"""Fits with parameters by subject, pooled completely, not at all, or in part.
 
 The fit of all subjects with common parameters comes first: its search finds the optimum, and gives the states their
 numbers. From there EM, or message passing, continues with parameters of each subject, so that a state has the same
@@ -7,6 +7,7 @@ meaning in all subjects.
 | `pooled` | parameters of a block |
 |---|---|
 | "complete" | common to all subjects |
+| "partial" | of each subject, from a population whose hyperparameters are fitted: see `population` |
 | "none" | of each subject, under the prior of the model |
 """
 
@@ -24,9 +25,10 @@ from ..parameters import Parameter, Parameters, read_table
 from ..problem import Problem
 from .fit import fit
 from .options import Options
+from .population import fit_population, partial_blocks
 from .result import Result
 
-POOLED = ("complete", "none")
+POOLED = ("complete", "partial", "none")
 EMISSION, DYNAMICS = "emission", "dynamics"
 
 
@@ -37,10 +39,12 @@ class Pooling:
     Attributes:
         common: the blocks of the dynamics that all subjects share.
         emission: whether emissions differ between subjects.
+        partial: the blocks with a population.
     """
 
     common: tuple[str, ...]
     emission: bool
+    partial: tuple[str, ...]
 
     @staticmethod
     def of(pooled: Any, dynamics: Dynamics, emission: Emission) -> "Pooling | None":
@@ -74,10 +78,11 @@ class Pooling:
                 "pooled: got an emission by subject whose parts share a scale (tied=); leave tied= out, or pool the "
                 "emission completely."
             )
-        return Pooling(common, words[EMISSION] != POOLED[0])
+        partial = tuple(name for name in names if words[name] == POOLED[1])
+        return Pooling(common, words[EMISSION] != POOLED[0], partial)
 
 
-def check_subjects(series: Series, pooling: Pooling) -> None:
+def check_subjects(series: Series, pooling: Pooling, options: Options) -> None:
     """ValueError if subjects cannot have parameters of their own."""
     assert series.subjects is not None
     assert series.subject_names is not None
@@ -87,13 +92,18 @@ def check_subjects(series: Series, pooling: Pooling) -> None:
         raise ValueError(
             f"subjects: got only {series.subject_names[0]!r}; parameters by subject need several, so leave pooled= out."
         )
+    if pooling.partial and options.method == "em":
+        raise ValueError(
+            'method: got "em", whose points have no spread from which a population could be fitted; use method="vmp" '
+            'with pooled="partial".'
+        )
     seen = torch.zeros(len(series.subject_names), dtype=torch.long, device=series.like.device)
     seen = seen.index_add(0, series.subjects, series.n_seen)
     own = pooling.emission or len(pooling.common) < 1
-    for i in (seen < 2).nonzero().flatten().tolist() if own else []:
+    for i in (seen < 2).nonzero().flatten().tolist() if own and not pooling.partial else []:
         raise ValueError(
             f"subjects: {series.subject_names[i]!r} has {int(seen[i])} observed step(s), too few for parameters of its "
-            "own; leave it out."
+            'own; leave it out, or use pooled="partial", which takes them from the population.'
         )
 
 
@@ -109,9 +119,25 @@ def spread_out(known: Mapping[str, Parameter], values: Mapping[str, Any], n_subj
     return spread
 
 
-def fit_subjects(problem: Problem, options: Options, start: Parameters, n_subjects: int) -> Result:
-    """The fit of parameters by subject, from values of all subjects together."""
+def fit_subjects(
+    problem: Problem, options: Options, start: Parameters, n_subjects: int, partial: tuple[str, ...]
+) -> tuple[Result, Parameters | None]:
+    """The fit of parameters by subject, from values of all subjects together, and the hyperparameters of their prior.
+
+    Arguments:
+        partial: the blocks with a population. Samplers draw under the hyperparameters that message passing fits.
+    """
     known = problem.parameters
     fixed = None if options.fixed is None else spread_out(known, options.fixed, n_subjects)
     begin = spread_out(known, start, n_subjects)
-    return fit(problem, replace(options, restarts=1, start=begin, fixed=fixed, pooled="complete"))
+    alone = replace(options, restarts=1, start=begin, fixed=fixed, pooled="complete")
+    if not partial:
+        return fit(problem, alone), problem.prior
+    partial_blocks(problem, partial)
+    quiet = alone if options.method == "vmp" else alone.before_draws("vmp")
+    first = fit(problem, quiet)
+    whole = fit_population(replace(problem, fixed=first.held), quiet, first.posterior, partial)
+    problem = replace(problem, prior=whole.posterior.problem.prior)
+    if options.method == "vmp" or whole.interrupted:
+        return whole, problem.prior
+    return fit(problem, replace(alone, start=whole.values)), problem.prior

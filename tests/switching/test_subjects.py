@@ -4,6 +4,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import samplehold as sh
+import scipy.optimize
 import torch
 from oracles.models import enumerate_evidence, trace_log_prob
 
@@ -37,7 +38,7 @@ def fitted(dynamics, emission, x, **options):
     return sh.SwitchingSSM(dynamics, emission).fit(x, restarts=1, progress=False, **options)
 
 
-@pytest.mark.few(3)
+@pytest.mark.few(2)
 @pytest.mark.parametrize("method", ["em", "vmp"])
 @pytest.mark.parametrize("kind", EMISSIONS)
 def test_parameters_of_each_subject_are_those_of_separate_fits(kind, method):
@@ -58,6 +59,7 @@ def test_parameters_of_each_subject_are_those_of_separate_fits(kind, method):
     assert bool((fit.objective.diff() >= -1e-9).all())
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("method", ["em", "vmp"])
 @pytest.mark.parametrize("pooled", [{"emission": "none"}, {"dynamics": "none"}, {"transition": "none"}])
 def test_blocks_that_are_pooled_completely_are_common(pooled, method):
@@ -106,13 +108,10 @@ def test_a_subject_may_have_several_sequences():
     shuffled = [0, 2, 4, 1, 3, 5]
     fit = fitted(sh.Copy(2), sh.Normal(1), [parts[i] for i in shuffled], subjects=labels[shuffled], pooled="none")
     assert fit.model.subjects == NAMES
-    rows = pd.concat(
-        {
-            (name, session): pd.DataFrame({"x": part[:, 0].numpy()})
-            for name, session, part in zip(labels, [0, 1] * 3, parts, strict=True)
-        },
-        names=["subject", "session", "time"],
-    )
+    frames = [pd.DataFrame({"x": part[:, 0].numpy()}) for part in parts]
+    keys = list(zip(labels, [0, 1] * 3, strict=True))
+    rows = pd.concat(frames, keys=keys)
+    rows.index = rows.index.set_names(["subject", "session", "time"])
     by_panel = fitted(sh.Copy(2), sh.Normal(1), rows, pooled="none")
     assert by_panel.model.subjects == NAMES
     for name, value in fit.values.items():
@@ -159,7 +158,8 @@ def test_the_fit_of_a_subject_has_its_part_of_the_posterior(by_messages):
     assert ben.summary().parameters["standard error"].notna().all()
 
 
-@pytest.mark.parametrize("method", ["svi", pytest.param("nuts", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("method", ["svi", "nuts"])
 def test_samplers_draw_the_parameters_of_each_subject(method):
     x = panel(sh.Normal(1), sh.Markov(2))
     budget = {"max_steps": 20} if method == "svi" else {"num_samples": 8, "warmup_steps": 8}
@@ -229,3 +229,119 @@ def test_known_entries_are_those_of_all_subjects(method):
     ben = fit.subject("ben")
     assert ben.n_parameters == 1 + 1 + 2
     torch.testing.assert_close(ben.values["loc"], expected[1])
+
+
+# ---- populations -----------------------------------------------------------------------------------------------------
+
+
+def population_panel(n_subjects=40, n_steps=12):
+    """Subjects whose locations come from normals of standard deviation 0.5, and their locations."""
+    generator = torch.Generator().manual_seed(3)
+    x, levels = {}, []
+    for i in range(n_subjects):
+        level = torch.tensor([0.0, 6.0]) + 0.5 * torch.randn(2, generator=generator, dtype=torch.float64)
+        state = (torch.rand(n_steps, generator=generator) < 0.3).long()
+        noise = torch.randn(n_steps, generator=generator, dtype=torch.float64)
+        x[f"subject {i}"] = (level[state] + noise).unsqueeze(-1)
+        levels.append(level)
+    return x, torch.stack(levels)
+
+
+@pytest.fixture(scope="module")
+def partial():
+    x, levels = population_panel()
+    return x, levels, fitted(sh.Markov(2), sh.Normal(1), x, method="vmp", pooled="partial")
+
+
+def test_a_population_is_recovered_and_helps_its_members(partial):
+    x, levels, fit = partial
+    none = fitted(sh.Markov(2), sh.Normal(1), x, method="vmp", pooled="none")
+    prior = fit.model.prior
+    torch.testing.assert_close(prior["loc"][:, 0], torch.tensor([0.0, 6.0], dtype=torch.float64), atol=0.5, rtol=0)
+    spread = (prior["count"] * prior["shape"] / prior["rate"]).rsqrt()
+    assert bool(((spread > 0.2) & (spread < 1.0)).all())
+    error, alone = ((f.values["loc"][..., 0] - levels).square().mean().sqrt() for f in (fit, none))
+    assert error < 0.9 * alone
+    assert fit.values["loc"].var(0).sum() < none.values["loc"].var(0).sum()
+    assert bool((fit.objective.diff() >= -1e-8).all())
+    assert fit.converged
+
+
+def test_a_new_subject_has_the_population_as_prior(partial, tmp_path):
+    x, _, fit = partial
+    fit.save(tmp_path)
+    for model in (fit.model, sh.load(tmp_path)):
+        new = model.population
+        torch.testing.assert_close(new.values["loc"], model.prior["loc"])
+        again = new.fit(x["subject 3"], method="vmp", prior=new.prior, restarts=1, start=new, progress=False)
+        torch.testing.assert_close(again.values["loc"], model.of("subject 3").values["loc"], atol=1e-3, rtol=0)
+
+
+def test_hyperparameters_are_the_optimum_of_the_evidence():
+    """With one state there is no path, so the bound is the evidence, which is in closed form."""
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(12, 8, 1, generator=generator, dtype=torch.float64)
+    x = x * (0.2 + 2 * torch.rand(12, 1, 1, generator=generator)) + 2 * torch.randn(12, 1, 1, generator=generator)
+    fit = fitted(sh.Markov(1), sh.Normal(1), x, method="vmp", pooled={"emission": "partial"}, tol=1e-7, max_steps=300)
+    emission = sh.Normal(1)
+    messages = torch.stack([emission.message(one, torch.ones(8, 1, dtype=torch.float64)) for one in x])
+
+    def evidence(numbers):
+        loc, count, shape, rate = (torch.as_tensor(n, dtype=torch.float64).reshape(1, 1) for n in numbers)
+        prior = emission.natural({"loc": loc, "count": count.exp(), "shape": shape.exp(), "rate": rate.exp()})
+        gained = emission.family.log_normalizer(prior + messages) - emission.family.log_normalizer(prior)
+        return float(gained.sum() - x.numel() / 2 * np.log(2 * np.pi))
+
+    prior = {
+        name: float(table) for name, table in fit.model.prior.items() if table.numel() == 1 and name in "loc count"
+    }
+    prior |= {name: float(fit.model.prior[name]) for name in ("shape", "rate")}
+    here = [prior["loc"], *(np.log(prior[name]) for name in ("count", "shape", "rate"))]
+    best = scipy.optimize.minimize(lambda numbers: -evidence(numbers), here, tol=1e-10)
+    assert float(fit.objective[-1]) == pytest.approx(evidence(here), abs=1e-4)
+    assert evidence(here) == pytest.approx(-best.fun, abs=1e-3)
+
+
+@pytest.mark.few(1)
+@pytest.mark.parametrize("kind", ["multivariate", "poisson", "bernoulli", "categorical"])
+def test_every_plain_emission_has_a_population(kind):
+    x = panel(EMISSIONS[kind], sh.Copy(2))
+    few = {name: table[:15] for name, table in x.items()}
+    fit = fitted(sh.Copy(2), EMISSIONS[kind], few, method="vmp", pooled="partial", max_steps=30)
+    assert bool((fit.objective.diff() >= -1e-8).all())
+    assert fit.model.population.values.keys() == fit.values.keys()
+
+
+def test_a_population_makes_subjects_with_one_step_possible():
+    x = panel(sh.Normal(1), sh.Markov(2)) | {"dora": torch.zeros(1, 1, dtype=torch.float64)}
+    fit = fitted(sh.Markov(2), sh.Normal(1), x, method="vmp", pooled="partial", max_steps=50)
+    assert fit.model.of("dora").values["loc"].isfinite().all()
+
+
+@pytest.mark.parametrize(("count", "alike"), [(1e9, True), (1e-9, False)])
+def test_a_concentrated_prior_pools_and_a_vague_one_does_not(count, alike):
+    x = panel(sh.Normal(1), sh.Markov(2))
+    common = fitted(sh.Markov(2), sh.Normal(1), x, method="vmp")
+    prior = {"loc": common.values["loc"], "count": torch.full((2, 1), count, dtype=torch.float64)}
+    fit = fitted(sh.Markov(2), sh.Normal(1), x, method="vmp", pooled={"emission": "none"}, prior=prior)
+    if alike:
+        torch.testing.assert_close(fit.values["loc"], common.values["loc"].expand(3, 2, 1), atol=1e-4, rtol=0)
+        return
+    weights = fit.smooth().state
+    for i, name in enumerate(NAMES):
+        used = weights[i, : len(x[name])]
+        mean = (used * x[name]).sum(0) / used.sum(0)
+        torch.testing.assert_close(fit.values["loc"][i, :, 0], mean, atol=1e-3, rtol=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("dynamics", "emission", "options", "message"),
+    [
+        (sh.Markov(2), sh.Normal(1), {"method": "em"}, 'method: got "em", whose points have no spread'),
+        (sh.Markov.left_right(2), sh.Normal(1), {"method": "vmp"}, "pooled: got 'partial' for 'transition'"),
+        (sh.Markov(2), EMISSIONS["tied"], {"method": "vmp"}, "pooled: got 'partial' for 'emission'"),
+    ],
+)
+def test_blocks_without_a_population_are_named(dynamics, emission, options, message):
+    with pytest.raises(ValueError, match=message):
+        fitted(dynamics, emission, panel(sh.Normal(1), dynamics), pooled="partial", **options)

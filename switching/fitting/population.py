@@ -1,0 +1,165 @@
+r"""Populations: priors of the parameters of subjects, whose hyperparameters are fitted too (empirical Bayes).
+
+With parameters $\theta_i$ of subject i, and $q = \prod_i q_i(\theta_i)\, q(\text{paths})$, the bound depends on the
+prior $\eta_0$ of a block only through
+
+$$\sum_i E_{q_i}[\log p(\theta_i \mid \eta_0)] = S (\langle \eta_0, \bar\mu \rangle - A(\eta_0)) + c, \qquad
+\bar\mu = \tfrac1S \textstyle\sum_i E_{q_i}[t(\theta_i)],$$
+
+so its maximum matches the mean statistics of the subjects (`inference.families.matched`). Each step of message passing
+is followed by this one, and the bound never falls: this is EM over the hyperparameters, with the parameters of subjects
+among what is hidden. Hyperparameters are points. Samplers then draw the parameters of subjects under them.
+"""
+
+from collections.abc import Sequence
+from copy import copy
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from ...inference.families import matched
+from ...inference.message_passing.engine import VMP, Run
+from ..parameters import Parameters, prefixed, with_prefix
+from ..problem import Problem
+from .chain_graph import Blocks, ChainGraph, blocks_of
+from .chunked import ChunkedVMP, engine_of
+from .graph import Etas
+from .message_passing import Passing
+from .options import Options
+from .posterior import VariationalPosterior
+from .progress import reported
+from .result import Result, result_of
+from .search import MultiStart
+
+OF_POPULATION = "population of "
+
+
+def partial_blocks(problem: Problem, partial: Sequence[str]) -> Blocks:
+    """The blocks of a problem that have a population; "emission" stands for all parts.
+
+    Raises:
+        ValueError: the prior of a block is not determined by the members of a population.
+    """
+    parts = {part.block for part in problem.emission.parts} if "emission" in partial else set()
+    blocks = blocks_of(problem.dynamics, problem.emission, problem.fixed)
+    some = {name: blocks[name] for name in blocks if name in partial or name in parts}
+    for name, (prefix, block) in some.items():
+        assert problem.prior is not None
+        eta = block.natural(with_prefix(problem.prior, prefix))[0]
+        try:
+            block.hyperparameters_of(eta)
+            matched(block.family, block.family.mean(eta), eta)
+        except TypeError as error:
+            raise ValueError(
+                f"pooled: got 'partial' for {name!r}, but {' '.join(str(error).split())}; fit it with \"none\" or "
+                '"complete".'
+            ) from None
+    return some
+
+
+class Populations(Passing):
+    """Message passing in one restart, and the fit of the priors of some blocks after each step.
+
+    Arguments:
+        partial: the blocks with a population.
+        ends: takes the problem with the hyperparameters after each run.
+    """
+
+    def __init__(self, engine: VMP | ChunkedVMP, graph: ChainGraph, partial: Blocks, ends: list[Problem]) -> None:
+        super().__init__(engine, graph, fresh=False)
+        self.partial, self.ends = partial, ends
+
+    def run(self, max_steps: int) -> Run:
+        trace: list[Tensor] = []
+        interrupted = False
+        try:
+            while len(trace) < max_steps and not interrupted:
+                run = self.engine.run(1, tol=0.0)
+                interrupted = run.interrupted
+                trace.append(run.elbo[-1] + self._refit())
+                self.ends[:] = [self._chain_graph.problem]
+        except KeyboardInterrupt:
+            if not trace:
+                raise
+            interrupted = True
+        return Run(torch.stack(trace), len(trace), False, interrupted=interrupted)
+
+    def select(self, restarts: Tensor) -> "Populations":
+        return Populations(self.engine.select(restarts), self._chain_graph, self.partial, self.ends)
+
+    @property
+    def tables(self) -> Etas:
+        """Those of message passing, and the natural parameters of each population, which are extrapolated too."""
+        return super().tables | prefixed({name: self.graph.priors[name][:1] for name in self.partial}, OF_POPULATION)
+
+    def at(self, tables: Etas) -> "Populations":
+        populations = {name: tables[OF_POPULATION + name][0] for name in self.partial}
+        graph = self._under(populations)
+        engine = engine_of(graph, without_populations(tables), linear=self.engine.linear)
+        return Populations(engine, graph, self.partial, self.ends)
+
+    @property
+    def _chain_graph(self) -> ChainGraph:
+        assert isinstance(self.graph, ChainGraph)
+        return self.graph
+
+    def _under(self, populations: Etas) -> ChainGraph:
+        """The graph with these natural parameters of the populations."""
+        graph, problem = self._chain_graph, self._chain_graph.problem
+        priors, hyper = dict(graph.priors), dict(problem.prior or {})
+        for name, eta in populations.items():
+            prefix, block = self.partial[name]
+            hyper |= prefixed(block.hyperparameters_of(eta), prefix or "")
+            priors[name] = eta.expand_as(priors[name])
+        return replace(graph, problem=replace(problem, prior=hyper), priors=priors)
+
+    def _refit(self) -> Tensor:
+        """Set the hyperparameters to their optimum; the rise of the bound, `[1]`."""
+        before, tables, populations = self._chain_graph.priors, super().tables, {}
+        for name, (_, block) in self.partial.items():
+            mean = block.family.mean(tables[name]).mean(1)[0]
+            populations[name] = matched(block.family, mean, before[name][0])
+        self.graph = graph = self._under(populations)
+        falls = [
+            (block.family.kl(tables[name], before[name]) - block.family.kl(tables[name], graph.priors[name])).sum()
+            for name, (_, block) in self.partial.items()
+        ]
+        gained = torch.stack(falls).sum().reshape(1)
+        if isinstance(self.engine, ChunkedVMP):
+            engine = copy(self.engine)
+            engine.graph, engine._now = graph, engine._now._replace(elbo=engine._now.elbo + gained)
+            self.engine = engine
+        else:
+            for name in self.partial:
+                self.engine.put(replace(self.engine.blocks[name], prior=graph.priors[name]))
+        return gained
+
+
+def without_populations(tables: Etas) -> Etas:
+    """The natural parameters of the subjects' blocks alone."""
+    return {name: eta for name, eta in tables.items() if not name.startswith(OF_POPULATION)}
+
+
+def fit_population(problem: Problem, options: Options, begin: VariationalPosterior, partial: Sequence[str]) -> Result:
+    """The fit by message passing of parameters by subject and of their population, from a fit without one.
+
+    The hyperparameters of the result are those of its posterior's problem.
+    """
+    units = begin.units
+    assert units is not None
+    scaled = units.problem(problem)
+    graph, ends = ChainGraph.of(scaled), [scaled]
+    engine = engine_of(graph, {name: eta.unsqueeze(0) for name, eta in begin.blocks.items()})
+    volume = float(units.log_volume(problem.series).sum())
+    with reported(options, -volume) as report:
+        search = MultiStart(options, scaled.series, report)
+        search.run(Populations(engine, graph, partial_blocks(scaled, partial), ends), ["pooled"], 1)
+    assert ends[0].prior is not None
+    fitted: Parameters = {name: table.detach() for name, table in units.back(ends[0].prior).items()}
+    problem = replace(problem, prior=fitted)
+    etas = without_populations(search.best.tables)
+    posterior = VariationalPosterior.of_chain(etas, graph.blocks, units, problem)
+    empty = problem.occupancy(posterior.mean) < 1.0
+    result = result_of(search.result().raised(-volume), "vmp", posterior.mean, empty, posterior)
+    return replace(result, fixed=tuple(problem.fixed), held=problem.fixed)
