@@ -10,7 +10,7 @@ method, where a caller knows the curvature.
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, ClassVar, Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Bool, Float
@@ -32,7 +32,11 @@ FLAT = 1e-12  # cosine of a step and the fall of the gradient, below which the c
 
 @runtime_checkable
 class Climbable(Protocol):
-    """A function of P numbers, such as a log density in free coordinates."""
+    """A function of P numbers, such as a log density in free coordinates.
+
+    If the points are those of R functions, or if it remembers each restart, it has an attribute `together`, which is
+    True; it is then asked about all restarts each time.
+    """
 
     def climb(self, flat: Float[Tensor, "R P"]) -> tuple[Float[Tensor, "R"], Float[Tensor, "R P"]]:
         """Its values and gradients at many points; -inf and 0 if there is none."""
@@ -44,6 +48,7 @@ class Differentiable:
     """R functions that autograd differentiates together: from points [R, P], one for each, to values [R]."""
 
     function: Callable[[Tensor], Tensor]
+    together: ClassVar[bool] = True
 
     def climb(self, flat: Float[Tensor, "R P"]) -> tuple[Float[Tensor, "R"], Float[Tensor, "R P"]]:
         with torch.enable_grad():
@@ -200,7 +205,7 @@ class Ascent:
 
     def _climb(self, there: Tensor, going: Tensor) -> tuple[Tensor, Tensor]:
         """Heights and slopes of some restarts at other points."""
-        if not isinstance(self.density, Differentiable):
+        if not getattr(self.density, "together", False):
             return self.density.climb(there)
         heights, slopes = self.density.climb(self.point.index_copy(0, going, there))
         return heights[going], slopes[going]

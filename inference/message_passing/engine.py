@@ -227,6 +227,12 @@ class VMP:
         kept = (replace(b, eta=tree_map(lambda part: part[restarts], b.eta)) for b in self._blocks.values())
         return VMP(kept, self.factors, len(restarts), check=False, linear=self.linear)
 
+    def with_factors(self, factors: Iterable[Factor]) -> "VMP":
+        """The same blocks, whose statistics stay known, with other factors of the same structure."""
+        other = VMP(self._blocks.values(), factors, self.restarts, check=False, linear=self.linear)
+        other._moments = dict(self._moments)
+        return other
+
     def elbo(self, without: str | None = None) -> Tensor:
         """The evidence lower bound: one number, or one for each restart; `without` omits a block's own part of it."""
         return self._terms(without).sum(0)

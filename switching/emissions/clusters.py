@@ -16,6 +16,7 @@ from ..seeding import undrawn
 MAX_CLUSTERED = 20_000  # the most points for k-means; of more points it uses a random subset
 WIDEST = 64  # the most coordinates for k-means; of more coordinates it uses random projections
 ITERATIONS = 20
+FEW = 2**13  # coordinates of points times means, up to which torch takes little longer than scikit-learn
 ROOM = 2**24  # the most differences between points and means in memory at once
 
 
@@ -66,11 +67,16 @@ kmeans = Variants(_by_torch)
 """The nearest of K means for each of the points `[N, E]`; k-means++ starts the means on some points to learn from."""
 
 
-@kmeans.kernel("cpu")
+def _are_many(points: Tensor, learn_from: Tensor, n_clusters: int, seed: int) -> bool:
+    """Whether the work repays the import of scikit-learn, which takes a second."""
+    return learn_from.numel() * n_clusters > FEW
+
+
+@kmeans.kernel("cpu", _are_many)
 def _by_scikit_learn(points: Tensor, learn_from: Tensor, n_clusters: int, seed: int) -> Tensor:
     """On one thread: scikit-learn's threads stay awake after their work, and delay those of torch."""
     with undrawn():
-        from sklearn.cluster import KMeans  # this import is slower than most work without it
+        from sklearn.cluster import KMeans
 
     x, known = points.numpy(), learn_from.numpy()
     n_clusters = _distinct(known, n_clusters)

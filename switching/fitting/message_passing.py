@@ -106,7 +106,7 @@ def fit_graph(
         search.max_steps = min(search.max_steps, points.BEFORE) if newton else search.max_steps
         search.run(Passing(graph.engine(graph.start(len(kinds))), graph), kinds, n_kept)
         if newton:
-            points.finish(search, graph, options.max_steps)
+            points.finish(search, [search.best], graph, options.max_steps)
     return VariationalPosterior.of(graph, search.best.tables), search.result().raised(shift)
 
 

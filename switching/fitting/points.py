@@ -1,148 +1,185 @@
 r"""The end of EM by quasi-Newton steps, where EM itself is slow.
 
-The steps of EM shrink by the share of the information that the paths hide, often 0.99 or more. With one path the bound
-at points $\theta$ is the evidence, and its gradient needs no more than one E-step (Fisher's identity): with $m_b$ the
-messages to the blocks and $t_b$ their statistics,
+The steps of EM shrink by the share of the information that the paths hide, often 0.99 or more. Given the best q of the
+paths, the gradient of the bound in points $\theta$ needs no more than the messages (with one path, the bound is the
+evidence, and this is Fisher's identity): with $m_b$ the messages to the blocks and $t_b$ their statistics,
 
-$$\nabla \log p(x, \theta) = \nabla \sum_b \langle m_b, t_b(\theta) \rangle + \nabla \log p(\theta),$$
+$$\nabla \max_q L(q, \theta) = \nabla \sum_b \langle m_b, t_b(\theta) \rangle + \nabla \log p(\theta),$$
 
 where $m_b$ counts as a constant. BFGS takes these gradients in free coordinates (Jamshidian & Jennrich 1997,
-*Acceleration of the EM algorithm by using quasi-Newton methods*).
+*Acceleration of the EM algorithm by using quasi-Newton methods*). Several paths are updated in turn before each
+gradient, from where they were before, so they keep up with the steps, which are short at the end.
 """
 
-from dataclasses import replace
+from collections.abc import Collection, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from ...inference.families import InPieces, LocPrecision, Point, tree_map
-from ...inference.message_passing.engine import VMP
+from ...inference.families import Held, InPieces, LocPrecision, Point, tree_map
+from ...inference.message_passing.engine import VMP, Block
 from ...inference.numerics.deferred import deferred
 from ..ascent import Ascent
 from ..definite import DefiniteTransform
 from .climbs import Climb
 from .density import IMPOSSIBLE
-from .graph import Etas, Graph
+from .graph import Graph
 from .interrupts import may_interrupt
-from .search import MultiStart
+from .search import MultiStart, chosen
 
 BEFORE = 64  # steps of EM
 STRIDE = 8  # steps between two checks of the progress
+RESTS = 0.01  # promised rise of a step, in the tolerance of the search, below which a restart waits for the others
 DEFINITE: Any = DefiniteTransform()
 
 
 def repays(graph: Graph) -> bool:
-    """Whether the bound at points is the evidence, and all points are free locations and precisions."""
-    free = [name for name, family in graph.families.items() if isinstance(family, Point)]
-    if any(isinstance(family, Point) and isinstance(family.family, InPieces) for family in graph.families.values()):
-        return False
-    points = [graph.families[name].expected(graph.priors[name]) for name in free]
-    return len(graph.paths) == 1 and bool(free) and all(isinstance(point, LocPrecision) for point in points)
+    """Whether some points are free locations and precisions, and no point is known in part."""
+    families = [family for family in graph.families.values() if isinstance(family, Point)]
+    return bool(_moved(graph)) and not any(isinstance(family.family, InPieces) for family in families)
 
 
-def finish(search: MultiStart, graph: Graph, max_steps: int) -> None:
-    """Take the best of a search to its end, in place."""
-    best = search.best
-    if search.interrupted or best.ended == "converged" or len(best.trace) >= max_steps:
+def finish(search: MultiStart, climbs: Sequence[Climb], graph: Graph, max_steps: int) -> None:
+    """Take restarts of a search with equally many steps to their ends, in place."""
+    climbs = [climb for climb in climbs if climb.ended == "max_steps" and len(climb.trace) < max_steps]
+    if search.interrupted or not climbs:
         return
     try:
         with may_interrupt():
-            _climb(search, best, graph, max_steps)
+            _climb(search, climbs, graph, max_steps)
     except KeyboardInterrupt:
         search.interrupted = True
-        best.ended = "interrupted"
+        for climb in climbs:
+            climb.ended = "interrupted"
     except IMPOSSIBLE:
         return  # what EM has reached stays
 
 
-def _climb(search: MultiStart, best: Climb, graph: Graph, max_steps: int) -> None:
-    surface = AtPoints(graph, best.tables)
-    ascent = Ascent(surface, surface.flat(best.tables))
-    while len(best.trace) < max_steps:
-        run = ascent.run(min(STRIDE, max_steps - len(best.trace)))
-        risen = [max(height, best.final) for height in run.elbo[:, 0].tolist()]
-        gain = risen[-1] - best.final
-        best.trace += risen
-        best.tables, height = surface.tables(ascent.point)
-        best.trace[-1] = max(best.final, height)
-        search.report(len(best.trace), best.final)
+def _climb(search: MultiStart, climbs: Sequence[Climb], graph: Graph, max_steps: int) -> None:
+    surface = AtPoints(graph, tables_of(climbs, graph.kept))
+    ascent, steps = Ascent(surface, surface.start, RESTS * search.tol), len(climbs[0].trace)
+    going = list(range(len(climbs)))
+    while going and steps < max_steps:
+        run = ascent.run(min(STRIDE, max_steps - steps))
+        tables, ends = surface.tables(ascent.point)
+        steps += run.steps
+        risen, ends = run.elbo.T.tolist(), ends.tolist()
+        going = [i for i in going if ends[i] >= risen[i][-1] - search.tol]  # elsewhere rounding counts more than steps
+        gains = [ends[i] - climbs[i].final for i in going]
+        for i, gain in zip(going, gains, strict=True):
+            before, last = climbs[i].final, max(climbs[i].final, ends[i])
+            climbs[i].trace += [min(max(height, before), last) for height in risen[i][:-1]] + [last]
+            if gain >= 0:
+                climbs[i].tables = {name: tree_map(lambda part: part[i], table) for name, table in tables.items()}  # noqa: B023
+        search.report(steps, search.best.final)
         if run.interrupted:
             raise KeyboardInterrupt
-        if gain <= search.tol:
-            best.ended = "converged"
+        if max(gains, default=0.0) <= search.tol:
+            for i in going:
+                climbs[i].ended = "converged"
             return
-    best.ended = "max_steps"
+
+
+def tables_of(climbs: Sequence[Climb], names: Collection[str]) -> dict[str, Any]:
+    """The tables of some restarts, `[R, ...]`."""
+    return {n: tree_map(lambda *parts: torch.stack(parts), *(climb.tables[n] for climb in climbs)) for n in names}
+
+
+def _moved(graph: Graph) -> list[str]:
+    """The blocks that are points of a location and a precision."""
+    points = {name: f.expected(graph.priors[name]) for name, f in graph.families.items() if isinstance(f, Point)}
+    return [name for name, point in points.items() if isinstance(point, LocPrecision)]
 
 
 class AtPoints:
-    """The log posterior of a graph of one path in free coordinates `[1, P]` of its points: see `ascent.Climbable`."""
+    """The bound of a graph in free coordinates `[R, P]` of its points: see `ascent.Climbable`.
 
-    def __init__(self, graph: Graph, tables: Etas) -> None:
-        paths = [replace(b, eta=tree_map(lambda part: part.unsqueeze(0), tables[b.name])) for b in graph.paths]
-        self.graph = replace(graph, paths=paths)
-        self.families = {name: family for name, family in graph.families.items() if isinstance(family, Point)}
-        self.like = {name: tables[name] for name in self.families}
+    All other blocks are updated before each gradient, from where they were at the highest bound so far.
+    """
 
-    def flat(self, tables: Etas) -> Float[Tensor, "1 P"]:
-        """The coordinates of natural parameters."""
-        parts = []
-        for name, family in self.families.items():
-            point = family.expected(tables[name])
-            parts += [point.loc.flatten(), DEFINITE.inv(point.precision).flatten()]
-        return torch.cat(parts).unsqueeze(0)
+    together = True
 
-    def points(self, flat: Float[Tensor, "P"]) -> dict[str, LocPrecision]:
+    def __init__(self, graph: Graph, tables: Mapping[str, Any]) -> None:
+        self.graph = graph
+        self.families: dict[str, Any] = {name: graph.families[name] for name in _moved(graph)}
+        self.points_near = {name: family.expected(tables[name]) for name, family in self.families.items()}
+        self.start = self.flat(self.points_near)
+        self.best, self.highest = dict(tables), torch.full_like(self.start[:, 0], -torch.inf)
+        self._last: VMP | None = None  # the engine at the highest bounds, which knows expected statistics
+
+    @property
+    def others(self) -> list[str]:
+        """The blocks without coordinates that are free, paths last."""
+        families = self.graph.families
+        return [
+            name for name in self.graph.kept if not isinstance(families.get(name), Held) and name not in self.families
+        ]
+
+    def flat(self, points: Mapping[str, LocPrecision]) -> Float[Tensor, "R P"]:
+        """The coordinates of points."""
+        pairs = [(point.loc.flatten(1), DEFINITE.inv(point.precision).flatten(1)) for point in points.values()]
+        return torch.cat([part for pair in pairs for part in pair], -1)
+
+    def points(self, flat: Float[Tensor, "R P"]) -> dict[str, LocPrecision]:
         """The points of coordinates."""
         points, first = {}, 0
-        for name, family in self.families.items():
-            like = family.expected(self.like[name])
-            n, shape = like.loc.numel(), DEFINITE.inverse_shape(like.precision.shape)
-            m = shape.numel()
-            loc, precision = flat[first : first + n].reshape(like.loc.shape), flat[first + n : first + n + m]
-            points[name] = LocPrecision(loc, DEFINITE(precision.reshape(shape)))
+        for name, like in self.points_near.items():
+            n, shape = like.loc[0].numel(), DEFINITE.inverse_shape(like.precision.shape)
+            m = shape[1:].numel()
+            loc, precision = flat[:, first : first + n], flat[:, first + n : first + n + m]
+            points[name] = LocPrecision(loc.reshape(like.loc.shape), DEFINITE(precision.reshape(shape)))
             first += n + m
         return points
 
-    def engine(self, flat: Float[Tensor, "1 P"]) -> VMP:
-        """The engine at these points, with its path at their posterior."""
-        engine = self.graph.held(self.points(flat[0])).engine(self.graph.start(1), check=False)
-        for block in self.graph.paths:
-            engine.update(block.name)
+    def engine(self, flat: Float[Tensor, "R P"]) -> VMP:
+        """The engine at these points, after an update of all other blocks."""
+        engine, self._last = self._last or self.graph.engine(self.best, check=False), None
+        for name, point in self.points(flat).items():
+            engine.put(Block(name, Held(self.families[name], point), self.graph.priors[name], self.best[name]))
+        for name in self.others:
+            engine.update(name)
         return engine
 
     def climb(self, flat: Float[Tensor, "R P"]) -> tuple[Float[Tensor, "R"], Float[Tensor, "R P"]]:
-        """The log posterior and its gradient."""
+        """The bound and its gradient."""
         flat = flat.detach()
         try:
             with deferred():
                 engine = self.engine(flat)
-                messages = {name: engine.message(name)[0] for name in self.families}
-                evidence = engine.elbo()
+                messages = {name: engine.message(name) for name in self.families}
+                bound = engine.elbo()
         except IMPOSSIBLE:
-            return flat.new_full((1,), -torch.inf), torch.zeros_like(flat)
+            return torch.full_like(flat[:, 0], -torch.inf), torch.zeros_like(flat)
         with torch.enable_grad():
             here = flat.requires_grad_()
-            terms, prior = [], here.new_zeros(())
-            for name, point in self.points(here[0]).items():
+            terms, prior = [], here.new_zeros(len(flat))
+            for name, point in self.points(here).items():
                 statistics = self.families[name].statistics(point)
                 terms.append((messages[name] * statistics).sum())
-                prior = prior - self.families[name].kl_of(statistics, self.graph.priors[name]).sum()
-            (slope,) = torch.autograd.grad(torch.stack(terms).sum() + prior, here)
-        height = evidence + prior.detach()
+                prior = prior - self.families[name].kl_of(statistics, self.graph.priors[name]).flatten(1).sum(-1)
+            (slope,) = torch.autograd.grad(torch.stack(terms).sum() + prior.sum(), here)
+        height = bound + prior.detach()
         there = height.isfinite() & slope.isfinite().all(-1)
+        self._keep(engine, there & (height > self.highest), height)
         return torch.where(there, height, -torch.inf), torch.where(there.unsqueeze(-1), slope, 0.0)
 
-    def tables(self, flat: Float[Tensor, "1 P"]) -> tuple[dict[str, Any], float]:
-        """Natural parameters after one more step of EM, those of the path too, and the log posterior there."""
+    def _keep(self, engine: VMP, risen: Tensor, height: Tensor) -> None:
+        """Note the other blocks of the restarts whose bound has risen."""
+        self.highest = torch.where(risen, height, self.highest)
+        if bool(risen.all()):
+            self._last = engine
+        for name in self.others:
+            self.best[name] = tree_map(partial(chosen, risen), engine.blocks[name].eta, self.best[name])
+
+    def tables(self, flat: Float[Tensor, "R P"]) -> tuple[dict[str, Any], Float[Tensor, "R"]]:
+        """Natural parameters of all blocks after one more step of EM, and the bound there."""
         engine = self.engine(flat)
-        moved = {name: self.graph.priors[name] + engine.message(name)[0] for name in self.families}
-        etas: dict[str, Any] = {name: engine.blocks[name].eta for name in self.graph.families} | {
-            name: eta.unsqueeze(0) for name, eta in moved.items()
-        }
+        moved = {name: self.graph.priors[name] + engine.message(name) for name in self.families}
+        etas = {name: engine.blocks[name].eta for name in self.graph.kept} | moved
         engine = self.graph.engine(etas, check=False)
-        for block in self.graph.paths:
-            engine.update(block.name)
-        tables = {name: tree_map(lambda part: part[0], engine.blocks[name].eta) for name in self.graph.kept}
-        return tables, float(engine.elbo())
+        for name in self.others:
+            engine.update(name)
+        return {name: engine.blocks[name].eta for name in self.graph.kept}, engine.elbo()

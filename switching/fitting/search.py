@@ -279,7 +279,7 @@ class MultiStart:
             return optimizer, none
         if not bool(higher.all()):
             here, those = optimizer.tables, higher.to(self._device)
-            mixed = {name: tree_map(partial(_where, those), table, here[name]) for name, table in ahead.items()}
+            mixed = {name: tree_map(partial(chosen, those), table, here[name]) for name, table in ahead.items()}
             with deferred():
                 there = optimizer.at(mixed)
         return there, torch.where(higher, gains, 0.0).tolist()
@@ -340,5 +340,6 @@ def multi_start(options: Options, series: Series, shift: float = 0.0) -> Iterato
         yield MultiStart(options, series, report)
 
 
-def _where(which: Tensor, yes: Tensor, no: Tensor) -> Tensor:
+def chosen(which: Tensor, yes: Tensor, no: Tensor) -> Tensor:
+    """One table for the restarts `which [R]`, the other for all others."""
     return torch.where(which.reshape(-1, *[1] * (no.ndim - 1)), yes, no)

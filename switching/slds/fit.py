@@ -11,9 +11,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...inference.families import GaussianPaths, Held, Point, tree_map
+from ...inference.families import GaussianPaths, Held, Point
 from ..data.cells import to_tensor
 from ..data.series import Series
+from ..fitting import points
 from ..fitting.climbs import Climb, SearchResult
 from ..fitting.fit import check_enough, explains_singularity
 from ..fitting.graph import Graph, Points
@@ -34,6 +35,8 @@ from .joint import COVARIANCES
 from .layout import LinearRegimes
 from .problem import ORDER, SwitchingLinearProblem
 from .starts import KINDS, labels_of, paths_from, single, warmed
+
+BEFORE = 32  # steps of EM before those of BFGS
 
 
 @explains_singularity()
@@ -62,12 +65,12 @@ def fit_switching_linear(problem: SwitchingLinearProblem, options: Options) -> R
             engine, interrupted = warmed(engine, layout.one_chain, kinds)
         if interrupted:  # one start alone has a result soon
             engine, kinds = engine.select(torch.zeros(1, dtype=torch.long, device=path.device)), kinds[:1]
-            search.max_steps = 1
+            options = replace(options, max_steps=1)
         optimizer = Passing(engine, graph, fresh=False)
-        search.run(optimizer, kinds, options.n_kept)
+        _run(search, optimizer, kinds, options)
         search.interrupted |= interrupted
         with search.stage(f"evidence of {len(kinds)} ends"):
-            result = _most_probable(search, optimizer, problem, options.n_kept)
+            result = _most_probable(search, optimizer, problem, options)
     tables = result.best.tables
     occupancy = _occupancy(scaled, graph, tables)
     order = occupancy.argsort(descending=True, stable=True)
@@ -92,8 +95,17 @@ def _singular(layout: LinearRegimes, tables: Parameters) -> bool:
     return False
 
 
+def _run(search: MultiStart, optimizer: Passing, kinds: Sequence[str], options: Options, n_kept: int = 0) -> None:
+    """Run a batch of restarts; the last steps of EM are those of BFGS."""
+    newton, number = options.method == "em" and points.repays(optimizer.graph), len(search.climbs)
+    search.max_steps = min(options.max_steps, BEFORE) if newton else options.max_steps
+    search.run(optimizer, kinds, n_kept or options.n_kept)
+    if newton:
+        points.finish(search, search.climbs[number:], optimizer.graph, options.max_steps)
+
+
 def _most_probable(
-    search: MultiStart, optimizer: Passing, problem: SwitchingLinearProblem, n_kept: int
+    search: MultiStart, optimizer: Passing, problem: SwitchingLinearProblem, options: Options
 ) -> SearchResult:
     """All restarts; the best is the one with the highest evidence by a filter.
 
@@ -105,15 +117,11 @@ def _most_probable(
     graph = optimizer.graph
     evidence = _evidence(search.climbs, graph, problem)
     order = sorted(range(len(evidence)), key=lambda i: -evidence[i])
-    behind = [search.climbs[i] for i in order[:n_kept] if search.climbs[i].ended == "left behind"]
+    behind = [search.climbs[i] for i in order[: options.n_kept] if search.climbs[i].ended == "left behind"]
     if behind:
-        tables = {
-            name: tree_map(lambda *parts: torch.stack(parts), *(climb.tables[name] for climb in behind))
-            for name in graph.kept
-        }
+        engine = graph.engine(points.tables_of(behind, graph.kept), check=False, linear=LINEAR)
         number = len(search.climbs)
-        again = Passing(graph.engine(tables, check=False, linear=LINEAR), graph, fresh=False)
-        search.run(again, [climb.kind for climb in behind], len(behind))
+        _run(search, Passing(engine, graph, fresh=False), [climb.kind for climb in behind], options, len(behind))
         evidence += _evidence(search.climbs[number:], graph, problem)
     ends = [i for i, climb in enumerate(search.climbs) if climb.ended != "left behind"]
     return replace(search.result(), best=search.climbs[max(ends, key=lambda i: evidence[i])])

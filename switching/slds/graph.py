@@ -10,7 +10,7 @@ Priors are for series that are centered and scaled by feature, and have the weig
 transitions is a tenth of the variance of the steps of a single linear model's path.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -150,32 +150,43 @@ def regimes(layout: LinearRegimes, log_weight: Tensor) -> MarkovTables:
     return MarkovTables(zero.expand(*shape, k), zero.expand(*shape, *moves), log_weight)
 
 
-def annealed(engine: VMP, which: Tensor, hot: float, cooling: float, sweeps: int) -> VMP:
-    """The engine after some of its restarts, `which` [R], have been cooled down.
+def annealed(engine: VMP, hot: Sequence[float], cooling: float, sweeps: int) -> VMP:
+    """The engine after its restarts have been cooled down, each from a temperature `hot [R]`; 1 leaves it alone.
 
     The factors that join states and switch have weight 1/T for some sweeps, at first with T = hot. Then T - 1 is
     multiplied by `cooling`, and this repeats until T - 1 is below `COLD`. Finally all factors have weight 1 again.
+    A restart joins the hottest ones as soon as they have come down to its own temperature.
     """
-    places = which.nonzero().flatten().to(engine.blocks[CHAIN].eta.linear.device)
-    if not len(places) or SWITCH not in engine.blocks:
+    if SWITCH not in engine.blocks:
         return engine
     both = [{CHAIN, SWITCH} <= set(factor.blocks) for factor in engine.factors]
-    part, temperature = engine.select(places), hot
+    temperature, places, part = max(hot), [], engine
     while temperature > 1 + COLD:
-        tempered = [replace(f, scale=1 / temperature) if b else f for f, b in zip(engine.factors, both, strict=True)]
-        part = VMP(part.blocks.values(), tempered, len(places), check=False, linear=engine.linear)
+        due = [i for i, first in enumerate(hot) if first >= temperature]
+        if due != places:
+            engine, places = _replaced(engine, part, places), due
+            part = engine.select(torch.tensor(due, device=engine.blocks[CHAIN].eta.linear.device))
+        part = part.with_factors(
+            replace(f, scale=1 / temperature) if b else f for f, b in zip(engine.factors, both, strict=True)
+        )
         with deferred():
             for _ in range(sweeps):
                 part.step()
         temperature = 1 + cooling * (temperature - 1)
-    blocks = []
-    for name, block in engine.blocks.items():
-        eta = tree_map(
-            lambda all_, some: all_.clone().index_copy(0, places.to(some.device), some),
-            block.eta,
-            part.blocks[name].eta,
-        )
-        blocks.append(replace(block, eta=eta))
+    return _replaced(engine, part, places)
+
+
+def _replaced(engine: VMP, part: VMP, places: Sequence[int]) -> VMP:
+    """The engine with other restarts at some places."""
+    if not places:
+        return engine
+
+    def mixed(table: Tensor, some: Tensor) -> Tensor:
+        return table.clone().index_copy(0, torch.tensor(places, device=some.device), some)
+
+    blocks = [
+        replace(block, eta=tree_map(mixed, block.eta, part.blocks[name].eta)) for name, block in engine.blocks.items()
+    ]
     return VMP(blocks, engine.factors, engine.restarts, check=False, linear=engine.linear)
 
 

@@ -74,9 +74,7 @@ def infer(
     states = blank_states(layout, series, len(starts))
     graph = graph_at(layout, series, values, states, weights if switched else None)
     engine = graph.engine(graph.start(len(starts)), check=False, linear=LINEAR)
-    cooled = torch.tensor([kind == "annealed" for kind in starts], device="cpu")
-    if bool(cooled.any()):
-        engine = annealed(engine, cooled, HOT, 0.5, 1)
+    engine = annealed(engine, [HOT if kind == "annealed" else 1.0 for kind in starts], 0.5, 1)
     run = engine.run(max_steps, tol)
     bound = bound_by_sequence(engine, series)
     best = bound.argmax(0)

@@ -30,8 +30,8 @@ SWEEPS = 30  # of the single linear model
 WARM = 10  # of the blocks that are not held at first
 KINDS = ("clusters", "stretches")
 WIDTHS = (2, 8, 32, 1, 4, 16)  # steps on either side that clusters use
-HOT = (3.0, 1.5, 1.0)  # first temperatures
 COOLING, AT_ONCE = 0.8, 4  # factor of the excess of a temperature over 1, and sweeps at each temperature
+HOT = (3.0, 1.5, 1.0)  # first temperatures; a start joins hotter ones when these have come down to its own
 
 
 def single(layout: LinearRegimes, series: Series, fixed: Parameters) -> tuple[Etas, GaussianTables]:
@@ -68,7 +68,7 @@ def warmed(engine: VMP, one_chain: bool, kinds: Sequence[str]) -> tuple[VMP, boo
     """The engine after some sweeps with the path or the labels held, and after annealing of its restarts, from
     different first temperatures; the user's start is not annealed.
 
-    Ctrl-C ends this; restarts that are annealed keep the result. The second value is whether Ctrl-C was pressed.
+    Ctrl-C ends this. The second value is whether Ctrl-C was pressed.
     """
     held = CHAIN if one_chain else SWITCH
     order = [CHAIN, *(name for name in engine.blocks if name != CHAIN)]
@@ -78,9 +78,8 @@ def warmed(engine: VMP, one_chain: bool, kinds: Sequence[str]) -> tuple[VMP, boo
                 for name in order:
                     if name != held:
                         engine.update(name)
-            for i, hot in enumerate(HOT):
-                which = [kind != "own" and _turn(place) == i for place, kind in enumerate(kinds)]
-                engine = annealed(engine, torch.tensor(which, device="cpu"), hot, COOLING, AT_ONCE)
+            hot = [1.0 if kind == "own" else HOT[_turn(place)] for place, kind in enumerate(kinds)]
+            engine = annealed(engine, hot, COOLING, AT_ONCE)
     except KeyboardInterrupt:
         return engine, True
     return engine, False

@@ -9,7 +9,7 @@ from oracles import linear_regressions as textbook
 from oracles.effort import effort
 from oracles.linear_models import FLOAT, draw, model_of
 from samplehold import Autoregression, LinearSSM, LocalLevel
-from samplehold.inference.families import GaussianTables, tree_map
+from samplehold.inference.families import GaussianTables
 from samplehold.switching.ascent import Ascent
 from samplehold.switching.fitting.points import AtPoints
 from samplehold.switching.fitting.units import Units
@@ -264,9 +264,8 @@ def test_gradients_at_points_are_those_of_the_log_posterior(full: bool, prior: s
     graph = graph_of(model.problem(x).in_units(units), start).at_points(flat=prior is None)
     engine = graph.engine(graph.start(1), check=False)
     engine.run(3, 0.0)
-    tables = {name: tree_map(lambda part: part[0], engine.blocks[name].eta) for name in graph.kept}
-    surface = AtPoints(graph, tables)
-    at = surface.flat(tables)
+    surface = AtPoints(graph, {name: engine.blocks[name].eta for name in graph.kept})
+    at = surface.start
     height, slope = surface.climb(at)
     assert_close(height, engine.elbo(), rtol=1e-9, atol=1e-9)
     for i in range(at.shape[-1]):

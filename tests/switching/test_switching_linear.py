@@ -194,7 +194,7 @@ def test_options_that_there_are_none_of() -> None:
 def test_one_regime_learns_as_a_linear_model_does() -> None:
     x = two_chains().simulate(100, seed=6).x
     fit = sh.SwitchingLinearSSM(1, 1).fit(x, prior=None, max_steps=60, progress=False)
-    assert fit.loglik == pytest.approx(float(fit.model.smooth(x).elbo), abs=1e-8)
+    assert fit.loglik == pytest.approx(float(fit.model.smooth(x).elbo), abs=1e-6)
     assert bool((fit.objective.diff() > -1e-9 * fit.objective.abs()[1:]).all())
 
 

@@ -1,0 +1,94 @@
+"""The bound of several blocks of paths at points of the parameters, which quasi-Newton steps increase."""
+
+from functools import partial
+
+import pytest
+import samplehold as sh
+import torch
+from samplehold.inference.families import tree_map
+from samplehold.switching.ascent import Ascent
+from samplehold.switching.fitting.points import AtPoints
+from samplehold.switching.slds.graph import LINEAR, blank_states, graph_of, priors_of
+
+RESTARTS = 2
+
+
+def surface_of(sweeps: int, **kind: object) -> AtPoints:
+    """With two stretches, after some steps of EM."""
+    generator = torch.Generator().manual_seed(0)
+    model = sh.SwitchingLinearSSM(2, 1, 2, **kind)  # pyright: ignore[reportArgumentType]
+    x = torch.randn(14, 2, generator=generator, dtype=torch.float64)
+    x[7:] += torch.tensor([2.0, -1.0])
+    layout, series = model.layout, model.read(x)
+    weights = torch.randn(RESTARTS, 14, 2, generator=generator, dtype=torch.float64)
+    weights[:, 7:, 1] += 3.0
+    states = blank_states(layout, series, RESTARTS)
+    graph = graph_of(layout, series, priors_of(layout, x.new_ones(1)), states, weights, layout.values).at_points(False)
+    engine = graph.engine(graph.start(RESTARTS), check=False, linear=LINEAR)
+    engine.run(sweeps, 0.0)
+    return AtPoints(graph, {name: engine.blocks[name].eta for name in graph.kept})
+
+
+@pytest.mark.few(1)
+@pytest.mark.parametrize("kind", [{}, {"recurrent": True}, {"shared": "chain per regime"}])
+def test_the_gradient_is_that_of_the_bound_at_the_best_paths(kind):
+    surface = surface_of(3, **kind)
+    at = surface.start
+    heights = [surface.climb(at)[0] for _ in range(100)]
+    assert bool((heights[-1] - heights[0] > 1e-6).all())  # other blocks were not at their best
+    assert bool((heights[-1] - heights[-2] < 1e-9).all())  # and are now
+    slope = surface.climb(at)[1]
+
+    def best(flat: torch.Tensor) -> torch.Tensor:
+        return AtPoints(surface.graph, surface.best).climb(flat)[0]
+
+    for i in range(at.shape[-1]):
+        step = torch.zeros_like(at)
+        step[:, i] = 1e-5
+        rise = (best(at + step) - best(at - step)) / 2e-5
+        torch.testing.assert_close(rise, slope[:, i], rtol=1e-5, atol=1e-5)
+
+
+def test_restarts_do_not_know_of_each_other():
+    surface = surface_of(3)
+    alone = [
+        AtPoints(surface.graph, {name: tree_map(partial(_row, r), eta) for name, eta in surface.best.items()})
+        for r in range(RESTARTS)
+    ]
+    heights, slopes = surface.climb(surface.start)
+    for r, one in enumerate(alone):
+        height, slope = one.climb(one.start)
+        torch.testing.assert_close(height[0], heights[r], rtol=1e-12, atol=0)
+        torch.testing.assert_close(slope[0], slopes[r], rtol=1e-9, atol=1e-9)
+
+
+def test_a_restart_that_falls_keeps_its_other_blocks():
+    surface = surface_of(3)
+    surface.climb(surface.start)
+    before = dict(surface.best)
+    away = surface.start.clone()
+    away[0] += 1.0
+    heights, _ = surface.climb(away)
+    assert float(heights[0]) < float(surface.highest[0])
+    for name in surface.others:
+        for old, new in zip(_parts(before[name]), _parts(surface.best[name]), strict=True):
+            assert torch.equal(old[0], new[0])
+    assert any(not torch.equal(_parts(before[n])[-1][1], _parts(surface.best[n])[-1][1]) for n in surface.others)
+
+
+def test_quasi_newton_steps_never_lower_the_bound_and_pass_em():
+    surface = surface_of(30)
+    ascent = Ascent(surface, surface.start)
+    run = ascent.run(20)
+    assert bool((run.elbo.diff(dim=0) >= 0).all())
+    assert bool((surface.tables(ascent.point)[1] >= run.elbo[-1] - 1e-9).all())
+    em = surface_of(50)
+    assert bool((run.elbo[-1] > em.climb(em.start)[0] - 1e-6).all())
+
+
+def _row(r: int, table: torch.Tensor) -> torch.Tensor:
+    return table[r : r + 1]
+
+
+def _parts(eta: object) -> list[torch.Tensor]:
+    return [eta] if isinstance(eta, torch.Tensor) else list(eta)  # pyright: ignore[reportArgumentType]
