@@ -88,6 +88,9 @@ CLASSES = _by_name(
         "ssm, pyhsmm",
     ),
     Word(
+        "MarkovAutoregression", "DeviationAR(K, n), or AutoRegressive(n) with an intercept that switches", "statsmodels"
+    ),
+    Word(
         "MarkovRegression",
         'SwitchingSSM(Markov(K, initial="stationary"), LinearRegression(F, inputs=["name"])), or Normal(F)',
         "statsmodels",

@@ -524,6 +524,7 @@ def _(r: Draw) -> Call:
         sh.Bernoulli: {"n_features": 2},
         sh.Poisson: {"n_features": 2},
         sh.Categorical: {"n_categories": 3, "prior": r.one(1.0, [1.0, 2.0, 1.0])},
+        sh.DeviationAR: {"n_states": 2, "order": 2, "switching": r.one((), "scale", ["coefficients", "scale"])},
         sh.AutoRegressive: {
             "order": 2,
             "n_features": r.F,

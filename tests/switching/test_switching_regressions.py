@@ -33,3 +33,8 @@ def test_the_best_of_the_default_search_is_the_maximum_that_is_known(rate, seed)
     best = lagged.fit(rate[1:], inputs={"lag": rate[:-1]}, prior=None, seed=seed, progress=False)
     assert float(best.log_evidence()) == pytest.approx(-264.71069, abs=0.01)
     assert best.agreeing > 5
+    emission = sh.AutoRegressive(1, switching=["intercept", "coefficients"])
+    own_lag = sh.SwitchingSSM(sh.Markov(2, initial="stationary"), emission)
+    assert float(own_lag.fit(rate, prior=None, seed=seed, progress=False).log_evidence()) == pytest.approx(
+        -264.71069, abs=0.01
+    )

@@ -1,0 +1,246 @@
+r"""Hamilton's autoregression, in deviations from a mean that switches (Hamilton 1989, *A new approach to the economic
+analysis of nonstationary time series and the business cycle*, Econometrica 57):
+
+$$x_t - \mu_{s_t} = \sum_{l=1}^p \phi_{s_t, l}\, (x_{t-l} - \mu_{s_{t-l}}) + \epsilon_t, \qquad \epsilon_t \sim N(0,
+1/\tau_{s_t}).$$
+
+An observation depends on the last p + 1 states. So the chain of the tuples $(s_t, \ldots, s_{t-p})$ is an ordinary
+`SwitchingSSM` of $K^{p+1}$ states: its transition table is that of the states where one tuple follows another, and 0
+elsewhere, and its emission is an `AutoRegressive` with intercepts $\mu_{s_t} - \sum_l \phi_{s_t, l}\, \mu_{s_{t-l}}$.
+"""
+
+import itertools
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Unpack
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+from torch.distributions import biject_to, constraints
+
+from ..inference.numerics.checks import naming
+from ..inference.numerics.randomness import Seed
+from ..inference.numerics.records import Record
+from ..inference.numerics.scalars import check_choice, check_integer
+from .ascent import Ascent, Differentiable
+from .data.lags import check_scored
+from .data.series import Given, Series
+from .dynamics.markov import Markov
+from .emissions.autoregression import AutoRegressive
+from .fitting.units import Units
+from .model import SwitchingSSM
+from .parameters import Parameter, Parameters, check_parameters, read_tables
+from .seeding import number_of
+
+MOST = 1024  # tuples of states; a step costs their square
+FIRST, STRIDE = 40, 20  # steps of all starts, and between two checks of the progress
+LEAST = 1e-4  # variance of the noise, relative to that of x
+
+
+@dataclass(frozen=True, repr=False)
+class DeviationFit(Record):
+    """The maximum of the likelihood.
+
+    Attributes:
+        values: `transition_probs [K, K]`, `loc [K, 1]` (the means, in rising order), `coefficients [K, 1, P]` and
+            `precision [K, 1]`, with one row in place of K for what does not switch.
+        log_evidence: log p(x).
+        model: the `SwitchingSSM` of tuples at these values.
+        heights: the log evidence that each start has reached.
+    """
+
+    values: Parameters
+    log_evidence: float
+    model: SwitchingSSM
+    heights: Float[Tensor, "R"]
+
+
+@dataclass(frozen=True)
+class DeviationAR:
+    """An autoregression of one feature in deviations from the mean of the state, which switches.
+
+    Its chain has K^(order + 1) states and starts in its stationary distribution. `model(values)` is a `SwitchingSSM`,
+    with all its methods; `beliefs` adds up its beliefs about tuples to beliefs about states.
+
+    Arguments:
+        n_states: K.
+        order: the number of lags, at least 1.
+        switching: the parts that differ by state beside the mean, among "coefficients" and "scale".
+
+    Raises:
+        ValueError: more than 1,024 tuples; unknown parts.
+
+    Example:
+        >>> import samplehold as sh
+        >>> form = sh.DeviationAR(n_states=2, order=1)
+        >>> model = form.model(
+        ...     transition_probs=[[0.9, 0.1], [0.2, 0.8]], loc=[[0.0], [5.0]], coefficients=[[[0.5]]], scale=[[1.0]]
+        ... )
+        >>> x = model.simulate(300, seed=0).x
+        >>> form.beliefs(model.smooth(x).state).shape
+        torch.Size([300, 2])
+        >>> (form.fit(x, restarts=2).values["loc"].flatten() > 2).tolist()
+        [False, True]
+    """
+
+    n_states: int
+    order: int
+    switching: Sequence[str] = ()
+
+    def __post_init__(self) -> None:
+        n, order = check_integer("n_states", self.n_states, least=2), check_integer("order", self.order)
+        parts = (self.switching,) if isinstance(self.switching, str) else tuple(self.switching)
+        for part in parts:
+            check_choice("switching", part, ("coefficients", "scale"))
+        if n ** (order + 1) > MOST:
+            raise ValueError(
+                f"order: got {order} with {n} states, which makes {n ** (order + 1)} tuples of states, more than "
+                f"{MOST}; use AutoRegressive(order), whose intercepts switch and which needs no tuples."
+            )
+        object.__setattr__(self, "switching", parts)
+
+    @cached_property
+    def tuples(self) -> Int[Tensor, "M L"]:
+        """The states of each tuple, the latest first."""
+        every = itertools.product(range(self.n_states), repeat=self.order + 1)
+        return torch.tensor(list(every), device="cpu")
+
+    @cached_property
+    def follows(self) -> Bool[Tensor, "M M"]:
+        """Whether the second tuple can follow the first."""
+        return (self.tuples[:, None, :-1] == self.tuples[None, :, 1:]).all(-1)
+
+    @cached_property
+    def parameters(self) -> dict[str, Parameter]:
+        """The description of each parameter, by name."""
+        rows = Markov(self.n_states).parameters["transition_probs"]
+        known = AutoRegressive(self.order, switching=("intercept", *self.switching)).parameters
+        return {"transition_probs": rows} | dict(known)
+
+    @cached_property
+    def blank(self) -> SwitchingSSM:
+        """The model of tuples without values."""
+        dynamics = Markov(len(self.tuples), mask=self.follows.tolist(), initial="stationary")
+        return SwitchingSSM(dynamics, AutoRegressive(self.order))
+
+    def model(self, **values: Any) -> SwitchingSSM:
+        """The model of tuples at the values of `parameters`; `scale` is accepted instead of `precision`.
+
+        Raises:
+            ValueError: a parameter is missing, unknown, of another shape, or outside its space.
+        """
+        unknown = sorted(set(values) - {*self.parameters, "scale"})
+        if unknown:
+            raise ValueError(f"values: got unknown parameter(s) {unknown}; expected {list(self.parameters)}.")
+        sizes = {"state": self.n_states, "state_new": self.n_states, "shared": 1, "feature": 1, "regressor": self.order}
+        return self._model(check_parameters(self.parameters, read_tables(values), sizes, "DeviationAR"))
+
+    def beliefs(self, table: Float[Tensor, "*b M"]) -> Float[Tensor, "*b K"]:
+        """Beliefs about the last state, from those about tuples."""
+        return table.unflatten(-1, (self.n_states, -1)).sum(-1)
+
+    def lifted(self, values: Parameters) -> Parameters:
+        """The parameters `[*r, M, ...]` of the model of tuples."""
+        tuples, loc = self.tuples.to(values["loc"].device), values["loc"]
+        last, axis = tuples[:, 0], loc.ndim - 2
+        moves = values["transition_probs"][..., last.unsqueeze(-1), last] * self.follows.to(loc)
+
+        def of_tuples(name: str) -> Tensor:
+            table = values[name]
+            return table if table.shape[axis] == 1 else table.index_select(axis, last)
+
+        coefficients, mean = of_tuples("coefficients"), loc[..., 0][..., tuples]
+        constant = mean[..., :1] - (coefficients[..., 0, :] * mean[..., 1:]).sum(-1, keepdim=True)
+        return {
+            "transition_probs": moves,
+            "loc": constant,
+            "coefficients": coefficients.expand(*constant.shape, -1),
+            "precision": of_tuples("precision").expand_as(constant),
+        }
+
+    def fit(
+        self, x: Any, restarts: int = 8, max_steps: int = 500, seed: Seed = 0, **given: Unpack[Given]
+    ) -> DeviationFit:
+        """Maximise the likelihood by BFGS from random starts.
+
+        Four times `restarts` starts take some steps, and the best `restarts` go on until the best gains less than 1e-6
+        nats. Noise has at least 1 % of the standard deviation of x.
+
+        Arguments:
+            x, given: as in every method of a `SwitchingSSM`.
+
+        Raises:
+            ValueError: as `SwitchingSSM.fit`.
+        """
+        restarts, max_steps = check_integer("restarts", restarts), check_integer("max_steps", max_steps)
+        series = self.blank.read(x, **given).detached().double()
+        check_scored(self.blank.scored(series), series, self.order)
+        units = Units.of(self.blank.emission, series)
+        with naming("x"):
+            flat, heights = self._climbed(units.series(series), restarts, max_steps, number_of(seed))
+        best = {name: table[0] for name, table in self._values(flat[heights.argmax()][None]).items()}
+        values = self._in_order(self._in_data(best, units))
+        model = self._model(values)
+        heights = heights - float(units.log_volume(series).sum())
+        return DeviationFit(values, float(model.log_evidence(series).sum()), model, heights)
+
+    def _model(self, values: Parameters) -> SwitchingSSM:
+        return self.blank._copy(self.blank._checked(self.lifted(values)))
+
+    def _climbed(self, series: Series, restarts: int, max_steps: int, seed: int) -> tuple[Tensor, Tensor]:
+        """The coordinates that starts reach, and their log evidence."""
+        problem = self.blank.problem(series)
+
+        def evidence(flat: Tensor) -> Tensor:
+            return problem.total(problem.evidence(self.lifted(self._values(flat))))
+
+        climb = Ascent(Differentiable(evidence), self._starts(4 * restarts, seed).to(series.like))
+        climb.run(min(FIRST, max_steps))
+        climb = climb.select(climb.height().argsort(descending=True)[:restarts])
+        for _ in range(FIRST, max_steps, STRIDE):
+            before = float(climb.height().max())
+            climb.run(STRIDE)
+            if float(climb.height().max()) - before < 1e-6:
+                break
+        return climb.point, climb.height()
+
+    def _shapes(self) -> dict[str, tuple[int, ...]]:
+        k, p = self.n_states, self.order
+        rows = {part: k if part in self.switching else 1 for part in ("coefficients", "scale")}
+        shapes = {"transition_probs": (k, k - 1), "loc": (k, 1), "coefficients": (rows["coefficients"], 1, p)}
+        return shapes | {"precision": (rows["scale"], 1)}
+
+    def _starts(self, n: int, seed: int) -> Float[Tensor, "n C"]:
+        """Persistent states whose means spread like x, and weak lags."""
+        generator, k = torch.Generator("cpu").manual_seed(seed), self.n_states
+        draws = {
+            name: torch.randn(n, *shape, generator=generator, dtype=torch.float64, device="cpu")
+            for name, shape in self._shapes().items()
+        }
+        stay = 1 - torch.rand(n, 1, 1, generator=generator, dtype=torch.float64, device="cpu") / 2
+        rows = stay * torch.eye(k, dtype=torch.float64, device="cpu") + (1 - stay) / k
+        draws["transition_probs"] = biject_to(constraints.simplex).inv(rows)
+        draws["coefficients"] = 0.3 * draws["coefficients"]
+        draws["precision"] = 0.5 * draws["precision"] - 0.5
+        return torch.cat([table.flatten(1) for table in draws.values()], -1)
+
+    def _values(self, flat: Float[Tensor, "R C"]) -> Parameters:
+        """Parameters in units of x, from free coordinates."""
+        shapes = self._shapes()
+        parts = flat.split([math.prod(shape) for shape in shapes.values()], -1)
+        free = {name: part.unflatten(-1, shapes[name]) for name, part in zip(shapes, parts, strict=True)}
+        probs: Any = biject_to(constraints.simplex)(free["transition_probs"])
+        return free | {"transition_probs": probs, "precision": 1 / (LEAST + free["precision"].exp())}
+
+    def _in_data(self, values: Parameters, units: Units) -> Parameters:
+        about, unit = units.about.to(values["loc"]), units.unit.to(values["loc"])
+        return values | {"loc": about + unit * values["loc"], "precision": values["precision"] / unit.square()}
+
+    def _in_order(self, values: Parameters) -> Parameters:
+        """The same model with means in rising order."""
+        order = values["loc"][:, 0].argsort()
+        rows = {name: table[order] if len(table) == self.n_states else table for name, table in values.items()}
+        return rows | {"transition_probs": values["transition_probs"][order][:, order]}

@@ -1,0 +1,139 @@
+"""Hamilton's autoregression in deviations from a switching mean."""
+
+import ast
+import importlib.util
+import itertools
+from pathlib import Path
+
+import numpy as np
+import pytest
+import samplehold as sh
+import torch
+from torch.testing import assert_close
+
+MODULE = "statsmodels.tsa.regime_switching.tests.test_markov_autoregression"
+SWITCHING = [(), ("coefficients",), ("scale",), ("coefficients", "scale")]
+
+
+@pytest.fixture(scope="module")
+def growth() -> np.ndarray:
+    """Hamilton's 135 quarters of the growth of GNP, as they stand in statsmodels' own tests."""
+    spec = importlib.util.find_spec(MODULE)
+    assert spec is not None
+    assert spec.origin is not None
+    for statement in ast.parse(Path(spec.origin).read_text(encoding="utf-8")).body:
+        if isinstance(statement, ast.Assign) and ast.unparse(statement.targets[0]) == "rgnp":
+            return np.asarray(ast.literal_eval(statement.value), dtype=float)
+    raise AssertionError("the installed statsmodels has no such series")
+
+
+def values_of(n_states: int, order: int, switching: tuple, seed: int = 0) -> dict[str, torch.Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+
+    def draws(*shape: int) -> torch.Tensor:
+        return torch.randn(*shape, generator=generator, dtype=torch.float64)
+
+    rows = {part: n_states if part in switching else 1 for part in ("coefficients", "scale")}
+    return {
+        "transition_probs": draws(n_states, n_states).softmax(-1),
+        "loc": 2 * draws(n_states, 1),
+        "coefficients": 0.4 * draws(rows["coefficients"], 1, order) / order,
+        "precision": draws(rows["scale"], 1).exp(),
+    }
+
+
+def naive_evidence(values: dict[str, torch.Tensor], x: torch.Tensor, order: int) -> torch.Tensor:
+    """log p(x) as the sum over all paths of the formula of Hamilton's form."""
+    moves, loc = values["transition_probs"], values["loc"][:, 0]
+    start = torch.linalg.matrix_power(moves, 2**20)[0]  # the stationary distribution
+    terms = []
+    for path in itertools.product(range(len(moves)), repeat=len(x)):
+        term = start[path[0]].log() + sum(moves[i, j].log() for i, j in itertools.pairwise(path))
+        for t in range(order, len(x)):
+            row = {n: values[n][min(path[t], len(values[n]) - 1), 0] for n in ("coefficients", "precision")}
+            lags = torch.stack([x[t - lag] - loc[path[t - lag]] for lag in range(1, order + 1)])
+            mean = loc[path[t]] + row["coefficients"] @ lags
+            term = term + torch.distributions.Normal(mean, row["precision"].rsqrt()).log_prob(x[t])
+        terms.append(term)
+    return torch.stack(terms).logsumexp(0)
+
+
+@pytest.mark.parametrize(("n_states", "order", "switching"), [(2, 1, ()), (2, 2, SWITCHING[-1]), (3, 1, ("scale",))])
+def test_the_evidence_is_the_sum_over_all_paths(n_states, order, switching):
+    values = values_of(n_states, order, switching)
+    form = sh.DeviationAR(n_states, order, switching)
+    model = form.model(**values)
+    x = model.simulate(6, seed=0).x[:, 0]
+    assert_close(model.log_evidence(x), naive_evidence(values, x, order), rtol=1e-10, atol=0)
+
+
+@pytest.mark.peer
+@pytest.mark.parametrize("switching", SWITCHING)
+def test_likelihood_and_smoothing_are_those_of_statsmodels(growth, switching):
+    from statsmodels.tsa.regime_switching.markov_autoregression import MarkovAutoregression
+
+    order = 1 if "scale" in switching else 3  # beyond one lag statsmodels 0.14 takes the scale of an earlier state
+    values, form = values_of(2, order, switching), sh.DeviationAR(2, order, switching)
+    theirs = MarkovAutoregression(
+        growth,
+        k_regimes=2,
+        order=order,
+        switching_ar="coefficients" in switching,
+        switching_variance="scale" in switching,
+    )
+    moves, lags = values["transition_probs"].numpy(), values["coefficients"][:, 0].numpy()
+    variance = 1 / values["precision"][:, 0].numpy()
+    parameters = np.concatenate([moves[:, 0], values["loc"][:, 0].numpy(), variance, lags.T.ravel()])
+    ours = form.model(**values)
+    assert float(ours.log_evidence(growth)) == pytest.approx(theirs.loglike(parameters), abs=1e-8)
+    smoothed = theirs.smooth(parameters).smoothed_marginal_probabilities
+    np.testing.assert_allclose(form.beliefs(ours.smooth(growth).state)[order:], smoothed, atol=1e-10)
+
+
+@pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.slow), pytest.param(2, marks=pytest.mark.slow)])
+def test_a_fit_reaches_the_maximum_of_hamilton(growth, seed):
+    with sh.kernels("never"):
+        fit = sh.DeviationAR(2, 4).fit(growth, restarts=2, seed=seed)
+    assert fit.log_evidence == pytest.approx(-181.26339, abs=0.01)
+    assert float(fit.heights.max()) == pytest.approx(fit.log_evidence, abs=1e-6)
+    assert_close(fit.values["loc"][:, 0], torch.tensor([-0.359, 1.164]).double(), rtol=0, atol=2e-3)
+
+
+def test_a_fit_does_not_depend_on_unit_and_origin(growth):
+    with sh.kernels("never"):
+        one = sh.DeviationAR(2, 1).fit(growth, restarts=1)
+        other = sh.DeviationAR(2, 1).fit(1e6 + 100 * growth, restarts=1)
+    assert one.log_evidence - other.log_evidence == pytest.approx(134 * np.log(100), abs=1e-3)
+    assert_close(other.values["loc"], 1e6 + 100 * one.values["loc"], rtol=1e-6, atol=0)
+
+
+def test_fits_take_gaps_and_several_sequences(growth):
+    gap = growth.copy()
+    gap[50:52] = np.nan
+    form = sh.DeviationAR(2, 1, "scale")
+    with sh.kernels("never"):
+        fit = form.fit([gap[:60], growth[60:]], restarts=1, max_steps=60)
+    assert fit.values["precision"].shape == (2, 1)
+    assert fit.model.forecast(growth, 3).mean.shape == (3, 1)
+    assert fit.log_evidence == pytest.approx(float(fit.model.log_evidence([gap[:60], growth[60:]]).sum()))
+
+
+@pytest.mark.parametrize(
+    ("given", "text"),
+    [
+        ({"n_states": 1, "order": 1}, "n_states: got 1"),
+        ({"n_states": 2, "order": 0}, "order: got 0"),
+        ({"n_states": 3, "order": 8}, "order: got 8 with 3 states, which makes 19683 tuples"),
+        ({"n_states": 2, "order": 1, "switching": ["intercept"]}, "switching: got 'intercept'"),
+    ],
+)
+def test_bad_input_is_named(given, text):
+    with pytest.raises(ValueError, match=text):
+        sh.DeviationAR(**given)
+    form = sh.DeviationAR(2, 2)
+    with pytest.raises(ValueError, match=r"order: got 2 lags, but x has 2 step"):
+        form.fit([1.0, 2.0])
+    with pytest.raises(ValueError, match=r"values: got unknown parameter\(s\) \['mean'\]"):
+        form.model(mean=[0.0, 1.0])
+    with pytest.raises(ValueError, match="loc: got shape"):
+        form.model(**values_of(2, 2, ()) | {"loc": [0.0, 1.0]})
