@@ -1,7 +1,7 @@
 """Two runs: a quick one before every change, and a thorough one, `pytest -m "slow or not slow"`.
 
 The thorough run has the tests marked `slow` and more examples of each property. In each test that is not slow it also
-checks the jaxtyping annotations of the first calls of every function, see `typechecker`. Of a test marked `few(n)` the
+checks the jaxtyping annotations of the first call of every function, see `typechecker`. Of a test marked `few(n)` the
 quick run takes n cases, evenly spread. A test compiles no kernel until its work repays it, unless it is marked
 `kernels`.
 

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, settings
 
-QUICK, THOROUGH = 6, 40  # at most, in a run without the tests marked `slow`; at most unless a property asks for more
+QUICK, THOROUGH = 6, 20  # at most, in a run without the tests marked `slow`; at most unless a property asks for more
 
 for name, count in {"quick": QUICK, "thorough": THOROUGH}.items():
     settings.register_profile(

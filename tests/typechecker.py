@@ -1,7 +1,7 @@
 """The run-time type checker of the tests: as PEP 484 has it, an int may stand where a float is expected.
 
 A check takes about as long as a small computation, and fits call the same functions some thousands of times. So in each
-test the first calls of a function are checked, and the others are not.
+test the first call of a function is checked, and the others are not.
 """
 
 from collections import defaultdict
@@ -11,7 +11,7 @@ from typing import Any
 
 import jaxtyping
 
-CHECKED = 2  # calls of each function in a test
+CHECKED = 1  # calls of each function in a test
 
 _jaxtyped = jaxtyping.jaxtyped
 _left: dict[int, int] = defaultdict(lambda: CHECKED)
@@ -59,8 +59,11 @@ def jaxtyped(*, typechecker: Any) -> Callable[[Any], Any]:
 
 
 def _first_calls(function: Any, typechecker: Any) -> Any:
-    """The function with some of its calls checked. One within a function is made anew at every call of the outer one,
-    so it is counted by its code, and its check is made when a call needs it."""
+    """The function with `CHECKED` of its calls checked in each test.
+
+    One within a function is made anew at every call of the outer one, so it is counted by its code, and its check is
+    made when a call needs it.
+    """
     key, checked = id(function.__code__), None
 
     @wraps(function)
