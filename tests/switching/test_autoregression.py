@@ -4,6 +4,7 @@ import itertools
 import math
 
 import numpy as np
+import pandas as pd
 import pyro
 import pytest
 import samplehold as sh
@@ -496,3 +497,13 @@ def test_a_series_of_another_order_is_read_again():
     series = one.read(x)
     assert_close(two.log_evidence(series), two.log_evidence(x))
     assert_close(one.log_evidence(two.read(x)), one.log_evidence(x))
+
+
+def test_the_command_line_builds_it():
+    from samplehold.cli.console import build
+
+    frame = pd.DataFrame({"v": np.arange(5.0), "w": np.arange(5.0)})
+    model = build(frame, 2, "auto-regressive", "markov", [], ["dose"], order=3)
+    assert model.emission == sh.AutoRegressive(3, 2, inputs=("dose",))
+    with pytest.raises(ValueError, match="--order: got 2, but Normal has no lags"):
+        build(frame, 2, "normal", "copy", [], order=2)
