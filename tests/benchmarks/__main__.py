@@ -19,6 +19,7 @@ TITLES = {
     "bench_elman": "Elman networks",
     "bench_gpu_kernels": "GPU kernels",
     "bench_inference": "Chains, densities, EM, scans",
+    "bench_inputs": "Inputs",
     "bench_kalman": "Kalman filters and smoothers",
     "bench_linear": "Linear models",
     "bench_networks": "Networks",

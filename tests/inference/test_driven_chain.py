@@ -61,7 +61,7 @@ def test_inference_is_the_enumeration_of_all_paths(mode, t, k, c, holes):
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
-@pytest.mark.parametrize("size", [(2, 3, 200, 4, 1), (1, 2, 130, 12, 3), (1, 4, 65, 3, 0)])
+@pytest.mark.parametrize("size", [(2, 3, 200, 4, 1), (1, 2, 130, 12, 3), (1, 5, 130, 12, 1), (1, 4, 65, 3, 0)])
 def test_kernels_agree_with_chains_with_a_table_for_every_step(size, dtype):
     tables, lengths = rows_of(*size, dtype=dtype)
     leaves = [table.requires_grad_(n != 3) for n, table in enumerate(tables)]

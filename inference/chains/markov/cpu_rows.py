@@ -6,7 +6,7 @@ goes through the block as in `cpu_tables`, and the counts of its moves are sums 
 $$\sum_t n_t(i, j)\, x_t = \sum_t \frac{a_t(i)}{n_t} A_t[i, j]\, w_{t+1}(j)\, x_t, \qquad x_t = (1, c_t).$$
 
 The backward sweep makes the tables again, so memory holds those of one block. Numbers smaller than `TINY` are dropped.
-Sequences in which a normaliser is below `LEAST` are reported.
+Sequences in which a normaliser is below `LEAST` are reported. Several sequences are smoothed by `cpu_row_lanes`.
 
 `row_sums` takes blocks of steps in the same way.
 """
@@ -23,6 +23,7 @@ from ...numerics.elementary import exp
 from ...numerics.lanes import larger, load, muladd, splat, store, total, width
 from ...numerics.threads import in_parallel, ranges
 from ..cpu_sweeps import LEAST, TINY
+from .cpu_row_lanes import sweep_lanes
 from .cpu_scaled import MIXES, entries
 
 DROPPED, LOWEST = TINY[torch.float64], LEAST[torch.float64]
@@ -30,6 +31,7 @@ MIXING = MIXES[torch.float64]
 CACHED = 1 << 13  # numbers in the tables of a block
 LONGEST = 64  # steps of a block
 SHORTEST = 8  # the numbers of a vector
+SIDE_BY_SIDE = 4  # sequences that are smoothed in the lanes of vectors
 SUMMED = 256  # steps of a block in `row_sums`
 
 
@@ -82,7 +84,12 @@ def sweep_rows(rows: Rows, *, smoothing: bool) -> tuple[np.ndarray, tuple[Tensor
     moves, expected = make(2, n if smoothing else 0, k, k, d)
     certain = np.ones(n, np.uint8)
     arrays = [table.view(-1).numpy() for table in (summed, state, increment, moves, expected)]
-    in_parallel([partial(_sweep, part, rows, smoothing, *arrays, certain) for part in ranges(n)])
+    if smoothing and n >= SIDE_BY_SIDE:
+        groups = ranges(-(-n // SHORTEST))
+        arrays.pop(2)
+        in_parallel([partial(sweep_lanes, part, rows, *arrays, certain) for part in groups])
+    else:
+        in_parallel([partial(_sweep, part, rows, smoothing, *arrays, certain) for part in ranges(n)])
     results = (summed, state, moves, expected) if smoothing else (summed, state, increment)
     return certain == 1, results
 
