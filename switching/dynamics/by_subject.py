@@ -89,10 +89,6 @@ class SubjectDynamics(Dynamics):
     def not_conjugate(self) -> str | None:
         return self.dynamics.not_conjugate
 
-    @property
-    def table_size(self) -> int:
-        return self.dynamics.table_size
-
     @cached_property
     def blocks(self) -> Mapping[str, Conjugate]:  # type: ignore[override]
         return {
@@ -168,6 +164,9 @@ class SubjectDynamics(Dynamics):
         return one
 
     # ---- fits ------------------------------------------------------------------------------------------------------
+
+    def marginals(self, chain: Any) -> Marginals:
+        return self.dynamics.marginals(chain)
 
     def counts(self, marginals: Marginals, lead: torch.Size) -> dict[str, Tensor]:
         raise TypeError(f"{self.name}: counts need subjects; see `maximize`.")

@@ -173,7 +173,9 @@ def test_inputs_and_gaps_belong_to_the_subject():
     x = panel(sh.Normal(1), sh.Copy(2), n_steps=(30, 30, 30))
     generator = torch.Generator().manual_seed(1)
     drive = {name: torch.randn(30, 1, generator=generator, dtype=torch.float64) for name in NAMES}
-    for dynamics, emission in ((sh.Copy(2, inputs=1), sh.Normal(1)), (sh.Markov(2), sh.LinearRegression(1, inputs=1))):
+    normal, markov = sh.Normal(1), sh.Markov(2)
+    regression = sh.LinearRegression(1, inputs=1)
+    for dynamics, emission in ((sh.Copy(2, inputs=1), normal), (sh.Markov(2, inputs=1), normal), (markov, regression)):
         pooled = "none" if dynamics.inputs else {"emission": "none"}
         common = fitted(dynamics, emission, x, inputs=list(drive.values()))
         fit = fitted(dynamics, emission, x, inputs=list(drive.values()), pooled=pooled)
