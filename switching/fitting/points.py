@@ -19,7 +19,15 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from ...inference.families import Held, InPieces, LocPrecision, Point, tree_map
+from ...inference.families import (
+    Held,
+    InPieces,
+    LocPrecision,
+    MatrixNormalWishart,
+    NormalWishart,
+    Point,
+    tree_map,
+)
 from ...inference.message_passing.engine import VMP, Block
 from ...inference.numerics.deferred import deferred
 from ..ascent import Ascent
@@ -37,7 +45,7 @@ DEFINITE: Any = DefiniteTransform()
 
 
 def repays(graph: Graph) -> bool:
-    """Whether some points are free locations and precisions, and no point is known in part."""
+    """Whether some points are free locations and precision matrices, and no point is known in part."""
     families = [family for family in graph.families.values() if isinstance(family, Point)]
     return bool(_moved(graph)) and not any(isinstance(family.family, InPieces) for family in families)
 
@@ -89,9 +97,9 @@ def tables_of(climbs: Sequence[Climb], names: Collection[str]) -> dict[str, Any]
 
 
 def _moved(graph: Graph) -> list[str]:
-    """The blocks that are points of a location and a precision."""
-    points = {name: f.expected(graph.priors[name]) for name, f in graph.families.items() if isinstance(f, Point)}
-    return [name for name, point in points.items() if isinstance(point, LocPrecision)]
+    """The blocks that are points of a location and a precision matrix."""
+    points = {name: family.family for name, family in graph.families.items() if isinstance(family, Point)}
+    return [name for name, family in points.items() if isinstance(family, MatrixNormalWishart | NormalWishart)]
 
 
 class AtPoints:
