@@ -295,8 +295,8 @@ def test_simulations_are_recovered():
 @pytest.mark.parametrize("method", ["svi", "nuts"])
 def test_samplers_have_posteriors_near_the_mode(method):
     model = model_of("markov", sh.AutoRegressive(1, switching=("coefficients", "scale")))
-    x = model.simulate(150, seed=1).x
-    options = {"num_samples": 40, "warmup_steps": 60} if method == "nuts" else {"max_steps": 300}
+    x = model.simulate(60, seed=1).x
+    options = {"num_samples": 10, "warmup_steps": 15} if method == "nuts" else {"max_steps": 150}
     fit = model.without_values().fit(x, method, restarts=2, progress=False, **options)
     assert set(fit.posterior.mean) == set(model.known)
     assert fit.forecast(3).mean.isfinite().all()
