@@ -5,7 +5,7 @@ import torch
 from examples import slow
 from oracles import log_paths
 from oracles.gpu import compile_for_gpu, interpreted
-from samplehold.inference.chains.markov import naive, op, plain
+from samplehold.inference.chains.markov import naive, op, plain, plain_rows
 from torch import Tensor
 from torch.testing import assert_close
 
@@ -142,3 +142,15 @@ def test_kernels_compile_for_a_gpu_without_spilling_registers():
         op.sample(*tables((1,), 2, 3), torch.rand(1, 1, 2, dtype=torch.float64))
     for kernel in compile_for_gpu(launches):
         assert (kernel["local"], kernel["stack"]) == (0, 0), kernel
+
+
+def test_rows_that_depend_on_inputs_are_those_of_the_plain_form():
+    generator = torch.Generator().manual_seed(0)
+    sizes = (2, 1, 3), (2, 1, 3, 3), (2, 1, 3, 3, 1), (2, 7, 1), (2, 2, 8, 3)
+    tables = [torch.randn(size, generator=generator, dtype=torch.float64) for size in sizes]
+    lengths = torch.tensor([[8, 5]]).expand(2, 2)
+    with interpreted():
+        ours = [*op.rows_posterior(*tables, lengths), *op.rows_filter(*tables, lengths)]
+    theirs = [*plain_rows.posterior(*tables, lengths), *plain_rows.filter(*tables, lengths)]
+    for a, b in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-10, atol=1e-12)
