@@ -63,7 +63,8 @@ def numbered(series: Series, names: tuple[str, ...]) -> Series:
     unknown = [name for name in series.subject_names if name not in place]
     if unknown:
         raise ValueError(
-            f"subjects: got {_few(unknown)}, but the model has {_few(names)}; name the subject of each sequence."
+            f"subjects: got {_few(unknown)}, but the model has {_few(names)}; name the subject of each sequence, or "
+            f"take the model of one, `of({names[0]!r})`."
         )
     places = torch.tensor([place[name] for name in series.subject_names], device=series.subjects.device)
     return replace(series, subjects=places[series.subjects], subject_names=names)
