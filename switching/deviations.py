@@ -29,7 +29,7 @@ from .ascent import Ascent, Differentiable
 from .data.lags import check_scored
 from .data.series import Given, Series
 from .dynamics.markov import Markov
-from .emissions.autoregression import AutoRegressive
+from .emissions.autoregression import AutoRegressive, TupleAutoRegressive
 from .fitting.units import Units
 from .model import SwitchingSSM
 from .parameters import Parameter, Parameters, check_parameters, read_tables
@@ -47,7 +47,7 @@ class DeviationFit(Record):
     Attributes:
         values: `transition_probs [K, K]`, `loc [K, 1]` (the means, in rising order), `coefficients [K, 1, P]` and
             `precision [K, 1]`, with one row in place of K for what does not switch.
-        log_evidence: log p(x).
+        log_evidence: log p(x) of all sequences, each times its weight.
         model: the `SwitchingSSM` of tuples at these values.
         heights: the log evidence that each start has reached.
     """
@@ -124,7 +124,7 @@ class DeviationAR:
     def blank(self) -> SwitchingSSM:
         """The model of tuples without values."""
         dynamics = Markov(len(self.tuples), mask=self.follows.tolist(), initial="stationary")
-        return SwitchingSSM(dynamics, AutoRegressive(self.order))
+        return SwitchingSSM(dynamics, TupleAutoRegressive(self.order, n_levels=self.n_states))
 
     def model(self, **values: Any) -> SwitchingSSM:
         """The model of tuples at the values of `parameters`; `scale` is accepted instead of `precision`.
@@ -170,12 +170,14 @@ class DeviationAR:
         nats. Noise has at least 1 % of the standard deviation of x.
 
         Arguments:
-            x, given: as in every method of a `SwitchingSSM`.
+            x, given: as in every method of a `SwitchingSSM`, without `states`.
 
         Raises:
-            ValueError: as `SwitchingSSM.fit`.
+            ValueError: as `SwitchingSSM.fit`; known states.
         """
         restarts, max_steps = check_integer("restarts", restarts), check_integer("max_steps", max_steps)
+        if given.get("states") is not None:
+            raise ValueError("states: got some, but DeviationAR.fit orders states by their means; leave it out.")
         series = self.blank.read(x, **given).detached().double()
         check_scored(self.blank.scored(series), series, self.order)
         units = Units.of(self.blank.emission, series)
@@ -185,7 +187,7 @@ class DeviationAR:
         values = self._in_order(self._in_data(best, units))
         model = self._model(values)
         heights = heights - float(units.log_volume(series).sum())
-        return DeviationFit(values, float(model.log_evidence(series).sum()), model, heights)
+        return DeviationFit(values, float(series.weighed(model.log_evidence(series)).sum()), model, heights)
 
     def _model(self, values: Parameters) -> SwitchingSSM:
         return self.blank._copy(self.blank._checked(self.lifted(values)))
@@ -200,9 +202,9 @@ class DeviationAR:
         climb = Ascent(Differentiable(evidence), self._starts(4 * restarts, seed).to(series.like))
         climb.run(min(FIRST, max_steps))
         climb = climb.select(climb.height().argsort(descending=True)[:restarts])
-        for _ in range(FIRST, max_steps, STRIDE):
+        for done in range(FIRST, max_steps, STRIDE):
             before = float(climb.height().max())
-            climb.run(STRIDE)
+            climb.run(min(STRIDE, max_steps - done))
             if float(climb.height().max()) - before < 1e-6:
                 break
         return climb.point, climb.height()

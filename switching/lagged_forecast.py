@@ -8,7 +8,8 @@ of each new state,
 $$E[x\, 1_j] = c_j p_j + B_j m_j, \quad E[x \xi^\top 1_j] = c_j m_j^\top + B_j M_j, \quad
 E[x x^\top 1_j] = E[x \xi^\top 1_j] B_j^\top + E[x\, 1_j]\, c_j^\top + p_j / \tau_j.$$
 
-A forecast continues from the last step whose `order` observations are all known.
+A forecast begins at the last step whose `order` observations are all known. Up to the end of x it uses the beliefs of
+the filter, which have known states, and observations are lags as they are.
 """
 
 from dataclasses import dataclass, replace
@@ -41,6 +42,8 @@ class Origin:
         belief: P(s | x) there.
         lags: the observations up to there, the latest first.
         behind: the number of steps from there to the end of each sequence.
+        filtered: P(s | x up to there) at every step.
+        observations: x.
     """
 
     problem: Problem
@@ -48,13 +51,16 @@ class Origin:
     belief: Float[Tensor, "r *b K"]
     lags: Float[Tensor, "r *b P F"]
     behind: Int[Tensor, "*b"]
+    filtered: Float[Tensor, "r *b T K"]
+    observations: Float[Tensor, "*b T F"]
 
     @staticmethod
     def of(problem: Problem, values: Parameters) -> "Origin":
         series, state = problem.series, problem.chain(values).filter().state
         past = series.drive.past
         assert past is not None
-        known = ~(series.observations.isnan().any(-1) | past[..., :-1, :].isnan().flatten(-2).any(-1))
+        x = series.observations
+        known = ~(x.isnan().any(-1) | past[..., :-1, :].isnan().flatten(-2).any(-1))
         steps = torch.arange(series.n_steps, device=known.device)
         at = torch.where(known & (steps <= series.last.unsqueeze(-1)), steps, -1).amax(-1)
         at = torch.where(at < 0, series.last, at)
@@ -63,13 +69,19 @@ class Origin:
         belief = state.gather(-2, place).squeeze(-2)
         emission, n_batch = problem.emission, at.ndim
         assert isinstance(emission, AutoRegressive)
-        constant = (belief.unsqueeze(-1) * widened(emission.fixed_point(values), 2, n_batch)).sum(-2, keepdim=True)
-        return Origin(problem, values, belief, torch.where(lags.isnan(), constant, lags), series.last - at)
+        typical = widened(emission.typical_lags(values), 3, n_batch)
+        constant = (belief[..., None, None] * typical).sum(-3)
+        lags = torch.where(lags.isnan(), constant, lags)
+        return Origin(problem, values, belief, lags, series.last - at, state, x)
 
     @property
     def emission(self) -> AutoRegressive:
         assert isinstance(self.problem.emission, AutoRegressive)
         return self.problem.emission
+
+    @property
+    def n_states(self) -> int:
+        return self.belief.shape[-1]
 
     def drives(self, horizon: int) -> list[Drive]:
         """The inputs and gaps of each step from here to `horizon` steps after the end, with an axis for it."""
@@ -92,7 +104,7 @@ class Origin:
 
     def moves(self, drive: Drive) -> Float[Tensor, "r *b K K"]:
         """P(next state | state) at a step."""
-        n, batch = self.problem.n_states, self.behind.shape
+        n, batch = self.n_states, self.behind.shape
         old = torch.eye(n).to(self.belief).expand(*self.belief.shape, n)
         inputs = (
             None if drive.inputs is None else drive.inputs.unsqueeze(-3).expand(*batch, n, *drive.inputs.shape[-2:])
@@ -100,6 +112,33 @@ class Origin:
         gaps = None if drive.gaps is None else drive.gaps.unsqueeze(-2).expand(*batch, n, 1)
         ahead = self.problem.dynamics.propagate(self.values, old, Drive(inputs, gaps), 1)
         return (ahead.redrawn + ahead.held).squeeze(-2)
+
+    def at(self, step: int) -> Int[Tensor, "*b"]:
+        """The number of the step `step` steps from here, or of the last one."""
+        last = self.problem.series.last
+        return (last - self.behind + step).minimum(last)
+
+    def told(self, step: int) -> Float[Tensor, "r *b K"]:
+        """P(s | x up to there), `step` steps from here or at the end."""
+        place = self.at(step)[..., None, None]
+        return self.filtered.gather(-2, place.expand(*self.filtered.shape[:-2], 1, self.n_states)).squeeze(-2)
+
+    def seen(self, step: int) -> Float[Tensor, "*b 1 F"]:
+        """The observations `step` steps from here; NaN after the end."""
+        x, place = self.observations, self.at(step)[..., None, None]
+        here = x.gather(-2, place.expand(*x.shape[:-2], 1, x.shape[-1]))
+        return here.masked_fill((step > self.behind)[..., None, None], torch.nan)
+
+    def path(self, moves: list[Float[Tensor, "r *b K K"]], number: Int[Tensor, "n"]) -> list[Int[Tensor, "n *b"]]:
+        """Draws of the states from here to the end given x, the last first."""
+        path: list[Tensor] = []
+        for step in reversed(range(int(self.behind.max()) + 1)):
+            probs = self.told(step)[number]
+            if path:
+                ahead = moves[step][number].take_along_dim(path[-1][..., None, None], -1).squeeze(-1)
+                probs = torch.where((step < self.behind).unsqueeze(-1), probs * ahead, probs)
+            path.append(torch.distributions.Categorical(probs=probs).sample())
+        return path
 
     def inputs(self, drive: Drive) -> Float[Tensor, "*b 1 C"]:
         """The inputs that the emission reads at a step."""
@@ -119,16 +158,24 @@ def moments(origin: Origin, horizon: int) -> tuple[Float[Tensor, "r *b H F"], Fl
     first = belief.unsqueeze(-1) * vector
     second, kept = first.unsqueeze(-1) * vector.unsqueeze(-2), vector.shape[-1] - emission.n_features
     means, variances = [], []
-    for drive in origin.drives(horizon):
+    for step, drive in enumerate(origin.drives(horizon)):
         moves = origin.moves(drive).mT
         belief, first = (moves @ belief.unsqueeze(-1)).squeeze(-1), moves @ first
         second = (moves @ second.flatten(-2)).unflatten(-1, second.shape[-2:])
+        told = torch.where((step < origin.behind).unsqueeze(-1), origin.told(step + 1), belief)
+        ratio = torch.where(belief > 0, told / belief, 0.0)
+        belief, first, second = told, ratio.unsqueeze(-1) * first, ratio[..., None, None] * second
         effect = values["coefficients"][..., emission.n_lags :] * origin.inputs(drive).unsqueeze(-2)
         constant = values["loc"] + effect.sum(-1)
         mean = constant * belief.unsqueeze(-1) + (matrices @ first.unsqueeze(-1)).squeeze(-1)
         cross = constant.unsqueeze(-1) * first.unsqueeze(-2) + matrices @ second
         noise = (variance * belief.unsqueeze(-1)).expand_as(mean)
         square = cross @ matrices.mT + mean.unsqueeze(-1) * constant.unsqueeze(-2) + torch.diag_embed(noise)
+        value = origin.seen(step + 1) - about  # an observation is a lag as it is, whatever the state
+        mean = _where_seen(value, value * belief.unsqueeze(-1), mean)
+        cross = _where_seen(value.unsqueeze(-1), value.unsqueeze(-1) * first.unsqueeze(-2), cross)
+        square = _where_seen(value.unsqueeze(-2), mean.unsqueeze(-1) * value.unsqueeze(-2), square)
+        square = _where_seen(value.unsqueeze(-1), value.unsqueeze(-1) * mean.unsqueeze(-2), square)
         earlier = cross[..., :kept]
         first = torch.cat([mean, first[..., :kept]], -1)
         below = torch.cat([earlier.mT, second[..., :kept, :kept]], -1)
@@ -138,10 +185,14 @@ def moments(origin: Origin, horizon: int) -> tuple[Float[Tensor, "r *b H F"], Fl
     return origin.after_end(means), origin.after_end(variances)
 
 
+def _where_seen(value: Tensor, seen: Tensor, other: Tensor) -> Tensor:
+    return torch.where(value.isnan(), other, seen)
+
+
 def components(origin: Origin, horizon: int, each: int) -> tuple[Float[Tensor, "n *b H F"], Float[Tensor, "n *b H F"]]:
     """The location and precision of each step to come, given draws of the states and observations before it; `each` of
     every draw of the parameters."""
-    n_states, r = origin.problem.n_states, len(origin.belief)
+    n_states, r = origin.n_states, len(origin.belief)
     number = torch.arange(r, device=origin.belief.device).repeat_interleave(each)
     flat = {
         name: table.expand(r, n_states, *table.shape[2:]).flatten(0, 1)
@@ -149,17 +200,23 @@ def components(origin: Origin, horizon: int, each: int) -> tuple[Float[Tensor, "
         if name in origin.emission.parameters
     }
     first_of = (number * n_states).reshape(-1, *[1] * origin.behind.ndim)
-    state = torch.distributions.Categorical(probs=origin.belief[number]).sample()
-    lags, locations, precisions = origin.lags[number], [], []
-    for drive in origin.drives(horizon):
-        row = origin.moves(drive)[number].take_along_dim(state[..., None, None], -2).squeeze(-2)
+    drives = origin.drives(horizon)
+    moves = [origin.moves(drive) for drive in drives]
+    path = origin.path(moves, number)
+    state, lags, locations, precisions = path.pop(), origin.lags[number], [], []
+    for step, drive in enumerate(drives):
+        row = moves[step][number].take_along_dim(state[..., None, None], -2).squeeze(-2)
         state = torch.distributions.Categorical(probs=row).sample()
+        if path:
+            state = torch.where(step < origin.behind, path.pop(), state)
         chosen = {name: table[first_of + state] for name, table in flat.items()}
         inputs = origin.inputs(drive).squeeze(-2).expand(*state.shape, -1)
         normal = origin.emission.respond(chosen, torch.cat([lags.flatten(-2), inputs], -1))
         locations.append(normal["loc"])
         precisions.append(normal["precision"])
-        lags = after(lags, normal["loc"] + normal["precision"].rsqrt() * torch.randn_like(normal["loc"]))
+        drawn = normal["loc"] + normal["precision"].rsqrt() * torch.randn_like(normal["loc"])
+        seen = origin.seen(step + 1).squeeze(-2)
+        lags = after(lags, _where_seen(seen, seen, drawn))
     return origin.after_end(locations), origin.after_end(precisions)
 
 

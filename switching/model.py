@@ -349,7 +349,8 @@ class SwitchingSSM(Model):
         All sequences must then have equal lengths.
 
         Forecasts are exact, except quantiles and densities of an `AutoRegressive` emission: these come from `draws`
-        paths with this seed. Its forecasts continue from the last step whose `order` observations are all known.
+        paths with this seed. Its forecasts begin at the last step whose `order` observations are all known, and use
+        the observations and known states after it.
         """
         horizon = check_integer("horizon", horizon)
         problem = self.problem(x, horizon=horizon, **given)

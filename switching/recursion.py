@@ -1,7 +1,7 @@
 """Observations drawn one after another, each from its own lags: simulations, replicates and forecasts.
 
-The lags of the first step are the observations before it. Where they are missing, they are the constant series of the
-first state: see `AutoRegressive.fixed_point`.
+The lags of the first step are the observations before it. Where they are missing, they are those that are typical of
+the first state, its constant series: see `AutoRegressive.typical_lags`.
 """
 
 from dataclasses import replace
@@ -49,9 +49,8 @@ def after(lags: Float[Tensor, "*n P F"], x: Float[Tensor, "*n F"]) -> Float[Tens
 def filled(
     emission: Emission, values: Parameters, lags: Float[Tensor, "*n P F"], state: Int[Tensor, "*n"]
 ) -> Float[Tensor, "*n P F"]:
-    """Lags with the constant series of the state in place of missing ones."""
+    """Lags with those that are typical of the state in place of missing ones."""
     if not bool(lags.isnan().any()):
         return lags
     assert isinstance(emission, AutoRegressive)
-    constant = emission.fixed_point(values)[state.clamp_min(0)]
-    return torch.where(lags.isnan(), constant.unsqueeze(-2), lags)
+    return torch.where(lags.isnan(), emission.typical_lags(values)[state.clamp_min(0)], lags)

@@ -3,11 +3,12 @@
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from .cells import is_ragged_list, to_tensor
+from .cells import to_tensor
 from .packed import Packed
 from .series import Series
 
@@ -58,25 +59,35 @@ def read_before(before: Any, series: Series, order: int) -> Float[Tensor, "*b P 
             "before: got some, but no part of the model reads earlier observations; leave it out, or use "
             "AutoRegressive(order, n_features)."
         )
-    if isinstance(before, list | tuple) and before and is_ragged_list(before):
-        tables = [_with_features(to_tensor(part, f"before[{i}]"), series) for i, part in enumerate(before)]
+    shape = (*series.batch_shape, order, series.n_features)
+    if isinstance(before, list | tuple) and before and len(shape) == 3 and not any(map(np.isscalar, before)):
+        tables = [_of_one(part, f"before[{i}]", series, order) for i, part in enumerate(before)]
         longest = max(map(len, tables))
         table = torch.stack([torch.nn.functional.pad(t, (0, 0, longest - len(t), 0), value=torch.nan) for t in tables])
     else:
-        table = _with_features(to_tensor(before, "before"), series)
-    expected = tuple(series.batch_shape)
-    if tuple(table.shape[:-2]) != expected or table.shape[-1] != series.n_features or not table.shape[-2]:
-        raise ValueError(
-            f"before: got shape {tuple(table.shape)}, expected {(*expected, order, series.n_features)}: the "
-            f"{order} observation(s) before the first step of each sequence, the latest last."
-        )
+        table = to_tensor(before, "before") if series.batch_shape else _of_one(before, "before", series, order)
+    if table.ndim < 2 or (*table.shape[:-2], order, table.shape[-1]) != shape or not table.shape[-2]:
+        raise _wrong(table, "before", shape)
     if bool(table.isinf().any()):
         raise ValueError("before: got an infinite value; mark missing values with NaN.")
     return table.to(series.like)
 
 
-def _with_features(table: Tensor, series: Series) -> Tensor:
-    return table.unsqueeze(-1) if table.ndim == 1 and series.n_features == 1 else table
+def _of_one(before: Any, name: str, series: Series, order: int) -> Float[Tensor, "P F"]:
+    """The table of one sequence; one observation `[F]`, or `[P]` of one feature, needs no second axis."""
+    table, n_features = to_tensor(before, name), series.n_features
+    if table.ndim < 2 and (n_features == 1 or table.shape == (n_features,)):
+        return table.reshape(-1, n_features)
+    if table.ndim != 2 or table.shape[-1] != n_features:
+        raise _wrong(table, name, (order, n_features))
+    return table
+
+
+def _wrong(table: Tensor, name: str, expected: tuple[int, ...]) -> ValueError:
+    return ValueError(
+        f"{name}: got shape {tuple(table.shape)}, expected {expected}: the {expected[-2]} observation(s) before the "
+        "first step of each sequence, the latest last."
+    )
 
 
 def ahead_of(series: Series) -> Float[Tensor, "*b P F"]:

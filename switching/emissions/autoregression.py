@@ -178,6 +178,11 @@ class AutoRegressive(NormalRegression):
         point = (torch.linalg.pinv(rest) @ values["loc"].unsqueeze(-1)).squeeze(-1)
         return torch.broadcast_tensors(point, values["precision"])[0]
 
+    def typical_lags(self, values: Parameters) -> Float[Tensor, "*r K P F"]:
+        """Lags from which a series in each state begins: its constant series."""
+        point = self.fixed_point(values)
+        return point.unsqueeze(-2).expand(*point.shape[:-1], self.order, self.n_features)
+
     # ---- units -----------------------------------------------------------------------------------------------------
 
     def shifts(self, fixed: Collection[str]) -> bool:
@@ -268,3 +273,28 @@ class AutoRegressive(NormalRegression):
         if self.is_conjugate:
             return super().maximize(x, weights, near, prior, floor)
         return Sharing(self, prior).maximize(self.family.parts(self.message(x, weights)), near, floor)
+
+
+@dataclass(frozen=True, repr=False)
+class TupleAutoRegressive(AutoRegressive):
+    """The emission of tuples of `n_levels` states, whose means all tuples share.
+
+    The intercept of the tuple (k, ..., k) is (1 - sum of phi_k) times the mean of k.
+    """
+
+    n_levels: int = 2
+
+    def fixed_point(self, values: Parameters) -> Float[Tensor, "*r M 1"]:
+        """The mean of the last state of each tuple."""
+        return self._means(values)[..., :1]
+
+    def typical_lags(self, values: Parameters) -> Float[Tensor, "*r M P 1"]:
+        """The means of the states in which the lags were."""
+        return self._means(values)[..., 1:].unsqueeze(-1)
+
+    def _means(self, values: Parameters) -> Float[Tensor, "*r M L"]:
+        """The means of the states of each tuple."""
+        point = super().fixed_point(values)[..., 0]
+        every = torch.arange(self.n_levels, device=point.device)
+        alike = every * ((point.shape[-1] - 1) // (self.n_levels - 1))
+        return point[..., alike][..., torch.cartesian_prod(*[every] * (self.order + 1))]

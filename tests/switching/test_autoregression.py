@@ -352,6 +352,23 @@ def test_observations_before_the_first_step_make_all_steps_count():
     assert_close(several[1], model.log_evidence(x[5:], before=x[3:5]), rtol=1e-12, atol=0)
 
 
+def test_observations_before_the_first_step_take_every_plain_form():
+    one, two = model_of("markov", KINDS["one"]), model_of("markov", sh.AutoRegressive(1, 2))
+    x = two.simulate(6, seed=1).x
+    parts, firsts = [x[:, 0], x[:3, 0]], [[[1.0]], [[2.0]]]
+    expected = [one.log_evidence(part, before=first) for part, first in zip(parts, firsts, strict=True)]
+    for before in (1.0, [1.0], torch.tensor(1.0)):
+        assert_close(one.log_evidence(parts[0], before=before), expected[0], rtol=0, atol=0)
+    for before in ([[1.0], [2.0]], firsts, [[1.0], [5.0, 2.0]], [torch.tensor([1.0]), torch.tensor([2.0])]):
+        assert_close(one.log_evidence(parts, before=before), torch.stack(expected), rtol=1e-12, atol=0)
+    assert_close(two.log_evidence(x[1:], before=x[0]), two.log_evidence(x[1:], before=x[:1]), rtol=0, atol=0)
+    several = two.log_evidence([x[1:], x[2:]], before=[x[0], x[1]])
+    assert_close(several[1], two.log_evidence(x[2:], before=x[1:2]), rtol=1e-12, atol=0)
+    for before, text in (([1.0, 2.0, 3.0], "before: got shape"), ([x[0], x[1, 0]], r"before\[1\]: got shape \(\)")):
+        with pytest.raises(ValueError, match=text):
+            two.log_evidence([x[1:], x[2:]], before=before)
+
+
 def future_moments(model: sh.SwitchingSSM, x: torch.Tensor, horizon: int, u: torch.Tensor) -> list[torch.Tensor]:
     """Means and variances of the last step to come, from the normal of every path of states."""
     emission, values, belief = model.emission, model.values, model.filter(x, **_inputs_of(model, u, len(x))).state[-1]
@@ -423,6 +440,60 @@ def test_a_forecast_after_a_gap_continues_from_before_it():
     both = model.forecast(torch.stack([x, gap]), 4, inputs={"b": torch.stack([u["b"], u["b"]])})
     assert_close(both.mean[1], forecast.mean, rtol=1e-10, atol=1e-10)
     assert_close(both.mean[0], model.forecast(x, 4, inputs=u).mean, rtol=1e-10, atol=1e-10)
+
+
+def flat_model(order: int, n_features: int, probs, loc: list, coefficients: list, lags: str = "all") -> sh.SwitchingSSM:
+    """A model of two states with scales of 1."""
+    values = {"initial_probs": [0.5, 0.5], "transition_probs": probs, "loc": loc, "coefficients": coefficients}
+    emission = sh.AutoRegressive(order, n_features, lags=lags)
+    return sh.SwitchingSSM(sh.Markov(2), emission).with_values(values | {"scale": torch.ones(2, n_features)})
+
+
+def assert_drawn(forecast, mean: torch.Tensor, variance: torch.Tensor) -> None:
+    """The exact moments of a forecast are these, and those of its draws agree with them."""
+    assert_close(forecast.mean, mean, rtol=1e-10, atol=1e-10)
+    assert_close(forecast.variance, variance, rtol=1e-10, atol=1e-10)
+    assert bool(((forecast.observation.mean - mean).abs() < 6 * (variance / 4000).sqrt()).all())
+
+
+def test_a_forecast_uses_known_states_after_the_last_observation():
+    moves = torch.tensor([[0.9, 0.1], [0.2, 0.8]], dtype=torch.float64)
+    model = flat_model(1, 1, moves, [[0.0], [4.0]], [[[0.5]], [[0.5]]])
+    x = torch.tensor([1.0, 2.0, torch.nan, torch.nan], dtype=torch.float64)
+    for states, path in (([-1, -1, 0, 1], (0.0, 4.0)), ([-1, -1, 1, 1], (4.0, 4.0)), ([-1, -1, 1, 0], (4.0, 0.0))):
+        probs = moves[states[-1]]
+        last = 0.5 * (0.5 * 2.0 + path[0]) + path[1]
+        mean = 0.5 * last + 4 * probs[1]
+        variance = 1 + 0.25 + 0.25**2 + 16 * probs[0] * probs[1]
+        forecast = model.forecast(x, 1, states=states, draws=4000, seed=0)
+        assert_drawn(forecast, mean.reshape(1, 1), variance.reshape(1, 1))
+    both = torch.stack([x, x.nan_to_num(3.0)]).unsqueeze(-1)
+    batch = model.forecast(both, 1, states=[states, states], seed=0)
+    assert_close(batch.mean[0], forecast.mean, rtol=1e-10, atol=0)
+    alone = model.forecast(x.nan_to_num(3.0), 1, states=states)
+    assert_close(batch.mean[1], alone.mean, rtol=1e-10, atol=0)
+
+
+def test_draws_after_a_gap_follow_paths_between_known_states():
+    model = flat_model(1, 1, [[0.5, 0.5], [0.0, 1.0]], [[0.0], [9.0]], [[[0.5]], [[0.5]]])
+    x = torch.tensor([0.0, torch.nan, torch.nan], dtype=torch.float64)
+    forecast = model.forecast(x, 1, states=[0, -1, 0], draws=4000, seed=0)  # so 0 throughout
+    assert_drawn(forecast, torch.full((1, 1), 4.5).double(), torch.full((1, 1), 1 + 1 / 4 + 1 / 16 + 81 / 4).double())
+
+
+def test_a_forecast_uses_the_observations_after_a_gap():
+    one = [[1.0, 0.0], [0.0, 1.0]]
+    model = flat_model(2, 1, one, [[1.0], [1.0]], [[[0.5, 0.25]]] * 2)
+    x = torch.tensor([4.0, 2.0, torch.nan, 6.0], dtype=torch.float64)
+    missing = 1 + 0.5 * 2.0 + 0.25 * 4.0  # of variance 1
+    first = 1 + 0.5 * 6.0 + 0.25 * missing
+    means = torch.tensor([[first], [1 + 0.5 * first + 0.25 * 6.0]], dtype=torch.float64)
+    noise = 1 + 1 / 16
+    assert_drawn(model.forecast(x, 2, draws=4000, seed=0), means, torch.tensor([[noise], [1 + noise / 4]]).double())
+    own = flat_model(1, 2, one, [[1.0, 2.0]] * 2, [[[0.5], [0.25]]] * 2, lags="own")
+    y = torch.tensor([[2.0, 4.0], [torch.nan, 8.0], [torch.nan, 12.0]], dtype=torch.float64)
+    mean = torch.tensor([[0.5 * (0.5 * (0.5 * 2.0 + 1) + 1) + 1, 0.25 * 12.0 + 2]], dtype=torch.float64)
+    assert_drawn(own.forecast(y, 1, draws=4000, seed=0), mean, torch.tensor([[1 + 1 / 4 + 1 / 16, 1.0]]).double())
 
 
 # ---- results ---------------------------------------------------------------------------------------------------------

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import samplehold as sh
 import torch
+from samplehold.switching.ascent import Ascent
 from torch.testing import assert_close
 
 MODULE = "statsmodels.tsa.regime_switching.tests.test_markov_autoregression"
@@ -118,6 +119,38 @@ def test_fits_take_gaps_and_several_sequences(growth):
     assert fit.log_evidence == pytest.approx(float(fit.model.log_evidence([gap[:60], growth[60:]]).sum()))
 
 
+def test_a_simulation_begins_at_the_means_of_its_states(tmp_path):
+    values = {"transition_probs": [[0.9, 0.1], [0.1, 0.9]], "loc": [[0.0], [50.0]], "scale": [[1e-3]]}
+    form = sh.DeviationAR(2, 2)
+    model = form.model(coefficients=[[[0.6, 0.3]]], **values)
+    drawn = model.simulate(4, (40,), seed=0)
+    means = 50.0 * form.tuples[drawn.path][..., 0]
+    assert_close(drawn.x[..., 0], means.double(), rtol=0, atol=0.1)
+    texts = [text.get_text() for axis in model.plot(drawn.x[0]).axes for text in axis.texts]
+    assert {text.split(": ")[1] for text in texts if text.startswith("state")} == {"0", "50"}
+    model.save(tmp_path)
+    again = sh.load(tmp_path)
+    assert again.emission == model.emission
+    assert_close(again.simulate(4, (40,), seed=0).x, drawn.x, rtol=0, atol=0)
+    assert type(model.emission).__module__ == sh.AutoRegressive.__module__  # so that files find its class
+
+
+def test_the_evidence_of_a_fit_is_weighted():
+    form = sh.DeviationAR(2, 1)
+    x = torch.arange(30.0).double().sin()
+    fit = form.fit([x[:14], x[14:]], restarts=1, max_steps=3, weights=[2.0, 0.5])
+    each = fit.model.log_evidence([x[:14], x[14:]])
+    assert fit.log_evidence == pytest.approx(float(2 * each[0] + 0.5 * each[1]))
+
+
+@pytest.mark.parametrize("max_steps", [3, 41, 60])
+def test_a_fit_runs_no_more_steps_than_it_may(max_steps, monkeypatch):
+    steps, run = [], Ascent.run
+    monkeypatch.setattr(Ascent, "run", lambda self, n: (steps.append(n), run(self, min(n, 1)))[1])
+    sh.DeviationAR(2, 1).fit(torch.arange(30.0).double().sin(), restarts=1, max_steps=max_steps)
+    assert sum(steps) == max_steps
+
+
 @pytest.mark.parametrize(
     ("given", "text"),
     [
@@ -133,6 +166,8 @@ def test_bad_input_is_named(given, text):
     form = sh.DeviationAR(2, 2)
     with pytest.raises(ValueError, match=r"order: got 2 lags, but x has 2 step"):
         form.fit([1.0, 2.0])
+    with pytest.raises(ValueError, match=r"states: got some, but DeviationAR\.fit orders states by their means"):
+        form.fit([1.0, 2.0, 0.0, 1.0], states=[0, 1, 0, 0])
     with pytest.raises(ValueError, match=r"values: got unknown parameter\(s\) \['mean'\]"):
         form.model(mean=[0.0, 1.0])
     with pytest.raises(ValueError, match="loc: got shape"):
