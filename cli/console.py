@@ -98,6 +98,8 @@ def build(
     """The model for these options; ValueError if the options do not fit together."""
     if n_states < 1:
         raise ValueError(f"--states: got {n_states}, expected at least 1.")
+    if order < 1:
+        raise ValueError(f"--order: got {order}, expected at least 1.")
     moves = class_of(dynamics)(n_states, **({"inputs": tuple(inputs)} if inputs else {}))
     try:
         plain = class_of(emission).sized_to(observed.to_numpy())
@@ -187,6 +189,16 @@ def scaling_of(table: pd.DataFrame) -> dict[str, tuple[float, float]]:
 # ---- fit -----------------------------------------------------------------------------------------------------------
 
 
+def check_order(model: SwitchingSSM, observed: Series) -> None:
+    """ValueError if a sequence has no row with all lags."""
+    shortest = int((observed.last + 1).min())
+    if shortest <= model.order:
+        raise ValueError(
+            f"--order: got {model.order}, but the shortest sequence has {shortest} row(s), so none has all lags; use a "
+            "smaller order, or leave the sequence out."
+        )
+
+
 def fit_and_write(model: SwitchingSSM, series: TableSeries, out: Path, **options: Any) -> None:
     """Fit with the options of `SwitchingSSM.fit`, write the four results, and print a summary."""
     scaling = scaling_of(series.inputs)
@@ -194,6 +206,7 @@ def fit_and_write(model: SwitchingSSM, series: TableSeries, out: Path, **options
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # of unevenly spaced steps; a note below says so
         observed = model.read(series.observed, inputs=drivers)
+    check_order(model, observed)
     notes = {"columns": list(series.observed.columns), "time": series.time, "inputs": scaling}
     notes |= {} if series.sequence is None else {"sequence": series.sequence}
     with Termination() as termination:

@@ -24,12 +24,13 @@ from torch.distributions import biject_to, constraints
 from ..inference.numerics.checks import naming
 from ..inference.numerics.randomness import Seed
 from ..inference.numerics.records import Record
-from ..inference.numerics.scalars import check_choice, check_integer
+from ..inference.numerics.scalars import check_integer
 from .ascent import Ascent, Differentiable
+from .data.cells import to_tensor
 from .data.lags import check_scored
 from .data.series import Given, Series
 from .dynamics.markov import Markov
-from .emissions.autoregression import AutoRegressive, TupleAutoRegressive
+from .emissions.autoregression import AutoRegressive, TupleAutoRegressive, parts_of
 from .fitting.units import Units
 from .model import SwitchingSSM
 from .parameters import Parameter, Parameters, check_parameters, read_tables
@@ -71,6 +72,7 @@ class DeviationAR:
         switching: the parts that differ by state beside the mean, among "coefficients" and "scale".
 
     Raises:
+        TypeError: an argument of the wrong type.
         ValueError: more than 1,024 tuples; unknown parts.
 
     Example:
@@ -92,9 +94,7 @@ class DeviationAR:
 
     def __post_init__(self) -> None:
         n, order = check_integer("n_states", self.n_states, least=2), check_integer("order", self.order)
-        parts = (self.switching,) if isinstance(self.switching, str) else tuple(self.switching)
-        for part in parts:
-            check_choice("switching", part, ("coefficients", "scale"))
+        parts = parts_of(self.switching, ("coefficients", "scale"))
         if n ** (order + 1) > MOST:
             raise ValueError(
                 f"order: got {order} with {n} states, which makes {n ** (order + 1)} tuples of states, more than "
@@ -138,8 +138,17 @@ class DeviationAR:
         sizes = {"state": self.n_states, "state_new": self.n_states, "shared": 1, "feature": 1, "regressor": self.order}
         return self._model(check_parameters(self.parameters, read_tables(values), sizes, "DeviationAR"))
 
-    def beliefs(self, table: Float[Tensor, "*b M"]) -> Float[Tensor, "*b K"]:
-        """Beliefs about the last state, from those about tuples."""
+    def beliefs(self, table: Any) -> Float[Tensor, "*b K"]:
+        """Beliefs about the last state, from those about tuples, in any form.
+
+        Raises:
+            ValueError: the last axis has another size than the number of tuples.
+        """
+        table = to_tensor(table, "table")
+        if not table.ndim or table.shape[-1] != len(self.tuples):
+            raise ValueError(
+                f"table: got shape {tuple(table.shape)}, expected [..., {len(self.tuples)}], one belief per tuple."
+            )
         return table.unflatten(-1, (self.n_states, -1)).sum(-1)
 
     def lifted(self, values: Parameters) -> Parameters:

@@ -25,7 +25,7 @@ from jaxtyping import Bool, Float
 from pyro.distributions.torch_distribution import TorchDistributionMixin
 from torch import Tensor
 
-from ...inference.numerics.scalars import check_choice, check_integer
+from ...inference.numerics.scalars import check_choice, check_integer, check_kind
 from ..inputs import Inputs, named_or_counted
 from ..parameters import Parameter, Parameters
 from ..priors import Site
@@ -36,6 +36,20 @@ from .spread import spread
 
 SWITCHING = {"intercept": "loc", "coefficients": "coefficients", "scale": "precision"}
 PRIORS = {"intercept": ("loc", "count"), "coefficients": ("coefficients_count",), "scale": ("shape", "rate")}
+
+
+def parts_of(switching: Any, known: Sequence[str]) -> tuple[str, ...]:
+    """The names of the parts that switch.
+
+    Raises:
+        TypeError: neither a name nor several.
+        ValueError: an unknown part.
+    """
+    check_kind("switching", switching, Collection, f"some of {', '.join(known)}")
+    parts = (switching,) if isinstance(switching, str) else tuple(switching)
+    for part in parts:
+        check_choice("switching", part, known)
+    return parts
 
 
 @dataclass(frozen=True, repr=False)
@@ -80,9 +94,7 @@ class AutoRegressive(NormalRegression):
         object.__setattr__(self, "order", check_integer("order", self.order))
         object.__setattr__(self, "inputs", named_or_counted(self.inputs))
         check_choice("lags", self.lags, ("all", "own"))
-        parts = (self.switching,) if isinstance(self.switching, str) else tuple(self.switching)
-        for part in parts:
-            check_choice("switching", part, tuple(SWITCHING))
+        parts = parts_of(self.switching, tuple(SWITCHING))
         if not parts:
             raise ValueError(f"switching: got no part, so all states are alike; name some of {', '.join(SWITCHING)}.")
         object.__setattr__(self, "switching", tuple(part for part in SWITCHING if part in parts))

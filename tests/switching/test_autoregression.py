@@ -531,6 +531,7 @@ def test_results_name_the_lags(tmp_path):
         ({"lags": "some"}, "lags: got 'some'"),
         ({"switching": ()}, "switching: got no part"),
         ({"switching": ["slope"]}, "switching: got 'slope'"),
+        ({"switching": None}, "switching: got NoneType, expected some of intercept, coefficients, scale"),
     ],
 )
 def test_specifications_that_are_not_valid_are_errors(given, text):
@@ -571,10 +572,15 @@ def test_a_series_of_another_order_is_read_again():
 
 
 def test_the_command_line_builds_it():
-    from samplehold.cli.console import build
+    from samplehold.cli.console import build, check_order
 
     frame = pd.DataFrame({"v": np.arange(5.0), "w": np.arange(5.0)})
     model = build(frame, 2, "auto-regressive", "markov", [], ["dose"], order=3)
     assert model.emission == sh.AutoRegressive(3, 2, inputs=("dose",))
     with pytest.raises(ValueError, match="--order: got 2, but Normal has no lags"):
         build(frame, 2, "normal", "copy", [], order=2)
+    with pytest.raises(ValueError, match="--order: got 0, expected at least 1"):
+        build(frame, 2, "auto-regressive", "markov", [], order=0)
+    check_order(model, model.read(frame[["v", "w"]], inputs={"dose": np.zeros(5)}))
+    with pytest.raises(ValueError, match=r"--order: got 3, but the shortest sequence has 3 row\(s\)"):
+        check_order(model, model.read(frame[:3], inputs={"dose": np.zeros(3)}))

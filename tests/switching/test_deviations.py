@@ -135,6 +135,14 @@ def test_a_simulation_begins_at_the_means_of_its_states(tmp_path):
     assert type(model.emission).__module__ == sh.AutoRegressive.__module__  # so that files find its class
 
 
+@pytest.mark.parametrize("form", [list, np.asarray, torch.tensor])
+def test_beliefs_about_tuples_add_up_to_those_about_states(form):
+    ours = sh.DeviationAR(2, 1).beliefs(form([[0.1, 0.2, 0.3, 0.4], [1.0, 0.0, 0.0, 0.0]]))
+    assert_close(ours.double(), torch.tensor([[0.3, 0.7], [1.0, 0.0]]).double(), rtol=0, atol=1e-6)
+    with pytest.raises(ValueError, match=r"table: got shape \(2,\), expected \[..., 4\]"):
+        sh.DeviationAR(2, 1).beliefs(form([0.5, 0.5]))
+
+
 def test_the_evidence_of_a_fit_is_weighted():
     form = sh.DeviationAR(2, 1)
     x = torch.arange(30.0).double().sin()
@@ -158,10 +166,14 @@ def test_a_fit_runs_no_more_steps_than_it_may(max_steps, monkeypatch):
         ({"n_states": 2, "order": 0}, "order: got 0"),
         ({"n_states": 3, "order": 8}, "order: got 8 with 3 states, which makes 19683 tuples"),
         ({"n_states": 2, "order": 1, "switching": ["intercept"]}, "switching: got 'intercept'"),
+        (
+            {"n_states": 2, "order": 1, "switching": None},
+            "switching: got NoneType, expected some of coefficients, scale",
+        ),
     ],
 )
 def test_bad_input_is_named(given, text):
-    with pytest.raises(ValueError, match=text):
+    with pytest.raises((ValueError, TypeError), match=text):
         sh.DeviationAR(**given)
     form = sh.DeviationAR(2, 2)
     with pytest.raises(ValueError, match=r"order: got 2 lags, but x has 2 step"):
