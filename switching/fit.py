@@ -109,10 +109,13 @@ class Fit(Result, Generic[Model]):
 
     @property
     def bic(self) -> float:
-        """Schwarz's criterion, log(observed steps) n_parameters - 2 loglik, for a fit by EM."""
+        """Schwarz's criterion, log(n) n_parameters - 2 loglik, for a fit by EM; n is the number of steps with a
+        density."""
         self._check_point("bic")
         series = self._given(None)
-        return math.log(float(series.weighed(series.n_seen).sum())) * self.n_parameters - 2 * self.loglik
+        model = self._model
+        seen = model.scored(series).any(-1).sum(-1) if model.order else series.n_seen
+        return math.log(float(series.weighed(seen).sum())) * self.n_parameters - 2 * self.loglik
 
     def summary(self, level: float = 0.9) -> "Summary":
         """The course of the fit, its parameters with standard errors and intervals, and its states; print it.

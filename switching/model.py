@@ -27,7 +27,7 @@ from .base import Model, Probabilities
 from .data.cells import to_tensor
 from .data.design import check_rank, read_inputs
 from .data.knowledge import check_states, with_states
-from .data.lags import check_scored
+from .data.lags import check_scored, read_before, with_past
 from .data.ragged import by_sequence
 from .data.reading import check_finite, read_row, read_states
 from .data.series import Drive, Given, Series
@@ -377,13 +377,16 @@ class SwitchingSSM(Model):
 
     # ---- streams ---------------------------------------------------------------------------------------------------
 
-    def start(self, batch_shape: tuple[int, ...] = ()) -> StreamState:
-        """The state of a batch of streams before their first observation."""
+    def start(self, batch_shape: tuple[int, ...] = (), before: Any = None) -> StreamState:
+        """The state of a batch of streams before their first observation, or after the observations `before`."""
         self.values_like(self._like)
         if self.subjects:
             raise ValueError("model: has parameters by subject; use a stream of one, model.of(subject).start().")
         batch_shape = check_batch_shape("batch_shape", batch_shape)
-        lags = self._like.new_full((*batch_shape, self.order, self.n_features), torch.nan) if self.order else None
+        first = Series(self._like.new_full((*batch_shape, 1, self.n_features), torch.nan))
+        earlier = read_before(before, first, self.order)
+        past = with_past(first, self.order, earlier).drive.past if self.order else None
+        lags = None if past is None else past[..., 0, :, :]
         return StreamState(None, self._like.new_zeros(batch_shape), 0, lags)
 
     def update(

@@ -55,8 +55,8 @@ def to_arviz(
         (columns of transitions), `feature`, `category` and `input`. The background of a gated emission has no
         state, and neither has a scale that all states share.
         observed_data: `x (sequence, time, feature)`, at the times with observations (and their lags, if the model
-        reads some); without `feature` if there is only one. If sequences were observed at different times,
-        `x (observation, feature)`, with the coordinates `of_sequence` and `of_time`.
+        reads some), NaN where a feature lacks these; without `feature` if there is only one. If sequences were observed
+        at different times, `x (observation, feature)`, with the coordinates `of_sequence` and `of_time`.
         log_likelihood: `x`, log p(x_t | x_1..t-1, parameters), one number per time, with the same axes except
         `feature`.
         posterior_predictive: `x`, draws from that density, with the axes of `observed_data`; `az.plot_loo_pit` and
@@ -148,7 +148,8 @@ def inference_data(
     coords = coordinates(series, model)
     step = (*(name for name in coords if name.startswith("sequence")), "time")
     summary = generated_quantities(model, values, shape[0] * shape[1] if predictive else 0, series, seed)
-    seen = model.scored(series).any(-1).cpu()
+    scored = model.scored(series)
+    seen = scored.any(-1).cpu()
     dims = {p.shown.name if p.shown else name: p.dims for name, p in model.known.items()}
     parameters = {}
     for name, value in described(model.known, values).items():
@@ -169,7 +170,10 @@ def inference_data(
         groups["posterior_predictive"] = _dataset({"x": ahead}, sampled | at.coords)
     log_likelihood = (("chain", "draw", *at.axes), _drawn(at.take(summary.log_increment), shape))
     groups["log_likelihood"] = _dataset({"x": log_likelihood}, sampled | at.coords)
-    seen_x = ((*at.axes, *feature), observed(series.observations.unsqueeze(0))[0].cpu().numpy())
+    seen_x = (
+        (*at.axes, *feature),
+        observed(torch.where(scored, series.observations, torch.nan).unsqueeze(0))[0].cpu().numpy(),
+    )
     groups["observed_data"] = _dataset({"x": seen_x}, coords | at.coords)
     if summary.replicates is not None:
         replicated = (("chain", "draw", *step, "feature"), _drawn(summary.replicates, shape))

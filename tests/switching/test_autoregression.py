@@ -352,6 +352,34 @@ def test_observations_before_the_first_step_make_all_steps_count():
     assert_close(several[1], model.log_evidence(x[5:], before=x[3:5]), rtol=1e-12, atol=0)
 
 
+def test_a_stream_starts_after_observations_before_it():
+    model = model_of("markov", KINDS["vector"])
+    x = model.simulate(9, (2,), seed=1).x
+    for before in (x[:, :2], x[:, 1:2]):
+        state, filtered = model.start((2,), before=before), model.filter(x[:, 2:], before=before)
+        for t in range(2, 9):
+            state, _ = model.update(state, x[:, t])
+        assert_close(state.log_evidence, filtered.log_normalizer, rtol=1e-12, atol=0)
+    with pytest.raises(ValueError, match=r"before: got shape \(3, 2\), expected \(2, 2, 2\)"):
+        model.start((2,), before=x[0, :3])
+    with pytest.raises(ValueError, match="before: got some, but no part of the model"):
+        sh.SwitchingSSM(sh.Copy(1), sh.Normal()).with_values(
+            loc=[[0]], scale=[[1]], redraw_prob=0.5, state_probs=[1]
+        ).start(before=[0.0])
+
+
+def test_what_counts_steps_leaves_those_without_density_out():
+    model = model_of("markov", sh.AutoRegressive(1, 2, lags="own"))
+    x = model.simulate(50, (2,), seed=1).x
+    x[0, 10, 0] = torch.nan
+    fit = model.without_values().fit(x, restarts=1, max_steps=3, progress=False)
+    assert fit.bic == pytest.approx(math.log(98) * fit.n_parameters - 2 * fit.loglik)
+    data = fit.to_arviz(draws=2)
+    observed, ahead = (data[group].x.notnull().values for group in ("observed_data", "posterior_predictive"))
+    assert (~observed).sum() == 2  # the missing value and the one after it, of 98 steps
+    assert ahead[..., observed].all()
+
+
 def test_observations_before_the_first_step_take_every_plain_form():
     one, two = model_of("markov", KINDS["one"]), model_of("markov", sh.AutoRegressive(1, 2))
     x = two.simulate(6, seed=1).x
