@@ -284,7 +284,7 @@ class AutoRegressive(NormalRegression):
     ) -> Maximized:
         if self.is_conjugate:
             return super().maximize(x, weights, near, prior, floor)
-        return Sharing(self, prior).maximize(self.family.parts(self.message(x, weights)), near, floor)
+        return Sharing(self, prior).maximize(self.family.parts(self.message(x, weights, near)), near, floor)
 
 
 @dataclass(frozen=True, repr=False)

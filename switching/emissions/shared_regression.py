@@ -5,8 +5,9 @@ Given the precisions $\tau$, the best coefficients of all states together solve 
 $$\Big(\sum_k \tau_k E_k^\top S_k E_k + D^\top W D\Big)\, \theta = \sum_k \tau_k E_k^\top r_k + D^\top W m,$$
 
 where $S_k = \sum_t w_{tk} d_t d_t^\top$, $r_k = \sum_t w_{tk} d_t x_t$, and $E_k$ picks the coefficients of state k.
-Under the prior, $D \theta$ is near m, with the precisions W. Then come the best precisions beside these coefficients.
-So each M-step raises its objective, and is exact if the states share their scale or share nothing.
+Under the prior, $D \theta$ is near m, with the precisions W. The system is solved for the change of $\theta$, with the
+residuals of x and m, so repeated M-steps lose no digits where x is far from 0. Then come the best precisions beside
+these coefficients. So each M-step raises its objective, and is exact if the states share their scale or share nothing.
 """
 
 from dataclasses import dataclass
@@ -19,7 +20,7 @@ from torch import Tensor
 from ..parameters import Parameters
 from .contract import Maximized
 
-RIDGE = 1e-12  # relative to the diagonal, where the data leave a direction open
+RIDGE = 1e-13  # relative to the diagonal, where the data leave a direction open
 
 
 @dataclass(frozen=True)
@@ -30,7 +31,7 @@ class Sharing:
     prior: Parameters | None
 
     def maximize(self, moments: tuple[Tensor, ...], near: Parameters, floor: Float[Tensor, "F"]) -> Maximized:
-        """Better parameters than `near`, from the sums of a message."""
+        """Better parameters than `near`, from the sums of a message about them."""
         first, half, half_count, rest = moments
         square, count = -2 * half, 2 * half_count  # [*r, K, F, Q, Q], [*r, K, F]
         first, total = first.squeeze(-1), -2 * rest[..., 0, 0]
@@ -38,17 +39,19 @@ class Sharing:
         by = near["precision"].expand(*count.shape).unsqueeze(-1)
         system = torch.einsum("...kfpq,kpi,kqj->...fij", square * by.unsqueeze(-1), pick, pick)
         right = torch.einsum("...kfq,kqi->...fi", first * by, pick)
+        old = torch.cat([near["loc"].mT, near["coefficients"].transpose(-3, -2).flatten(-2)], -1)
         if self.prior is not None:
             rows, weight, target = self._expected(near, pick)
+            target = target - torch.einsum("efi,...fi->...ef", rows, old)
             system = system + torch.einsum("...ef,efi,efj->...fij", weight, rows, rows)
-            right = right + torch.einsum("...ef,efi,ef->...fi", weight, rows, target)
+            right = right + torch.einsum("...ef,efi,...ef->...fi", weight, rows, target)
         scale = system.diagonal(dim1=-2, dim2=-1)
         ridge = torch.diag_embed(RIDGE * torch.where(scale > 0, scale, 1.0))
-        numbers = torch.linalg.solve_ex(system + ridge, right.unsqueeze(-1))[0].squeeze(-1)
-        of_state = torch.einsum("...fi,kqi->...kfq", numbers, pick)
+        change = torch.linalg.solve_ex(system + ridge, right.unsqueeze(-1))[0].squeeze(-1)
+        of_state = torch.einsum("...fi,kqi->...kfq", change, pick)
         fitted = torch.einsum("...kfq,...kfqp,...kfp->...kf", of_state, square, of_state)
         residual = (total - 2 * (of_state * first).sum(-1) + fitted).clamp_min(0.0)
-        values = self._tables(numbers, near) | {"precision": near["precision"]}
+        values = self._tables(old + change, near) | {"precision": near["precision"]}
         variance = self._variance(residual, count, values)
         collapsed = (variance <= floor).any(-1).expand(*count.shape[:-1])
         return Maximized(values | {"precision": 1 / variance.maximum(floor)}, collapsed)

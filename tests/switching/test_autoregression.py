@@ -10,6 +10,7 @@ import pytest
 import samplehold as sh
 import torch
 from oracles.models import enumerate_evidence, enumerated_by_pyro, trace_log_prob
+from samplehold.switching.emissions.autoregression import parts_of
 from samplehold.switching.emissions.contract import Emission
 from samplehold.switching.emissions.driven import rows_read
 from torch.testing import assert_close
@@ -182,6 +183,15 @@ def test_maximum_likelihood_of_one_state_is_least_squares():
     np.testing.assert_allclose(1 / fit.model.values["precision"][0], squares / 59, rtol=1e-7)
     height = -59 / 2 * (np.log(2 * math.pi * squares / 59) + 1).sum()
     assert float(fit.objective[-1]) == pytest.approx(height, rel=1e-10)
+
+
+@pytest.mark.parametrize("prior", [None, "weak"])
+def test_data_far_from_zero_cost_no_digits_without_a_free_origin(prior):
+    x = model_of("markov", KINDS["one"]).simulate(200, seed=1).x
+    model = sh.SwitchingSSM(sh.Markov(1), sh.AutoRegressive(1, switching=["coefficients"]))
+    far, near = (model.fit(x + a, prior=prior, restarts=1, progress=False) for a in (1e5, 0.0))
+    assert_close(far.model.values["coefficients"], near.model.values["coefficients"], rtol=0, atol=1e-6)
+    assert far.loglik == pytest.approx(near.loglik, abs=1e-6)
 
 
 @pytest.mark.parametrize("kind", ["two lags", "own and inputs"])
@@ -559,12 +569,13 @@ def test_results_name_the_lags(tmp_path):
         ({"lags": "some"}, "lags: got 'some'"),
         ({"switching": ()}, "switching: got no part"),
         ({"switching": ["slope"]}, "switching: got 'slope'"),
-        ({"switching": None}, "switching: got NoneType, expected some of intercept, coefficients, scale"),
     ],
 )
 def test_specifications_that_are_not_valid_are_errors(given, text):
     with pytest.raises((ValueError, TypeError), match=text):
         sh.AutoRegressive(**given)
+    with pytest.raises(TypeError, match="switching: got NoneType, expected some of coefficients, scale"):
+        parts_of(None, ("coefficients", "scale"))
 
 
 def test_bad_input_is_named():
