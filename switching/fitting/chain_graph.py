@@ -183,6 +183,11 @@ def check_held(problem: Problem) -> None:
             except (TypeError, ValueError) as error:
                 if str(error).startswith("fixed"):
                     raise
+                if {*block.parameters} == {"loc", "precision"}:
+                    raise TypeError(
+                        "fixed: message passing cannot hold some features of loc while precision is free; give "
+                        'precision too, or use method="em", "svi" or "nuts".'
+                    ) from None
                 raise TypeError(
                     f"fixed: message passing cannot hold these entries of {', '.join(block.parameters)} beside free "
                     f'ones ({error}); use method="em", "svi" or "nuts", or give whole tables.'

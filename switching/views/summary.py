@@ -100,7 +100,7 @@ def summarise(fit: Any, series: Series, level: float = 0.9) -> Summary:
     estimates = _estimates(model)
     if fit.posterior is None:
         errors = _errors(fit, series)
-        ends = _normal_ends(model.known, estimates, errors, float(ndtri((1 + level) / 2)))
+        ends = _normal_ends(model.known, estimates, errors, float(ndtri((1 + level) / 2)), fit.held)
         parameters = _table(model, series, estimates, errors, ends)
     else:
         parameters = parameters_of(fit.posterior, model, series, level)
@@ -190,7 +190,7 @@ def _unit(problem: SeriesProblem) -> Tensor:
 
 
 def _normal_ends(
-    known: dict[str, Parameter], estimates: Parameters, errors: Parameters, reach: float
+    known: dict[str, Parameter], estimates: Parameters, errors: Parameters, reach: float, held: Parameters
 ) -> dict[str, tuple[Any, Any]]:
     """The ends of normal intervals, in unconstrained coordinates."""
     ends = {}
@@ -200,7 +200,8 @@ def _normal_ends(
         at, step = estimates[shown].cpu().numpy(), reach * errors[shown].cpu().numpy()
         with np.errstate(all="ignore"):  # without an error there is no interval
             plain, positive = (at - step, at + step), (at * np.exp(-step / at), at * np.exp(step / at))
-            share = tuple(expit(logit(at) + sign * step / (at * (1 - at))) for sign in (-1, 1))
+            rest = _rest(held.get(name), support, at)
+            share = tuple(rest * expit(logit(at / rest) + sign * step / (at * (1 - at / rest))) for sign in (-1, 1))
         if is_simplex(support) or support is constraints.unit_interval:
             ends[shown] = share
         elif support is constraints.positive or support is constraints.nonnegative:
@@ -211,6 +212,14 @@ def _normal_ends(
         else:
             ends[shown] = plain
     return ends
+
+
+def _rest(held: Tensor | None, support: constraints.Constraint, at: np.ndarray) -> np.ndarray:
+    """The probability that the free entries of each row share."""
+    if held is None or not is_simplex(support):
+        return np.ones_like(at)
+    known = held.double().cpu().numpy()
+    return np.broadcast_to(1 - np.nansum(known, -1, keepdims=True), at.shape)
 
 
 def _latents(fit: Any, series: Series) -> pd.DataFrame:

@@ -92,6 +92,17 @@ def test_a_summary_tells_which_entries_were_held():
     assert "Held as given: transition_probs in part." in str(fit.summary())
 
 
+def test_intervals_of_free_probabilities_stay_within_the_rest():
+    fit = TRUTH.fit(X[:60], fixed={"transition_probs": [[0.5, N, N], [N, N, 0.4], [N, N, N]]}, **QUIET)
+    ends = fit.summary(level=0.99).parameters[["lower", "upper"]]
+    for row, (first, second), rest in ((0, (1, 2), 0.5), (1, (0, 1), 0.6)):
+        low, high = ends.loc[f"transition_probs[{row}, {first}]"]
+        other_low, other_high = ends.loc[f"transition_probs[{row}, {second}]"]
+        assert 0 < low < high < rest
+        assert high + other_low == pytest.approx(rest, abs=1e-9)
+        assert low + other_high == pytest.approx(rest, abs=1e-9)
+
+
 # ---- against closed forms: the states are known, so counts are exact ------------------------------------------------
 
 PATH = torch.tensor([0, 0, 0, 1, 1, 2, 2, 2, 1, 0, 0, 2, 1, 1, 0, 1, 2, 0, 0, 1])
@@ -239,7 +250,9 @@ def test_what_cannot_be_known_in_part_is_named():
     y = torch.cat([X, X.flip(0)], -1)
     with pytest.raises(ValueError, match=r"^fixed: covariance: .*as a whole"):
         full.fit(y, fixed={"covariance": [[[1.0, N], [N, 1.0]]] * 2}, **QUIET)
-    with pytest.raises(TypeError, match=r'^fixed: message passing cannot hold .*use method="em"'):
+    with pytest.raises(
+        TypeError, match=r"^fixed: message passing cannot hold some features of loc .*give precision too"
+    ):
         full.fit(y, "vmp", fixed={"loc": [[1.0, N], [N, N]]}, **QUIET)
     tied = sh.SwitchingSSM(sh.Markov(2), sh.Normal(1, tied={"scale": "all states"}))
     with pytest.raises(TypeError, match=r'^fixed: got loc in part, .*use method="em"'):
