@@ -427,12 +427,14 @@ class SwitchingSSM(Model):
     def durations(self, x: Any, **given: Unpack[Given]) -> Float[Tensor, "K"]:
         """The expected number of steps from entering each state to leaving it; with gaps, in units of time.
 
-        With inputs, durations use the mean redraw probability, or the mean probability of staying, of their steps.
+        With inputs, durations use the mean redraw probability, or the mean probability of staying, of their steps. With
+        parameters by subject, durations are the mean over the subjects of x.
         """
         series = self.read(x, **given)
-        inputs = series.drive.inputs
-        inside = Drive(None if inputs is None else inputs[series.inside])
-        return self.dynamics.durations(self.values_like(series.like), inside)
+        drive, inside = series.drive, series.inside
+        inputs = None if drive.inputs is None else drive.inputs[inside]
+        subjects = None if drive.subjects is None else drive.subjects.expand_as(inside)[inside]
+        return self.dynamics.durations(self.values_like(series.like), Drive(inputs, subjects=subjects))
 
     # ---- fits and figures ------------------------------------------------------------------------------------------
 
@@ -528,6 +530,11 @@ class SwitchingSSM(Model):
         from .fitting.subjects import Pooling
         from .fitting.units import Units
 
+        if self.subjects:
+            raise ValueError(
+                "model: has parameters by subject already; fit the model of one, model.of(subject), or the plain model "
+                "with pooled=."
+            )
         pooling = Pooling.of(options.pooled, self.dynamics, self.emission)
         if pooling is not None:
             if self.order:

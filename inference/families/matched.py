@@ -30,6 +30,9 @@ def matched(
 ) -> Float[Tensor, "*plates P"]:
     """Natural parameters whose expected statistics are `mean`, found from those of `start`.
 
+    The spread of locations is a difference of statistics, so it keeps its digits only if locations are not many spreads
+    away from 0; take them about a typical location, as fits do.
+
     Raises:
         TypeError: a family without a rule.
     """

@@ -49,13 +49,16 @@ def numbered(series: Series, names: tuple[str, ...]) -> Series:
     """The series with the numbers of its subjects among `names`.
 
     Raises:
-        ValueError: a subject that is not among them.
+        ValueError: a subject that is not among them; sequences without names, unless the names are their numbers.
     """
     if series.subject_names == names or (series.subjects is not None and series.subject_names is None):
         return series
     unnamed = series.subjects is None and series.sequences is None and series.stacked is None
-    if unnamed and series.n_sequences == len(names):
-        series = _named(series, list(names))
+    if unnamed and names != tuple(map(str, range(series.n_sequences))):
+        raise ValueError(
+            f"subjects: got {series.n_sequences} sequence(s) without names, but the model has {_few(names)}; name the "
+            f"subject of each sequence with subjects=, or take the model of one, `of({names[0]!r})`."
+        )
     series = named(series)
     assert series.subjects is not None
     assert series.subject_names is not None

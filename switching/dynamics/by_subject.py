@@ -129,6 +129,8 @@ class SubjectDynamics(Dynamics):
         return wide
 
     def _of(self, values: Parameters, drive: Drive) -> Parameters:
+        if not self._own:
+            return values
         assert drive.subjects is not None
         return self._wide(values, drive.subjects[..., 0])
 
@@ -151,8 +153,12 @@ class SubjectDynamics(Dynamics):
         return self.dynamics.log_gate(self._of(values, drive), drive, 0)
 
     def durations(self, values: Parameters, drive: Drive) -> Tensor:
-        """The mean over subjects."""
-        each = [self.dynamics.durations(self.one(values, i), drive) for i in range(self.n_subjects)]
+        """The mean over the subjects of the steps, `[M]`."""
+        assert drive.subjects is not None
+        each = []
+        for i in drive.subjects.unique().tolist():
+            inputs = None if drive.inputs is None else drive.inputs[drive.subjects == i]
+            each.append(self.dynamics.durations(self.one(values, i), Drive(inputs)))
         return torch.stack(each).mean(0)
 
     def one(self, values: Parameters, subject: int) -> Parameters:
@@ -182,7 +188,13 @@ class SubjectDynamics(Dynamics):
         assert drive.subjects is not None
         subjects = drive.subjects[..., 0].flatten()
         if not self._closed(drive):
-            return self._one_by_one(marginals, prior, values, drive, fixed)
+            own = self._one_by_one(marginals, prior, values, drive, fixed) if self._own else {}
+            if not self.common:
+                return own
+            of_all = {name: table for name, table in fixed.items() if name not in self._own}
+            alike = Drive(drive.inputs, drive.gaps)
+            common = self.dynamics.maximize(marginals, prior, self.one(values, 0), alike, of_all)
+            return {name: own[name] if name in self._own else common[name] for name in self.parameters}
         lead = self._lead(values)
         counts, modes = self.dynamics.counts(marginals, torch.Size((*lead, len(subjects)))), {}
         for name, of_sequences in counts.items():

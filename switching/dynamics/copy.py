@@ -76,10 +76,11 @@ class RedrawWeights(Conjugate):
         return [Site("redraw_intercept", lambda values: intercept), Site("redraw_weights", lambda values: weights)]
 
     def given(self, known: Parameters) -> VectorFamily[Any]:
-        like = next(iter(known.values()))
+        name, like = next(iter(known.items()))
+        plates = like.shape[:-1] if name == "redraw_weights" else like.shape
         nowhere = {
-            "redraw_intercept": like.new_full((), math.nan),
-            "redraw_weights": like.new_full((self.n_inputs,), math.nan),
+            "redraw_intercept": like.new_full(plates, math.nan),
+            "redraw_weights": like.new_full((*plates, self.n_inputs), math.nan),
         }
         return super().given(nowhere | known)
 

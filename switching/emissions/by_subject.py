@@ -199,6 +199,14 @@ class SubjectEmission(ConjugateEmission):
 
     def expected_table(self, x: Tensor, statistics: Tensor) -> Tensor:
         values, constant = self.representative(statistics)
+        if not self.emission.aligned:
+            name, parameter = next(iter(self.parameters.items()))
+            axis, numbers = values[name].ndim - len(parameter.dims), x[:, 0, -1].long()
+            each = [
+                self._conjugate.expected_table(x[numbers == i, :, :-1], statistics.select(axis, i))
+                for i in range(self.n_subjects)
+            ]
+            return torch.cat(each, axis).index_select(axis, numbers.argsort(stable=True).argsort())
         x, values, constant = x[..., :-1], self._of(values, x), constant[self._index(constant, 2, x)]
         table, seen = aligned_table(self.emission, x, values), ~torch.isnan(x[..., : self.n_features])
         seen = seen if constant.shape[-1] == seen.shape[-1] else seen.any(-1, keepdim=True)

@@ -166,7 +166,7 @@ def _moving(support: constraints.Constraint, value: Tensor, free: Tensor | None)
     if free is not None and not is_simplex(support):
         return _moving(support, value, None) & free
     if isinstance(support, Entries):
-        return support.free.to(value.device)
+        return support.free.to(value.device).expand_as(value)
     if support is constraints.real:
         return torch.ones_like(value, dtype=torch.bool)
     if is_simplex(support):  # all possible ones except the greatest, which is their reference

@@ -14,11 +14,12 @@ among what is hidden. Hyperparameters are points. Samplers then draw the paramet
 from collections.abc import Sequence
 from copy import copy
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from ...inference.families import matched
+from ...inference.families import VectorFamily, matched
 from ...inference.message_passing.engine import VMP, Run
 from ..parameters import Parameters, prefixed, with_prefix
 from ..problem import Problem
@@ -120,6 +121,11 @@ class Populations(Passing):
         for name, (_, block) in self.partial.items():
             mean = block.family.mean(tables[name]).mean(1)[0]
             populations[name] = matched(block.family, mean, before[name][0])
+            if not _proper(block.family, populations[name]):
+                raise ValueError(
+                    f"pooled: the population of {name!r} has no spread left; the observations of some subject hardly "
+                    'vary. Use "none", or leave the subject out.'
+                )
         self.graph = graph = self._under(populations)
         falls = [
             (block.family.kl(tables[name], before[name]) - block.family.kl(tables[name], graph.priors[name])).sum()
@@ -134,6 +140,15 @@ class Populations(Passing):
             for name in self.partial:
                 self.engine.put(replace(self.engine.blocks[name], prior=graph.priors[name]))
         return gained
+
+
+def _proper(family: VectorFamily[Any], eta: Tensor) -> bool:
+    """Whether a population has a density, whose expected statistics are not beyond all rounding."""
+    try:
+        family.check(eta)
+    except ValueError:
+        return False
+    return bool((family.mean(eta).abs() < torch.finfo(eta.dtype).eps ** -2).all())
 
 
 def without_populations(tables: Etas) -> Etas:

@@ -47,7 +47,7 @@ def coordinates(series: Series, model: Any) -> dict[str, Any]:
     batch = series.batch_shape
     names = ["sequence"] if len(batch) == 1 else [f"sequence_{i}" for i in range(len(batch))]
     coords: dict[str, Any] = {name: np.arange(n) for name, n in zip(names, batch, strict=True)}
-    if series.sequences is not None:
+    if series.sequences is not None and batch:
         coords["sequence"] = list(series.sequences)
     coords |= {dim: np.arange(size) for dim, size in model.sizes.items()}
     if model.subjects:
@@ -87,7 +87,7 @@ def rows(model: Any, coords: dict[str, Any]) -> Iterator[Row]:
         for index in np.ndindex(*table.shape):
             if symmetric and index[-1] > index[-2]:
                 continue
-            if name in supports and not bool(supports[name].free[index]):
+            if name in supports and not bool(supports[name].free[index[-supports[name].free.ndim :]]):
                 continue
             labels = [str(coords[dim][index[axis]]) for axis, dim in named_axes]
             of_state = bool(named_axes) and named_axes[0][1].startswith("state")

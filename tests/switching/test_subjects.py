@@ -7,6 +7,7 @@ import samplehold as sh
 import scipy.optimize
 import torch
 from oracles.models import enumerate_evidence, trace_log_prob
+from samplehold.switching.emissions.by_subject import SubjectEmission
 
 NAMES = ("anna", "ben", "cleo")
 EMISSIONS = {
@@ -86,7 +87,8 @@ def test_the_evidence_is_that_of_each_subject_and_of_the_program(dynamics, emiss
     expected = torch.stack([enumerate_evidence(model.of(name), few[name]) for name in NAMES])
     torch.testing.assert_close(model.log_evidence(few), expected, rtol=1e-10, atol=1e-10)
     one = torch.stack([few[name] for name in NAMES])
-    torch.testing.assert_close(trace_log_prob(model.collapsed, one), expected.sum(), rtol=1e-10, atol=1e-10)
+    density = trace_log_prob(model.collapsed, one, subjects=NAMES)
+    torch.testing.assert_close(density, expected.sum(), rtol=1e-10, atol=1e-10)
     swapped = model.log_evidence(one[[2, 0]], subjects=["cleo", "anna"])
     torch.testing.assert_close(swapped, expected[[2, 0]], rtol=1e-10, atol=1e-10)
 
@@ -187,6 +189,58 @@ def test_inputs_and_gaps_belong_to_the_subject():
         assert bool((gained >= -1e-9).all())
 
 
+U = torch.linspace(-1, 1, 90, dtype=torch.float64).sin().reshape(3, 30, 1)
+
+
+@pytest.mark.parametrize(
+    ("dynamics", "pooled", "given"),
+    [
+        (sh.Markov(2, inputs=1), {"emission": "none"}, {"inputs": U}),
+        (sh.Copy(2, inputs=1), {"emission": "none"}, {"inputs": U}),
+        (sh.Markov(2, initial="stationary"), {"emission": "none"}, {}),
+        (sh.Copy(2), {"emission": "none"}, {"dt": torch.arange(90).reshape(3, 30) % 3 + 1.0}),
+        (sh.Copy(2), {"redraw": "none"}, {"dt": torch.arange(90).reshape(3, 30) % 3 + 1.0}),
+    ],
+)
+def test_common_dynamics_without_a_closed_form_climb(dynamics, pooled, given):
+    x = torch.stack([*panel(sh.Normal(1), dynamics, n_steps=(30, 30, 30)).values()])
+    fit = fitted(dynamics, sh.Normal(1), x, pooled=pooled, **given)
+    assert bool((fit.objective.diff() >= -1e-9).all())
+    for name, value in fit.values.items():
+        own = dynamics.blocks["redraw"].parameters if "redraw" in pooled else sh.Normal(1).parameters
+        assert value.ndim == len(fit.model.known[name].dims)
+        assert ("subject" in fit.model.known[name].dims) == (name in own)
+
+
+def test_messages_of_a_regression_read_the_rows_of_each_subject():
+    generator = torch.Generator().manual_seed(0)
+    rows = torch.randn(4, 6, 4, generator=generator, dtype=torch.float64)  # 2 features, 2 inputs
+    rows[1, 2, 0] = torch.nan
+    plain, subjects = sh.LinearRegression(2, 2), [2, 0, 2, 0]  # subject 1 has no sequence
+    emission = SubjectEmission(plain, 3)
+    numbers = torch.tensor(subjects, dtype=torch.float64)[:, None, None].expand(4, 6, 1)
+    weight = torch.tensor([1.0, 1.5, 3.0]).reshape(3, 1, 1, 1)
+    eta = emission.natural(plain.default_prior(2, rows.flatten(0, 1))) * weight
+    statistics = torch.stack([emission.family.mean(eta), emission.family.mean(2 * eta)])  # two restarts
+    table = emission.expected_table(torch.cat([rows, numbers], -1), statistics)
+    for sequence, subject in enumerate(subjects):
+        expected = plain.expected_table(rows[sequence : sequence + 1], statistics[:, subject])[:, 0]
+        torch.testing.assert_close(table[:, sequence], expected, rtol=1e-12, atol=1e-12)
+
+
+def test_the_bound_of_regressions_by_subject_is_that_of_plain_fits():
+    x = panel(sh.Normal(1), sh.Markov(2), n_steps=(30, 30, 30))
+    emission = sh.LinearRegression(1, inputs=1)
+    options = {"method": "vmp", "tol": 1e-10, "max_steps": 300}
+    fit = fitted(sh.Markov(2), emission, x, inputs=list(U), pooled="none", **options)
+    total = 0.0
+    for i, name in enumerate(NAMES):
+        start = fit.model.of(name)
+        alone = fitted(sh.Markov(2), emission, x[name], inputs=U[i], start=start, prior=start.prior, **options)
+        total += float(alone.objective[-1])
+    assert float(fit.objective[-1]) == pytest.approx(total, abs=1e-6)
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -217,6 +271,64 @@ def test_other_subjects_are_named(by_messages):
         fit.model.of("zoe")
     with pytest.raises(ValueError, match="model: has parameters by subject"):
         fit.model.start()
+    with pytest.raises(ValueError, match="model: has parameters by subject already"):
+        fit.model.fit(x, progress=False)
+
+
+def test_sequences_without_names_are_refused_unless_subjects_are_numbers(by_messages):
+    x, fit = by_messages
+    unnamed = torch.stack([table[:5] for table in x.values()])
+    for some in (unnamed, unnamed[:2], unnamed[0]):
+        with pytest.raises(ValueError, match=r"subjects: got \d sequence\(s\) without names, .*subjects="):
+            fit.model.log_evidence(some)
+    by_number = fitted(sh.Markov(2), sh.Normal(1), unnamed, pooled="none", max_steps=3).model
+    named = fit.model.log_evidence(unnamed, subjects=NAMES)
+    torch.testing.assert_close(named, fit.model.log_evidence(dict(zip(NAMES, unnamed, strict=True))))
+    own = torch.stack([by_number.of(str(i)).log_evidence(table) for i, table in enumerate(unnamed)])
+    torch.testing.assert_close(by_number.log_evidence(unnamed), own)
+    with pytest.raises(ValueError, match="subjects: got 2 sequence"):
+        by_number.log_evidence(unnamed[:2])
+
+
+def test_durations_are_those_of_the_subjects_of_x(by_messages):
+    x, fit = by_messages
+    each = [fit.model.of(name).durations(x[name]) for name in NAMES]
+    assert not torch.allclose(each[1], each[2])
+    torch.testing.assert_close(fit.model.durations(x["ben"], subjects="ben"), each[1])
+    torch.testing.assert_close(fit.model.durations(x), torch.stack(each).mean(0))
+    twice = fit.model.durations([x["ben"], x["cleo"], x["ben"]], subjects=["ben", "cleo", "ben"])
+    torch.testing.assert_close(twice, (each[1] + each[2]) / 2)
+
+
+def test_durations_with_inputs_are_those_of_the_subjects_of_x():
+    x = panel(sh.Normal(1), sh.Copy(2), n_steps=(30, 20, 30))
+    inputs = [u[: len(table)] for u, table in zip(U, x.values(), strict=True)]
+    model = fitted(sh.Copy(2, inputs=1), sh.Normal(1), x, inputs=inputs, pooled="none", max_steps=5).model
+    each = [model.of(n).durations(table, inputs=u) for (n, table), u in zip(x.items(), inputs, strict=True)]
+    torch.testing.assert_close(model.durations(x, inputs=inputs), torch.stack(each).mean(0))
+
+
+@pytest.mark.parametrize(
+    ("dynamics", "given"),
+    [(sh.Markov(2, mask=[[True, True], [False, True]]), {}), (sh.Markov(2, inputs=1), {"inputs": U})],
+)
+def test_summaries_have_the_rows_of_each_subject(dynamics, given):
+    x = torch.stack([*panel(sh.Normal(1), dynamics, n_steps=(30, 30, 30)).values()])
+    fit = fitted(dynamics, sh.Normal(1), x, pooled={"dynamics": "none"}, max_steps=20, **given)
+    table = fit.summary().parameters
+    shown = [row for row in table.index if row.startswith("transition_probs[2, ")]
+    assert len(shown) == (4 if dynamics.inputs else 3)
+    estimate = float(fit.values["transition_probs"][2, 0, 1])
+    assert float(table.loc["transition_probs[2, 0, 1]", "estimate"]) == pytest.approx(estimate)
+
+
+def test_the_fit_of_one_named_sequence_goes_to_arviz():
+    x = panel(sh.Normal(1), sh.Markov(2))
+    fit = fitted(sh.Markov(2), sh.Normal(1), x, pooled="none", max_steps=5)
+    ben = fit.subject("ben")
+    data = ben.to_arviz(draws=2)
+    assert data["posterior"]["loc"].shape[-2:] == (2, 1)
+    np.testing.assert_allclose(data["observed_data"]["x"].to_numpy().reshape(-1, 1), x["ben"].numpy())
 
 
 @pytest.mark.parametrize("method", ["em", "vmp"])
@@ -231,6 +343,19 @@ def test_known_entries_are_those_of_all_subjects(method):
     ben = fit.subject("ben")
     assert ben.n_parameters == 1 + 1 + 2
     torch.testing.assert_close(ben.values["loc"], expected[1])
+
+
+def test_a_known_weight_of_redraws_is_that_of_all_subjects():
+    x = torch.stack([*panel(sh.Normal(1), sh.Copy(2), n_steps=(30, 30, 30)).values()])
+    inputs = torch.cat([U, U.square()], -1)
+    known = {"redraw_weights": [0.0, float("nan")]}
+    fit = fitted(
+        sh.Copy(2, inputs=2), sh.Normal(1), x, method="vmp", inputs=inputs, fixed=known, pooled="none", max_steps=20
+    )
+    weights = fit.values["redraw_weights"]
+    assert weights.shape == (3, 2)
+    assert bool((weights[:, 0] == 0).all())
+    assert weights[:, 1].unique().numel() == 3
 
 
 # ---- populations -----------------------------------------------------------------------------------------------------
@@ -318,6 +443,13 @@ def test_a_population_makes_subjects_with_one_step_possible():
     x = panel(sh.Normal(1), sh.Markov(2)) | {"dora": torch.zeros(1, 1, dtype=torch.float64)}
     fit = fitted(sh.Markov(2), sh.Normal(1), x, method="vmp", pooled="partial", max_steps=50)
     assert fit.model.of("dora").values["loc"].isfinite().all()
+
+
+def test_a_population_without_spread_is_named():
+    x = panel(sh.Normal(1), sh.Markov(2)) | {"dora": torch.ones(20, 1, dtype=torch.float64)}
+    for emission in (sh.Normal(1), sh.MultivariateNormal(1)):
+        with pytest.raises(ValueError, match="pooled: the population of 'emission' has no spread left"):
+            fitted(sh.Markov(2), emission, x, method="vmp", pooled="partial")
 
 
 @pytest.mark.parametrize(("count", "alike"), [(1e9, True), (1e-9, False)])
