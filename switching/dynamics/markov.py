@@ -301,7 +301,7 @@ class Markov(Dynamics):
             moves = moves & (fixed["transition_probs"].cpu() != 0)
         if bool(first.all() and moves.all()):
             return
-        groups = series.groups() if series.packed else [torch.arange(series.n_sequences)]
+        groups = series.groups() if series.packed else [torch.arange(series.n_sequences, device="cpu")]
         for numbers, part in zip(groups, series.parts(), strict=True):
             known = part.log_states(self.n_states)
             if known is not None:

@@ -123,8 +123,11 @@ class RowLikelihood:
 
     @cached_property
     def _reach(self) -> Float[Tensor, "D"]:
-        """The largest size of each column of the design."""
-        return self.design.abs().amax(0) if len(self.design) else self.design.new_ones(self.design.shape[-1])
+        """The largest size of each column of the design at steps that count, which those of padding do not."""
+        if not len(self.design):
+            return self.design.new_ones(self.design.shape[-1])
+        counts = (self.leaving > 0).any(-1).any(0)
+        return (self.design.abs() * counts.unsqueeze(-1)).amax(0)
 
     def value(self, numbers: Float[Tensor, "R I P"]) -> Float[Tensor, "R I"]:
         """The objective of each row."""

@@ -96,7 +96,7 @@ def test_em_climbs_to_a_point_without_slope(dynamics, emission, prior):
     for (name, value), slope in zip(free.items(), slopes, strict=True):
         if problem.parameters[name].support is torch.distributions.constraints.simplex:
             slope = value * (slope - (value * slope).sum(-1, keepdim=True))  # along the simplex
-        assert float(slope.detach().abs().max()) < 0.01, name
+        assert float(slope.detach().abs().max()) < 0.05, name
     assert float(fit.log_evidence()) >= float(model.log_evidence(x, **given)) - (0 if prior is None else 10)
 
 

@@ -48,7 +48,8 @@ def textbook(x, weights, loc, kappa, nu, inverse):
     for k in range(len(loc)):
         seen = ~np.isnan(x).any(-1)
         w, rest = weights[seen, k], x[seen]
-        n, mean = w.sum(), (w[:, None] * rest).sum(0) / w.sum()
+        n = w.sum()
+        mean = (w[:, None] * rest).sum(0) / n if n else loc[k]  # no step may be held
         kappa_k = float(kappa[k])
         inverse += sum(w_t * np.outer(r, r) for w_t, r in zip(w, rest - mean, strict=True))
         inverse += kappa_k * n / (kappa_k + n) * np.outer(mean - loc[k], mean - loc[k])
