@@ -84,8 +84,9 @@ INSIDE = [(*kind, None) for kind in KINDS if kind[1] not in ("binary", "symbols"
 @pytest.mark.few(3)
 @pytest.mark.parametrize(("dynamics", "emission", "prior"), [*((*kind, "weak") for kind in KINDS), *INSIDE])
 def test_em_climbs_to_a_point_without_slope(dynamics, emission, prior):
-    model, given = model_of(dynamics, emission, seed=1), {"inputs": inputs(200)}
-    x = model.simulate(200, seed=1, **given).x
+    n_steps = 400 if (dynamics, prior) == ("gate", None) else 200  # inputs separate the gates of fewer steps
+    model, given = model_of(dynamics, emission, seed=1), {"inputs": inputs(n_steps)}
+    x = model.simulate(n_steps, seed=1, **given).x
     fit = model.without_values().fit(x, prior=prior, restarts=2, tol=1e-10, max_steps=2000, progress=False, **given)
     assert float(fit.objective.diff().min()) > -1e-9 * float(fit.objective.abs().max())
     assert fit.converged
@@ -96,7 +97,7 @@ def test_em_climbs_to_a_point_without_slope(dynamics, emission, prior):
     for (name, value), slope in zip(free.items(), slopes, strict=True):
         if problem.parameters[name].support is torch.distributions.constraints.simplex:
             slope = value * (slope - (value * slope).sum(-1, keepdim=True))  # along the simplex
-        assert float(slope.detach().abs().max()) < 0.05, name
+        assert float(slope.detach().abs().max()) < 0.01, name
     assert float(fit.log_evidence()) >= float(model.log_evidence(x, **given)) - (0 if prior is None else 10)
 
 
