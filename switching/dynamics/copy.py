@@ -291,8 +291,18 @@ class Copy(Dynamics):
                 alpha, beta = alpha - 1, beta - 1
         gaps = redrawn.new_ones(()) if drive.gaps is None else drive.gaps.flatten()
         shrink = redrawn.new_full((self.n_inputs,), 0.0 if prior is None else COEFFICIENT_SCALE**-2)
-        likelihood = GateLikelihood(design, gaps, redrawn, held, alpha, beta, shrink, free)
-        weights = fisher_scoring(likelihood, weights)
+        tables = (
+            design,
+            gaps,
+            redrawn,
+            held,
+            alpha,
+            beta,
+            shrink,
+            free,
+        )  # sums over all steps show no small rise in float32
+        likelihood = GateLikelihood(*(table.double() for table in tables))
+        weights = fisher_scoring(likelihood, weights.double()).to(weights)
         if self.n_inputs:
             return self.blocks["redraw"].values(weights)
         return {"redraw_prob": weights[..., 0].sigmoid()}

@@ -29,7 +29,7 @@ from torch import Tensor
 from torch.nn.functional import softplus
 
 from ...inference.numerics.logs import log_sigmoid
-from ..ascent import LONGEST_STEP, halved
+from ..ascent import LONGEST_STEP, ROUNDING, halved
 
 MAX_STEPS = 50
 
@@ -91,15 +91,17 @@ class GateLikelihood:
 def fisher_scoring(likelihood: GateLikelihood, weights: Float[Tensor, "*r P"]) -> Float[Tensor, "*r P"]:
     """The weights that maximise the likelihood; each step is halved until the objective rises."""
     value = likelihood.value(weights)
+    going = torch.ones_like(value, dtype=torch.bool)
     for _ in range(MAX_STEPS):
         gradient, curvature = likelihood.slopes(weights)
         step = torch.linalg.solve(curvature, gradient.unsqueeze(-1)).squeeze(-1).clamp(-LONGEST_STEP, LONGEST_STEP)
-        if bool(((gradient * step).sum(-1) <= 1e-15 * (1 + value.abs())).all()):
-            break  # the remaining gain is rounding
-        every = torch.ones_like(value, dtype=torch.bool)
-        weights, value, stuck = halved(likelihood.value, weights, value, step, every)
-        if bool(stuck.all()):
+        going = going & (
+            (gradient * step).sum(-1) > ROUNDING * (1 + value.abs())
+        )  # else the remaining gain is rounding
+        if not bool(going.any()):
             break
+        weights, value, stuck = halved(likelihood.value, weights, value, step, going)
+        going = going & ~stuck
     return weights
 
 
