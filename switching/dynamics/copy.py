@@ -291,16 +291,7 @@ class Copy(Dynamics):
                 alpha, beta = alpha - 1, beta - 1
         gaps = redrawn.new_ones(()) if drive.gaps is None else drive.gaps.flatten()
         shrink = redrawn.new_full((self.n_inputs,), 0.0 if prior is None else COEFFICIENT_SCALE**-2)
-        tables = (
-            design,
-            gaps,
-            redrawn,
-            held,
-            alpha,
-            beta,
-            shrink,
-            free,
-        )  # sums over all steps show no small rise in float32
+        tables = design, gaps, redrawn, held, alpha, beta, shrink, free  # float32 would not show a small rise
         likelihood = GateLikelihood(*(table.double() for table in tables))
         weights = fisher_scoring(likelihood, weights.double()).to(weights)
         if self.n_inputs:

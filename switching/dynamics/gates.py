@@ -95,9 +95,8 @@ def fisher_scoring(likelihood: GateLikelihood, weights: Float[Tensor, "*r P"]) -
     for _ in range(MAX_STEPS):
         gradient, curvature = likelihood.slopes(weights)
         step = torch.linalg.solve(curvature, gradient.unsqueeze(-1)).squeeze(-1).clamp(-LONGEST_STEP, LONGEST_STEP)
-        going = going & (
-            (gradient * step).sum(-1) > ROUNDING * (1 + value.abs())
-        )  # else the remaining gain is rounding
+        gain = (gradient * step).sum(-1)
+        going = going & (gain > ROUNDING * (1 + value.abs()))  # else the remaining gain is rounding
         if not bool(going.any()):
             break
         weights, value, stuck = halved(likelihood.value, weights, value, step, going)
