@@ -4,8 +4,8 @@ With s the last step and y the fall of the gradient along it, the inverse curvat
 
 $$(I - \rho s y^\top) H (I - \rho y s^\top) + \rho s s^\top, \qquad \rho = 1 / y^\top s,$$
 
-where $y^\top s > 0$ (Nocedal & Wright 2006, *Numerical Optimization*, 6.17). `halved` is the line search of Newton's
-method, where a caller knows the curvature.
+where $y^\top s > 0$ (Nocedal & Wright 2006, *Numerical Optimization*, 6.17). `newton` takes the steps of a caller that
+knows the curvature.
 """
 
 from collections.abc import Callable
@@ -21,6 +21,7 @@ from ..inference.message_passing.engine import Run
 FARTHEST = 1.0  # norm of the longest step
 HALVINGS = 20
 NEWTON_HALVINGS = 30
+NEWTON_ROUNDING = 1e-14  # share of the objective below which a promised gain does not count
 LONGEST_STEP = 5.0  # of Newton's method, of a coefficient in units of its linear predictor
 RISE = 1e-4  # share of the rise promised by the slope that a step has to reach
 ROUNDING = 1e-15  # share of the height below which a rise does not show
@@ -220,30 +221,37 @@ class Ascent:
         self.inverse = projection @ self.inverse @ projection.mT + rho * step @ step.mT
 
 
-def halved(
+def newton(
     objective: Callable[[Tensor], Tensor],
+    step_from: Callable[[Tensor], tuple[Tensor, Tensor]],
     point: Float[Tensor, "*r P"],
-    height: Float[Tensor, "*r"],
-    step: Float[Tensor, "*r P"],
-    waiting: Bool[Tensor, "*r"],
-) -> tuple[Float[Tensor, "*r P"], Float[Tensor, "*r"], Bool[Tensor, "*r"]]:
-    """Take a step from each point, halved until the objective is higher there.
+    max_steps: int,
+) -> Float[Tensor, "*r P"]:
+    """The points after steps of Newton's method or of Fisher scoring, each halved until the objective rises.
+
+    A point rests if its step promises no more than rounding, or if no share of the step raises the objective.
+    Objectives are sums over all steps of a series, so float32 would not show a small rise: give float64.
 
     Arguments:
-        height: the objective at the points.
-        waiting: the points that are to move.
-
-    Returns:
-        The points, their heights, and those that still wait because no step is higher.
+        step_from: the step from each point, and the gain that its slope promises.
     """
-    for _ in range(NEWTON_HALVINGS):
-        if not bool(waiting.any()):
+    height = objective(point)
+    going = torch.ones_like(height, dtype=torch.bool)
+    for _ in range(max_steps):
+        step, gain = step_from(point)
+        going = going & (gain > NEWTON_ROUNDING * (1 + height.abs()))
+        waiting = going
+        for _ in range(NEWTON_HALVINGS):
+            if not bool(waiting.any()):
+                break
+            tried = objective(point + step)
+            better = waiting & (tried > height)
+            point, height = torch.where(better.unsqueeze(-1), point + step, point), torch.where(better, tried, height)
+            waiting, step = waiting & ~better, step / 2
+        going = going & ~waiting
+        if not bool(going.any()):
             break
-        tried = objective(point + step)
-        better = waiting & (tried > height)
-        point, height = torch.where(better.unsqueeze(-1), point + step, point), torch.where(better, tried, height)
-        waiting, step = waiting & ~better, step / 2
-    return point, height, waiting
+    return point
 
 
 def _unit(like: Tensor) -> Tensor:

@@ -29,7 +29,7 @@ from torch import Tensor
 from torch.nn.functional import softplus
 
 from ...inference.numerics.logs import log_sigmoid
-from ..ascent import LONGEST_STEP, ROUNDING, halved
+from ..ascent import LONGEST_STEP, newton
 
 MAX_STEPS = 50
 
@@ -89,19 +89,14 @@ class GateLikelihood:
 
 
 def fisher_scoring(likelihood: GateLikelihood, weights: Float[Tensor, "*r P"]) -> Float[Tensor, "*r P"]:
-    """The weights that maximise the likelihood; each step is halved until the objective rises."""
-    value = likelihood.value(weights)
-    going = torch.ones_like(value, dtype=torch.bool)
-    for _ in range(MAX_STEPS):
+    """The weights that maximise the likelihood."""
+
+    def step_from(weights: Tensor) -> tuple[Tensor, Tensor]:
         gradient, curvature = likelihood.slopes(weights)
         step = torch.linalg.solve(curvature, gradient.unsqueeze(-1)).squeeze(-1).clamp(-LONGEST_STEP, LONGEST_STEP)
-        gain = (gradient * step).sum(-1)
-        going = going & (gain > ROUNDING * (1 + value.abs()))  # else the remaining gain is rounding
-        if not bool(going.any()):
-            break
-        weights, value, stuck = halved(likelihood.value, weights, value, step, going)
-        going = going & ~stuck
-    return weights
+        return step, (gradient * step).sum(-1)
+
+    return newton(likelihood.value, step_from, weights, MAX_STEPS)
 
 
 # ---- under a q -------------------------------------------------------------------------------------------------------

@@ -203,7 +203,9 @@ class GeneralizedLinear(DrivenEmission):
     ) -> Maximized:
         default = prior is None or self.plain_emission.is_conjugate
         if default and (self.link.independent or self.link.size(self.plain_emission) <= MOST_OUTPUTS):
-            return self._scored(x, weights, near, prior, floor)
+            wide = None if prior is None else _double(prior)
+            best = self._scored(x.double(), weights.double(), _double(near), wide, floor.double())
+            return replace(best, values={name: value.to(near[name]) for name, value in best.values.items()})
         return self.maximize_beside({}, x, weights, near, prior, floor)
 
     def maximize_beside(
@@ -221,8 +223,8 @@ class GeneralizedLinear(DrivenEmission):
     def _scored(
         self, x: Tensor, weights: Tensor, near: Parameters, prior: Parameters | None, floor: Tensor
     ) -> Maximized:
-        """Fisher scoring. A normal emission's precision is that of the step before, then the best beside the
-        coefficients."""
+        """Fisher scoring, of float64. A normal emission's precision is that of the step before, then the best beside
+        the coefficients."""
         observed, inputs = self.split(x)
         design = torch.cat([torch.ones_like(inputs[:, :1]), inputs[:, self._by_state], inputs[:, self._by_all]], -1)
         weighted = weights.unsqueeze(-3) * (~torch.isnan(observed)).mT.unsqueeze(-1)  # [*r, B, N, K]
@@ -313,3 +315,7 @@ class TakesInputs:
         if len(shared):
             raise ValueError(f"shared: got {shared!r} without inputs; name them among inputs=[...] too.")
         return super().__new__(cls)
+
+
+def _double(table: Parameters) -> Parameters:
+    return {name: value.double() for name, value in table.items()}

@@ -19,10 +19,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from ..ascent import LONGEST_STEP, halved
+from ..ascent import LONGEST_STEP, newton
 
 MAX_STEPS = 25
-ROUNDING = 1e-14  # share of the objective below which a gain does not count
 
 
 class Curve(NamedTuple):
@@ -110,12 +109,4 @@ class Scoring:
 
     def climbed(self, flat: Float[Tensor, "*r B P"]) -> Float[Tensor, "*r B P"]:
         """The coefficients at the maximum, or near it after many steps; no step lowers the objective."""
-        value = self.value(flat)
-        for _ in range(MAX_STEPS):
-            step, gain = self.step(flat)
-            if bool((gain <= ROUNDING * (1 + value.abs())).all()):
-                break
-            flat, value, stuck = halved(self.value, flat, value, step, gain > 0)
-            if bool((stuck | (gain <= 0)).all()):
-                break
-        return flat
+        return newton(self.value, self.step, flat, MAX_STEPS)
