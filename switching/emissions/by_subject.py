@@ -23,7 +23,8 @@ from ...inference.families import VectorFamily
 from ..inputs import Inputs
 from ..parameters import Parameter, Parameters, widened
 from ..priors import Site, by_subject_sites, for_subjects
-from .contract import ConjugateEmission, Emission, Maximized, Representative
+from .conjugate import ConjugateEmission, Representative
+from .contract import Emission, Maximized
 from .driven import Beside, DrivenEmission
 
 

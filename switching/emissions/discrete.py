@@ -35,7 +35,7 @@ from ...inference.numerics.scalars import check_integer
 from ..inputs import Inputs
 from ..parameters import Parameter, Parameters, concentration
 from ..user_priors import read as read_priors
-from .contract import ConjugateEmission, Representative
+from .conjugate import ConjugateEmission, Representative
 from .generalized import TakesInputs
 
 

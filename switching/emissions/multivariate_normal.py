@@ -38,7 +38,8 @@ from ...inference.numerics.cholesky import cholesky, cholesky_inverse
 from ...inference.numerics.remembered import remembered
 from ..parameters import Parameter, Parameters, Shown
 from ..priors import Site, normal_wishart_sites
-from .contract import Maximized, Representative, is_complete
+from .conjugate import Representative, is_complete
+from .contract import Maximized
 from .spread import spread
 from .tied import NormalEmission
 

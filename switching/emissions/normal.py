@@ -32,7 +32,8 @@ from ...inference.families import LocPrecision, NormalGamma, SharedPrecision
 from ...inference.gaussian.op import Moments, normal_log_density, normal_moments
 from ..parameters import Parameter, Parameters, Shown
 from ..priors import Site, normal_gamma_sites
-from .contract import Maximized, Representative
+from .conjugate import Representative
+from .contract import Maximized
 from .spread import spread
 from .tied import NormalEmission
 

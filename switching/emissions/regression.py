@@ -27,7 +27,8 @@ from ...inference.families.restricted import given
 from ..inputs import Inputs, named_or_counted
 from ..parameters import Parameter, Parameters
 from ..priors import Site, normal_gamma_sites
-from .contract import ConjugateEmission, Maximized, Representative
+from .conjugate import ConjugateEmission, Representative
+from .contract import Maximized
 from .driven import DrivenEmission
 from .generalized import GeneralizedLinear
 from .normal import Normal

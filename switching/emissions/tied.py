@@ -26,7 +26,8 @@ from torch import Tensor
 from ...inference.families import Held, SharedPrecision, VectorFamily
 from ..parameters import PREFIX, Parameter, Parameters, kept
 from ..priors import Conjugate, Site
-from .contract import ConjugateEmission, Emission, Maximized
+from .conjugate import ConjugateEmission
+from .contract import Emission, Maximized
 
 ALL_STATES = "all states"
 

@@ -20,7 +20,8 @@ from ...inference.message_passing.factor_graph import Block, Factor, add_message
 from ..data.series import Series
 from ..dynamics.contract import PATHS, Dynamics
 from ..dynamics.factors import named
-from ..emissions.contract import ConjugateEmission, Emission, Part
+from ..emissions.conjugate import ConjugateEmission
+from ..emissions.contract import Emission, Part
 from ..emissions.driven import rows_read
 from ..known import block_beside
 from ..parameters import Parameters, prefixed, with_prefix

@@ -16,7 +16,8 @@ from torch import Tensor
 
 from ..data.packed import rows_of
 from ..data.series import Series
-from ..emissions.contract import ConjugateEmission, Emission
+from ..emissions.conjugate import ConjugateEmission
+from ..emissions.contract import Emission
 from ..emissions.driven import scored
 from ..emissions.spread import check_squares, spread
 from ..parameters import Parameters, moved

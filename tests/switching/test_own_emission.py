@@ -10,7 +10,7 @@ import torch
 from oracles.effort import effort
 from samplehold.inference.families import Gamma
 from samplehold.switching.emissions.ascent import ascend
-from samplehold.switching.emissions.contract import Representative
+from samplehold.switching.emissions.conjugate import Representative
 from samplehold.switching.parameters import Named
 from torch import Tensor
 from torch.distributions import constraints
