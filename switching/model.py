@@ -611,20 +611,18 @@ class SwitchingSSM(Model):
         Raises:
             ValueError: some parameters of subjects have no population.
         """
-        alone, partial = self._alone(), getattr(self.dynamics, "partial", ())
+        dynamics = self.dynamics
+        if not isinstance(dynamics, SubjectDynamics):
+            raise ValueError('population: the model has no parameters by subject; fit it with pooled="partial".')
+        own = [name for name in dynamics.blocks if name not in dynamics.common]
+        own += ["emission"] * self.emission.reads_subjects
+        if not set(own) <= set(dynamics.partial):
+            raise ValueError(f'population: blocks {own} have none; fit them with pooled="partial".')
+        alone = self._alone()
         typical = alone.emission.start(self.prior)
         for block in alone.dynamics.blocks.values():
             typical |= block.expected(block.natural(self.prior))
-        for name, value in self._values.items():
-            if self.known[name].dims[:1] != ("subject",):
-                typical[name] = value
-        of_subjects = [n for n in self.dynamics.blocks if n not in getattr(self.dynamics, "common", ())]
-        of_subjects += ["emission"] * self.emission.reads_subjects
-        if not self.subjects or not set(of_subjects) <= set(partial):
-            raise ValueError(
-                f"population: blocks {of_subjects or list(alone.dynamics.blocks)} have none; fit them with "
-                'pooled="partial".'
-            )
+        typical |= {n: v for n, v in self._values.items() if self.known[n].dims[:1] != ("subject",)}
         return alone._copy({name: typical[name] for name in alone.known}, self.prior)
 
     def _alone(self) -> "SwitchingSSM":
