@@ -36,7 +36,7 @@ def _choices(title: str, room: str) -> Any:
     imports."""
     face = (Path(__file__).parents[1] / "__init__.pyi").read_text(encoding="utf-8")
     names = re.findall(
-        rf"^from \.switching\.{room}\.(?!contract|gated|generalized|regression)\w+ import (\w+)", face, re.MULTILINE
+        rf"^from \.switching\.{room}\.(?!contract|conjugate|gated|generalized|regression)\w+ import (\w+)", face, re.MULTILINE
     )
     return StrEnum(title, {name: re.sub(r"(?<=[a-z])(?=[A-Z])", "-", name).lower() for name in names})
 
