@@ -35,9 +35,8 @@ def _choices(title: str, room: str) -> Any:
     """The classes of a folder, spelled as values of an option. They are read from the public stub, without heavy
     imports."""
     face = (Path(__file__).parents[1] / "__init__.pyi").read_text(encoding="utf-8")
-    names = re.findall(
-        rf"^from \.switching\.{room}\.(?!contract|conjugate|gated|generalized|regression)\w+ import (\w+)", face, re.MULTILINE
-    )
+    others = "contract|conjugate|gated|generalized|regression"  # files of classes that need more than the columns
+    names = re.findall(rf"^from \.switching\.{room}\.(?!{others})\w+ import (\w+)", face, re.MULTILINE)
     return StrEnum(title, {name: re.sub(r"(?<=[a-z])(?=[A-Z])", "-", name).lower() for name in names})
 
 
