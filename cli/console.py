@@ -31,12 +31,12 @@ from ..switching.emissions.regression import LinearRegression
 from ..switching.fit import Fit
 from ..switching.model import SwitchingSSM
 from ..switching.storage import find, read_model, save_model
+from ..switching.views.arviz import Groups, netcdf, to_groups
 from .printing import show_diagnostics, show_parameters, show_switches
 from .results import MODEL, replacing
 from .startup import Termination
 
 if TYPE_CHECKING:
-    import arviz as az
     from matplotlib.figure import Figure
 
 RESULTS = MODEL, POSTERIOR, STATES, PLOT = MODEL, "posterior.nc", "states.csv", "plot.png"
@@ -213,8 +213,6 @@ def fit_and_write(model: SwitchingSSM, series: TableSeries, out: Path, **options
         with termination.interrupts():
             fit = model.fit(observed, **options)
         posterior, states = draws_of(fit, observed), fit.states(observed)
-        from ..switching.views.arviz import netcdf  # after `draws_of`, which keeps ArviZ silent
-
         with replacing(out) as new:
             save_model(fit.model, new / MODEL, notes)
             (new / POSTERIOR).write_bytes(netcdf(posterior))
@@ -228,10 +226,10 @@ def fit_and_write(model: SwitchingSSM, series: TableSeries, out: Path, **options
         Console(highlight=False).print(escape(f"Wrote {', '.join(RESULTS)} to {out}."), soft_wrap=True)
 
 
-def show(series: TableSeries, observed: Series, fit: Fit, posterior: "az.InferenceData", states: pd.DataFrame) -> None:
+def show(series: TableSeries, observed: Series, fit: Fit, posterior: Groups, states: pd.DataFrame) -> None:
     """Print the parameters, the switches and the end of the fit."""
     console = Console(highlight=False)
-    show_parameters(console, posterior["posterior"].mean(("chain", "draw")), states)
+    show_parameters(console, posterior.datasets["posterior"].mean(("chain", "draw")), states)
     show_switches(console, states)
     show_diagnostics(console, fit)
     if uneven([series.observed.index] if observed.stacked is None else observed.stacked.times) is not None:
@@ -244,22 +242,19 @@ def show(series: TableSeries, observed: Series, fit: Fit, posterior: "az.Inferen
         console.print(escape(first), soft_wrap=True)
 
 
-def draws_of(fit: Fit, observed: Series) -> "az.InferenceData":
+def draws_of(fit: Fit, observed: Series) -> Groups:
     """The fit for ArviZ, with up to 1000 draws; a fit by EM is a point, so it has one draw.
 
     For very long series, no series are drawn.
     """
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", FutureWarning)  # an import of ArviZ announces its next version
-        from ..switching.views.arviz import to_arviz
-
-        least = 2 if fit.posterior is None else 4
-        affordable = MAX_REPLICATED // observed.observations.numel()
-        draws = 2 if fit.posterior is None else min(max(affordable, least), 1000)
-        draws_data = to_arviz(fit, observed, draws=draws, predictive=affordable >= least)
-        one = draws_data.isel(draw=[0]) if fit.posterior is None else draws_data
-        assert one is not None  # `isel` does not work in place here
-        return one
+    least = 2 if fit.posterior is None else 4
+    affordable = MAX_REPLICATED // observed.observations.numel()
+    draws = 2 if fit.posterior is None else min(max(affordable, least), 1000)
+    groups = to_groups(fit, observed, draws=draws, predictive=affordable >= least)
+    if fit.posterior is not None:
+        return groups
+    one = {name: group.isel(draw=[0], missing_dims="ignore") for name, group in groups.datasets.items()}
+    return Groups(one, groups.attributes)
 
 
 def beside(observed: pd.DataFrame, results: pd.DataFrame) -> pd.DataFrame:

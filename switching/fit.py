@@ -260,9 +260,9 @@ class Fit(Result, Generic[Model]):
             OSError: the file cannot be written; an existing file stays unchanged.
         """
         from .data.writing import write_output
-        from .views.arviz import netcdf
+        from .views.arviz import netcdf, to_groups
 
-        write_output(Path(path), netcdf(self.to_arviz(x, **keywords)))
+        write_output(Path(path), netcdf(to_groups(self, self._given(x), **keywords)))
 
     def plot(self, x: Any = None, **keywords: Any) -> "Figure":
         """The series x (default: the fitted series) with state means and bands, the smoothed states and redraws; see

@@ -23,7 +23,7 @@ from samplehold.cli.results import replacing
 from samplehold.switching.data import writing
 from samplehold.switching.fit import Fit
 from samplehold.switching.fitting.progress import Progress
-from samplehold.switching.views.arviz import netcdf
+from samplehold.switching.views.arviz import netcdf, to_groups
 from typer.testing import CliRunner
 
 NILE = Path(__file__).parents[1] / "notebooks" / "data" / "nile.csv"
@@ -286,8 +286,9 @@ def test_the_file_of_the_posterior_is_what_arviz_writes(tmp_path, index):
     x = pd.DataFrame({"y": np.sin(np.arange(30.0)), "ü": np.r_[np.nan, np.ones(28), 2.0]}, index=index)
     model = SwitchingSSM(Copy(2), Normal(2))
     values = {"redraw_prob": 0.1, "state_probs": [0.5, 0.5], "loc": [[0.0] * 2, [1.0] * 2], "scale": [[1.0] * 2] * 2}
-    data = model.with_values(values).to_arviz(x, draws=3)
-    (tmp_path / "ours.nc").write_bytes(netcdf(data))
+    model = model.with_values(values)
+    data = model.to_arviz(x, draws=3)
+    (tmp_path / "ours.nc").write_bytes(netcdf(to_groups(model, x, draws=3)))
     data.to_netcdf(str(tmp_path / "theirs.nc"))
     ours, theirs = az.from_netcdf(tmp_path / "ours.nc"), az.from_netcdf(tmp_path / "theirs.nc")
     assert {k: str(v) for k, v in ours.attrs.items()} == {k: str(v) for k, v in theirs.attrs.items()}

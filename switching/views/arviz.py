@@ -1,5 +1,7 @@
 r"""A fit in ArviZ's form: every group of an `InferenceData`, computed over draws of the parameters at once.
 
+The groups are datasets of xarray. ArviZ, which is slow to import, is needed only for the `InferenceData` of them.
+
 For parameters $\theta_1, \ldots, \theta_n$ (a point estimate is one draw, repeated):
 
         posterior             theta_i, in the displayed form of parameters (scales, covariances)
@@ -11,9 +13,8 @@ For parameters $\theta_1, \ldots, \theta_n$ (a point estimate is one draw, repea
 
 from dataclasses import dataclass
 from types import SimpleNamespace
-from typing import Any, Unpack
+from typing import TYPE_CHECKING, Any, Unpack
 
-import arviz as az
 import numpy as np
 import torch
 import xarray as xr
@@ -29,6 +30,17 @@ from ..parameters import SINGLE, Parameters, described
 from ..seeding import number_of, seeded
 from .tables import coordinates
 
+if TYPE_CHECKING:
+    import arviz as az
+
+
+@dataclass(frozen=True)
+class Groups:
+    """The datasets of an `InferenceData` by the names of their groups, and its attributes."""
+
+    datasets: dict[str, xr.Dataset]
+    attributes: dict[str, Any]
+
 
 def to_arviz(
     source: Any,
@@ -38,7 +50,7 @@ def to_arviz(
     seed: Seed = 0,
     predictive: bool = True,
     **given: Unpack[Given],
-) -> az.InferenceData:
+) -> "az.InferenceData":
     """A fit, or a model at its values, and the series x as ArviZ `InferenceData`.
 
     Models of several chains have one `state_probability_d` for each chain, and a column of `redraw_probability`.
@@ -87,6 +99,16 @@ def to_arviz(
     Raises:
         ValueError: as `model.smooth`; fewer than 2 draws, which `az.loo` rejects.
     """
+    import arviz as az
+
+    groups = to_groups(source, x, draws=draws, seed=seed, predictive=predictive, **given)
+    return az.InferenceData(attrs=groups.attributes, **groups.datasets)  # pyright: ignore[reportArgumentType]
+
+
+def to_groups(
+    source: Any, x: Any, *, draws: int | None = None, seed: Seed = 0, predictive: bool = True, **given: Unpack[Given]
+) -> Groups:
+    """The groups of `to_arviz`."""
     draws = None if draws is None else check_integer("draws", draws, least=2)
     predictive = check_flag("predictive", predictive)
     fit = source if hasattr(source, "posterior") else _point(source)
@@ -105,25 +127,24 @@ def to_arviz(
         "steps": fit.steps,
     }
     with naming("x"):
-        data = inference_data(model, values, shape, series, attributes, number_of(seed), predictive)
+        groups = groups_of(model, values, shape, series, number_of(seed), predictive)
     trace: dict[str, Any] = {"objective": (("step",), fit.objective.cpu().numpy())}
     diverging, posterior = getattr(fit.posterior, "diverging", None), fit.posterior
     if posterior is not None and diverging is not None:
         diverging = diverging[:, posterior.spaced(draws)]
         trace["diverging"] = (("chain", "draw"), diverging.cpu().numpy())
-    data.add_groups(sample_stats=_dataset(trace, {"step": np.arange(1, len(fit.objective) + 1)}))
-    return data
+    groups["sample_stats"] = _dataset(trace, {"step": np.arange(1, len(fit.objective) + 1)})
+    return Groups(groups, attributes)
 
 
-def netcdf(data: az.InferenceData) -> bytes:
-    """The bytes of `to_netcdf`, made in memory, because on a full disk the library ends the process."""
+def netcdf(groups: Groups) -> bytes:
+    """The bytes of ArviZ's `to_netcdf`, made in memory, because on a full disk the library ends the process."""
     import netCDF4
     from xarray.backends import NetCDF4DataStore
 
     file = netCDF4.Dataset("in memory", "w", memory=1)
-    file.setncatts(data.attrs)
-    for name in data.groups():
-        group = data[name]
+    file.setncatts(groups.attributes)
+    for name, group in groups.datasets.items():
         packed = {key: {"zlib": True} for key, variable in group.variables.items() if variable.dtype.kind in "biuf"}
         group.dump_to_store(NetCDF4DataStore(file.createGroup(name)), encoding=packed)
     return bytes(file.close())
@@ -135,15 +156,9 @@ def _point(model: Any) -> Any:
     return SimpleNamespace(model=model, method="none", objective=nothing, converged=True, steps=0, posterior=None)
 
 
-def inference_data(
-    model: Any,
-    values: Parameters,
-    shape: tuple[int, int],
-    series: Series,
-    attributes: dict[str, Any] | None = None,
-    seed: int = 0,
-    predictive: bool = True,
-) -> az.InferenceData:
+def groups_of(
+    model: Any, values: Parameters, shape: tuple[int, int], series: Series, seed: int = 0, predictive: bool = True
+) -> dict[str, xr.Dataset]:
     """All groups from parameter draws `[n, ...]`, where n is chains times draws = `shape`, or 1: a point repeated."""
     coords = coordinates(series, model)
     step = (*(name for name in coords if name.startswith("sequence")), "time")
@@ -178,7 +193,7 @@ def inference_data(
     if summary.replicates is not None:
         replicated = (("chain", "draw", *step, "feature"), _drawn(summary.replicates, shape))
         groups["replicated"] = _dataset({"x": replicated}, sampled)
-    return az.InferenceData(attrs=attributes, **groups, smoothed=_dataset(smoothed, coords))
+    return groups | {"smoothed": _dataset(smoothed, coords)}
 
 
 @dataclass(frozen=True)

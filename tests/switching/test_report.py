@@ -59,7 +59,7 @@ def data_of(model: SwitchingSSM, x, draws: int = 4, **keywords) -> az.InferenceD
     """The InferenceData of a model with known values, as of a fit that found them."""
     series = model.read(x, **{name: keywords.pop(name, None) for name in ("lengths", "inputs", "dt")})
     point = {name: value.unsqueeze(0) for name, value in model.values_like(series.observations).items()}
-    return report.inference_data(model, point, (1, draws), series, **keywords)
+    return az.InferenceData(**report.groups_of(model, point, (1, draws), series, **keywords))
 
 
 def test_series_are_drawn_only_where_they_are_wanted(nile, nile_fit, nile_data):
@@ -308,7 +308,7 @@ def test_several_parameter_draws_are_averaged_and_kept_apart_where_they_should_b
         *(copy_model().with_values(copy_model().values | {"redraw_prob": tensor(p)}) for p in (0.1, 0.5, 0.9)),
     ]
     values = {name: torch.stack([model.values[name] for model in models]) for name in models[0].values}
-    data = report.inference_data(models[0], values, (2, 2), models[0].read(x))
+    data = az.InferenceData(**report.groups_of(models[0], values, (2, 2), models[0].read(x)))
     assert data.posterior["redraw_prob"].values.tolist() == [[0.3, 0.1], [0.5, 0.9]]
     expected = np.mean([model.smooth(x).state.numpy() for model in models], 0)
     np.testing.assert_allclose(data.smoothed["state_probability"].values, expected, rtol=1e-12)
