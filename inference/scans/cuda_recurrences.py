@@ -48,6 +48,7 @@ from ..numerics.gpu_elementary import exp, sigmoids, tanh
 
 WIDEST = 512  # columns of the largest simplex
 _BUSY = 4 if INTERPRETED else 8  # warps for each of a GPU's processors
+_LEAST = constexpr(-(2.0**100))  # of a pre-activation that is not -inf; float32 has it exactly
 
 
 @kernel
@@ -76,8 +77,8 @@ def _gates(x, y, GATE: constexpr):
         draw, slope_y = sigmoids(y)
     else:  # sigmoid(x) / (sigmoid(x) + sigmoid(y)), numerator and denominator scaled so that nothing overflows
         none = tl.maximum(x, y) == -float("inf")
-        x = tl.maximum(x, -1e30, propagate_nan=tl.PropagateNan.ALL)  # -inf is not to be taken from itself
-        y = tl.maximum(y, -1e30, propagate_nan=tl.PropagateNan.ALL)
+        x = tl.maximum(x, _LEAST, propagate_nan=tl.PropagateNan.ALL)  # -inf is not to be taken from itself
+        y = tl.maximum(y, _LEAST, propagate_nan=tl.PropagateNan.ALL)
         shift = tl.maximum(tl.maximum(-x, -y), 0)
         both, no_x, no_y = exp(-shift), exp(-x - shift), exp(-y - shift)
         scale = tl.where(none, float("nan"), 1 / (both + both + no_x + no_y))

@@ -5,12 +5,12 @@ import math
 import pytest
 import torch
 from examples import slow
-from oracles.gpu import compile_for_gpu, interpreted
+from oracles.gpu import compile_for_gpu, gpu_kernels
 from samplehold.inference.chains.copy import naive, op, plain
 from torch import Tensor
 from torch.testing import assert_close
 
-pytestmark = [pytest.mark.kernels, pytest.mark.cpu("it interprets kernels there")]
+pytestmark = [pytest.mark.kernels, pytest.mark.hardware("Triton interprets or compiles")]
 
 NONE = -torch.inf
 TIGHT = {"rtol": 1e-10, "atol": 1e-14}
@@ -35,7 +35,7 @@ def double(tables):
 
 
 def by_kernel(name: str, *given) -> list[Tensor]:
-    with interpreted():
+    with gpu_kernels():
         return list((op.evidence if name == "log_normalizer" else getattr(op, name))(*given))
 
 
@@ -183,7 +183,7 @@ def test_of_equally_good_paths_one_holds_and_else_is_in_the_least_state():
 def test_the_gradient_of_the_log_normalizer_is_that_of_the_twin():
     tables = random_tables(3, 4, 3, 1)
     leaves = [table.requires_grad_() for table in tables[:3] if table is not None]
-    with interpreted():
+    with gpu_kernels():
         found = torch.autograd.grad(op.log_normalizer(*tables)[0].cos().sum(), leaves)
     for ours, theirs in zip(
         found, torch.autograd.grad(naive.log_normalizer(*tables)[0].cos().sum(), leaves), strict=True
@@ -202,7 +202,7 @@ def test_no_sequences_give_empty_results():
 
 @pytest.mark.slow
 def test_kernels_compile_for_a_gpu_without_spilling_more_than_a_few_registers():
-    with interpreted() as launches:
+    with gpu_kernels() as launches:
         op.marginals(*random_tables(1, 1, 8, 8))
         op.viterbi(*random_tables(1, 1, 8, 8, dtype=torch.float32))
         op.sample(*arguments("sample", random_tables(1, 1, 8, 1, False, dtype=torch.float32), 100))

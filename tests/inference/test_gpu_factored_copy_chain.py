@@ -5,20 +5,20 @@ import math
 import pytest
 import torch
 from examples import slow
-from oracles.gpu import compile_for_gpu, interpreted
+from oracles.gpu import compile_for_gpu, gpu_kernels
 from samplehold.inference.chains.factored_copy import op, plain
 from torch.testing import assert_close
 
 from .test_factored_copy_chain import tables
 
-pytestmark = [pytest.mark.kernels, pytest.mark.cpu("it interprets kernels there")]
+pytestmark = [pytest.mark.kernels, pytest.mark.hardware("Triton interprets or compiles")]
 
 
 def check(given, **bounds: float) -> list[int]:
     """Both operators, where no observation is impossible, which they must find as `plain` does."""
     double = [table.double() if table.is_floating_point() else table for table in given]
     for name in ("filter", "posterior"):
-        with interpreted():
+        with gpu_kernels():
             *found, failed = getattr(op, name)(*given)
         *expected, failed_there = getattr(plain, name)(*double)
         assert torch.equal(failed, failed_there)
@@ -67,7 +67,7 @@ def test_impossible_events_and_bad_numbers_are_found_where_they_stand():
 def test_gradients_are_those_of_the_plain_form():
     *factors, lengths = tables(4, 3, 4, 2, 1)
     leaves = [table.requires_grad_() for table in factors]
-    with interpreted():
+    with gpu_kernels():
         found = torch.autograd.grad(op.log_normalizer(*leaves, lengths)[0].cos().sum(), leaves)
     expected = torch.autograd.grad(plain.log_normalizer(*leaves, lengths)[0].cos().sum(), leaves)
     for ours, theirs in zip(found, expected, strict=True):
@@ -76,7 +76,7 @@ def test_gradients_are_those_of_the_plain_form():
 
 @pytest.mark.slow
 def test_the_kernel_compiles_for_a_gpu_without_spilling_more_than_a_few_registers():
-    with interpreted() as launches:
+    with gpu_kernels() as launches:
         op.filter(*(table.float() if table.is_floating_point() else table for table in tables(0, 1, 2, 8, 2)))
     for kernel in compile_for_gpu(launches):
         assert kernel["local"] == 0, kernel

@@ -3,13 +3,13 @@
 import pytest
 import torch
 from examples import slow
-from oracles.gpu import compile_for_gpu, interpreted
+from oracles.gpu import compile_for_gpu, gpu_kernels
 from samplehold.inference.message_passing.stepwise import naive, op, plain
 from torch.testing import assert_close
 
 from .test_filter_vmp_kernel import random_tables
 
-pytestmark = [pytest.mark.kernels, pytest.mark.cpu("it interprets kernels there")]
+pytestmark = [pytest.mark.kernels, pytest.mark.hardware("Triton interprets or compiles")]
 
 
 def arguments(seed, states=3, impossible=False, wide=True, independent=False, given=False, dtype=torch.float64):
@@ -19,7 +19,7 @@ def arguments(seed, states=3, impossible=False, wide=True, independent=False, gi
 
 
 def check(given, twin=naive, rtol=1e-10, atol=1e-12):
-    with interpreted():
+    with gpu_kernels():
         *found, failed = op.filter(*given)
     *expected, failed_there = twin.filter(*given)
     assert torch.equal(failed, failed_there)
@@ -54,7 +54,7 @@ def test_many_states_and_float32():
 def test_bad_numbers_are_found_where_they_stand_and_not_beyond_the_end(bad):
     given = arguments(7)
     given[0][0, 1, 0] = given[0][1, 2, 0] = given[1][3, 2, 1] = bad
-    with interpreted():
+    with gpu_kernels():
         assert op.filter(*given)[-1].tolist() == [1, -1, -1, 2]
 
 
@@ -67,13 +67,13 @@ def test_weights_of_any_size_beside_ordinary_ones():
 
 def test_no_sequences_give_empty_results():
     given = [table[:0] if isinstance(table, torch.Tensor) else table for table in arguments(1)]
-    with interpreted():
+    with gpu_kernels():
         assert [tuple(table.shape) for table in op.filter(*given)] == [(0, 3, 3), *[(0, 3)] * 3, (0,)]
 
 
 @pytest.mark.slow
 def test_the_kernel_compiles_for_a_gpu_without_spilling_more_than_a_few_registers():
-    with interpreted() as launches:
+    with gpu_kernels() as launches:
         op.filter(*arguments(1))
     for kernel in compile_for_gpu(launches):
         assert kernel["local"] == 0, kernel

@@ -3,13 +3,13 @@
 import pytest
 import torch
 from examples import slow
-from oracles.gpu import compile_for_gpu, interpreted
+from oracles.gpu import compile_for_gpu, gpu_kernels
 from samplehold.inference.scans.gated.naive import gated_scan as naive
 from samplehold.inference.scans.gated.op import PARTS, scan
 from torch import Tensor
 from torch.testing import assert_close
 
-pytestmark = [pytest.mark.kernels, pytest.mark.cpu("it interprets kernels there")]
+pytestmark = [pytest.mark.kernels, pytest.mark.hardware("Triton interprets or compiles")]
 
 KINDS = ("linear", "tanh", "positive", "simplex")
 each_gate = pytest.mark.parametrize("gate", PARTS)
@@ -38,7 +38,7 @@ def agree(found: list[Tensor], expected: list[Tensor], bound: float) -> None:
 @pytest.mark.parametrize("candidate", [KINDS[0], *map(slow, KINDS[1:])])
 def test_kernels_equal_a_loop(gate, candidate):
     given = tables(gate, 1, 6, 3, scale=30.0 if candidate == "simplex" else 1.0)  # in chunks
-    with interpreted():
+    with gpu_kernels():
         found = states_and_gradients(scan, *given, gate, candidate, 3)
     agree(found, states_and_gradients(naive, *given, gate, candidate, 3), 1e-12)
 
@@ -47,14 +47,14 @@ def test_kernels_equal_a_loop(gate, candidate):
 @pytest.mark.parametrize(("gate", "candidate", "shape"), [("free", "tanh", (2, 1, 5)), ("hold", "simplex", (2, 3, 66))])
 def test_time_is_left_whole_and_sequences_share_programs(gate, candidate, shape):
     given = tables(gate, *shape, scale=30.0)
-    with interpreted():
+    with gpu_kernels():
         found = states_and_gradients(scan, *given, gate, candidate, shape[2] // 2 or 1)
     agree(found, states_and_gradients(naive, *given, gate, candidate, shape[2] // 2 or 1), 1e-12)
 
 
 def test_nothing_comes_of_no_steps():
     given = tables("hold", 2, 0, 3)
-    with interpreted():
+    with gpu_kernels():
         h, *gradients = states_and_gradients(scan, *given, "hold", "tanh", 3)
     assert h.shape == (2, 0, 3)
     assert all(not bool(gradient.any()) for gradient in gradients)
@@ -63,7 +63,7 @@ def test_nothing_comes_of_no_steps():
 @pytest.mark.slow
 def test_half_precision_is_carried_in_single_and_rounded_once():
     given = [table.detach().requires_grad_() for table in tables("ratio", 1, 6, 3, torch.bfloat16)]
-    with interpreted():
+    with gpu_kernels():
         found = states_and_gradients(scan, *given, "ratio", "positive", 3)
     expected = states_and_gradients(
         naive, *(table.detach().float().requires_grad_() for table in given), "ratio", "positive", 3
@@ -78,14 +78,14 @@ def test_of_two_gates_one_may_be_shut_for_certain_and_not_both():
     inf, nan = torch.inf, torch.nan
     pre = torch.tensor([[-inf, 0.3, 1.0], [0.3, -inf, 1.0], [inf, 0.0, 1.0], [-inf, -inf, 1.0], [nan, 0.0, 1.0]])
     given = pre.unsqueeze(1), torch.full((5, 1), 2.0), "ratio", "linear", 1
-    with interpreted():
+    with gpu_kernels():
         found = scan(*given)
     assert_close(found, scan.plain(*given), equal_nan=True)
 
 
 @pytest.mark.slow
 def test_kernels_compile_for_a_gpu_without_spilling_registers():
-    with interpreted() as launches:
+    with gpu_kernels() as launches:
         for dtype, gate, candidate in (
             (torch.float32, "redraw", "positive"),
             (torch.float64, "ratio", "tanh"),

@@ -3,12 +3,12 @@
 import pytest
 import torch
 from examples import slow
-from oracles.gpu import compile_for_gpu, interpreted
+from oracles.gpu import compile_for_gpu, gpu_kernels
 from samplehold.inference.gaussian import op, plain
 from torch import Tensor
 from torch.testing import assert_close
 
-pytestmark = [pytest.mark.kernels, pytest.mark.cpu("it interprets kernels there")]
+pytestmark = [pytest.mark.kernels, pytest.mark.hardware("Triton interprets or compiles")]
 
 
 def tables(
@@ -41,7 +41,7 @@ def results(given: dict[str, list[Tensor]]) -> list[Tensor]:
 )
 def test_kernels_equal_the_plain_form(shape):
     given = tables(*shape)
-    with interpreted():
+    with gpu_kernels():
         found = results(given)
     expected = [getattr(op, name).plain(*arguments) for name, arguments in given.items()]
     expected = [table for output in expected for table in (output if isinstance(output, tuple) else (output,))]
@@ -50,7 +50,7 @@ def test_kernels_equal_the_plain_form(shape):
 
 
 def test_steps_without_features_or_restarts_are_sums_of_nothing():
-    with interpreted() as launches:
+    with gpu_kernels() as launches:
         found = results(tables(0, 2, 3))
         none = results(tables(4, 2, 3, (0,)))
     assert not any(bool(table.any()) for table in found)
@@ -62,7 +62,7 @@ def test_steps_without_features_or_restarts_are_sums_of_nothing():
 def test_gradients_are_those_of_the_plain_form():
     for name, arguments in tables(6, 2, 3, (2,)).items():
         leaves = [arguments[0], *(table.detach().clone().requires_grad_() for table in arguments[1:])]
-        with interpreted():
+        with gpu_kernels():
             found = getattr(op, name)(*leaves)
             found = found if isinstance(found, tuple) else (found,)
             gradients = torch.autograd.grad(sum(table.square().sum() for table in found), leaves[1:])
@@ -76,7 +76,7 @@ def test_gradients_are_those_of_the_plain_form():
 @pytest.mark.slow
 def test_second_moments_are_symmetric_and_the_same_again():
     given = tables(200, 2, 3, dtype=torch.float32)["full_moments"]
-    with interpreted():
+    with gpu_kernels():
         (_, _, second), again = op.full_moments(*given), op.full_moments(*given)
     assert torch.equal(second, second.mT)
     assert torch.equal(second, again[2])
@@ -85,7 +85,7 @@ def test_second_moments_are_symmetric_and_the_same_again():
 
 @pytest.mark.slow
 def test_kernels_compile_for_a_gpu_without_spilling_registers():
-    with interpreted() as launches:
+    with gpu_kernels() as launches:
         results(tables(3, 8, 4))
     for kernel in compile_for_gpu(launches):
         assert (kernel["local"], kernel["stack"]) == (0, 0), kernel

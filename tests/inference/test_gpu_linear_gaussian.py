@@ -4,14 +4,14 @@ import pytest
 import samplehold as sh
 import torch
 from examples import slow
-from oracles.gpu import compile_for_gpu, interpreted
+from oracles.gpu import compile_for_gpu, gpu_kernels
 from samplehold.inference.chains.linear_gaussian import op, plain
 from samplehold.inference.chains.linear_gaussian.parameters import read
 from samplehold.inference.chains.linear_gaussian.tables import OVERFLOW, OWN_AXES, SINGULAR, Tables
 from torch import Tensor
 from torch.testing import assert_close
 
-pytestmark = [pytest.mark.kernels, pytest.mark.cpu("it interprets kernels there")]
+pytestmark = [pytest.mark.kernels, pytest.mark.hardware("Triton interprets or compiles")]
 
 FORMS = (op.evidence, plain.evidence), (op.filter, plain.filter), (op.smooth, plain.smooth)
 PARAMETERS = "transition", "state_noise", "emission", "observation_noise", "initial_covariance"
@@ -91,7 +91,7 @@ def score(form, given: Tables) -> dict[str, Tensor]:
 @pytest.mark.parametrize("kind", [next(iter(KINDS)), *map(slow, list(KINDS)[1:])])
 def test_kernels_equal_the_plain_form(kind):
     given = tables(**KINDS[kind])
-    with interpreted():
+    with gpu_kernels():
         found = [operator(*given) for operator, _ in FORMS]
     for ours, (_, twin) in zip(found, FORMS, strict=True):
         agree(ours, twin(given))
@@ -101,7 +101,7 @@ def test_kernels_equal_the_plain_form(kind):
 @pytest.mark.parametrize("kind", ["restarts of shared covariances", "missing and ragged", "all by step"])
 def test_scores_are_those_of_the_plain_form(kind):
     given = tables(**KINDS[kind])
-    with interpreted() as launches:
+    with gpu_kernels() as launches:
         found = score(lambda tables: op.evidence(*tables), given)
     assert "score_sets" in {launch.kernel for launch in launches}
     expected = score(plain.evidence, given)
@@ -115,7 +115,7 @@ def test_draws_are_affine_in_their_noise_with_the_moments_of_the_posterior():
     given = tables(steps, states, batch=(2,), ragged=True, missing=0.2)
     n = steps * states
     units = torch.cat([torch.eye(n), torch.zeros(1, n)]).double()[:, None].expand(n + 1, 2, n)
-    with interpreted():
+    with gpu_kernels():
         path, _ = op.sample(*given, units.reshape(n + 1, 2, steps, states), units[..., :0])
     _, mean, covariance, cross, _ = plain.smooth(given)
     columns = path[:-1] - path[-1]
@@ -128,7 +128,7 @@ def test_draws_are_affine_in_their_noise_with_the_moments_of_the_posterior():
 def test_a_rotation_by_nearly_nothing_is_left_out(transition):
     """The square of its row lies below the numbers whose inverse is finite."""
     given = scalar(4, transition=transition)
-    with interpreted():
+    with gpu_kernels():
         found = [operator(*given) for operator, _ in FORMS]
     for ours, (_, twin) in zip(found, FORMS, strict=True):
         agree(ours, twin(given))
@@ -138,7 +138,7 @@ def test_a_rotation_by_nearly_nothing_is_left_out(transition):
 def test_covariances_at_rest_go_on_as_if_they_went_on():
     """Beside the loop over steps, which never rests: from 18 steps on, nothing changes any more."""
     given = scalar(21, transition=0.01)
-    with interpreted():
+    with gpu_kernels():
         found = op.smooth(*given)
     agree(found, plain.smooth(given))
 
@@ -158,7 +158,7 @@ def test_covariances_at_rest_go_on_as_if_they_went_on():
 )
 def test_extremes(numbers):
     given = scalar(3, **numbers)
-    with interpreted():
+    with gpu_kernels():
         found = op.filter(*given), op.smooth(*given)
     for ours, theirs in zip(found, (plain.filter(given), plain.smooth(given)), strict=True):
         agree(ours, theirs)
@@ -167,7 +167,7 @@ def test_extremes(numbers):
 @pytest.mark.slow
 def test_faults_are_told_by_their_step():
     beyond, exact = scalar(4, transition=1e90, emission=0.0), scalar(2, state=0.0, sight=0.0)
-    with interpreted():
+    with gpu_kernels():
         assert op.evidence(*beyond)[1].item() == 4 * 2 + OVERFLOW
         assert op.smooth(*exact)[-1].item() == 4 * 1 + SINGULAR
         zero, one = torch.zeros(1, 1), torch.ones(1, 1)
@@ -179,7 +179,7 @@ def test_faults_are_told_by_their_step():
 @pytest.mark.slow
 def test_diffuse_starts_are_left_to_the_plain_form():
     given = tables(3, 2, 2, diffuse=1)
-    with interpreted() as launches:
+    with gpu_kernels() as launches:
         found = op.smooth(*given)
     assert not launches
     agree(found, plain.smooth(given))
@@ -189,7 +189,7 @@ def test_diffuse_starts_are_left_to_the_plain_form():
 def test_float32_is_computed_in_float64_and_rounded():
     given = tables(3, dtype=torch.float32)
     double = given._replace(directions=given.directions.double(), **{n: getattr(given, n).double() for n in NUMBERS})
-    with interpreted():
+    with gpu_kernels():
         found = op.smooth(*given)
     for ours, theirs in zip(found, plain.smooth(double), strict=True):
         assert_close(ours, theirs.to(ours.dtype), rtol=1e-6, atol=1e-6)
@@ -198,7 +198,7 @@ def test_float32_is_computed_in_float64_and_rounded():
 @pytest.mark.slow
 def test_nothing_comes_of_no_sequences():
     given = scalar(3, batch=(0,))
-    with interpreted():
+    with gpu_kernels():
         for (operator, _), shapes in zip(FORMS, ([], [(0, 3)], [(0, 3, 1)]), strict=True):
             total, *others = operator(*given)
             assert total.shape == others[-1].shape == (0,)
@@ -207,7 +207,7 @@ def test_nothing_comes_of_no_sequences():
 
 @pytest.mark.slow
 def test_kernels_compile_for_a_gpu_without_spilling_registers():
-    with interpreted() as launches:
+    with gpu_kernels() as launches:
         given = tables(2, missing=0.3, dtype=torch.float32)
         op.smooth(*given)
         score(lambda t: op.evidence(*t), tables(2))

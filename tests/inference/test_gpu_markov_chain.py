@@ -4,12 +4,12 @@ import pytest
 import torch
 from examples import slow
 from oracles import log_paths
-from oracles.gpu import compile_for_gpu, interpreted
+from oracles.gpu import compile_for_gpu, gpu_kernels
 from samplehold.inference.chains.markov import naive, op, plain, plain_rows
 from torch import Tensor
 from torch.testing import assert_close
 
-pytestmark = [pytest.mark.kernels, pytest.mark.cpu("it interprets kernels there")]
+pytestmark = [pytest.mark.kernels, pytest.mark.hardware("Triton interprets or compiles")]
 
 INF = float("inf")
 OPERATORS = "filter", "posterior", "viterbi"
@@ -38,7 +38,7 @@ def tables(
 
 def compare(given: list[Tensor], uniform: Tensor) -> None:
     limit = {"rtol": 1e-10, "atol": 1e-14} if given[0].dtype == torch.float64 else {"rtol": 1e-5, "atol": 1e-6}
-    with interpreted():
+    with gpu_kernels():
         found = [getattr(op, name)(*given) for name in OPERATORS]
         found.append(op.sample(*given, uniform))
     expected = [getattr(naive, name)(*given) for name in OPERATORS]
@@ -79,7 +79,7 @@ def test_weights_far_apart_beside_sequences_of_ordinary_ones(dtype, size):
     likelihood[1:3, -1, 1:] = -INF
     given = [table.to(dtype) for table in (start, moves, likelihood)]
     lengths = torch.full((n,), steps)
-    with interpreted():
+    with gpu_kernels():
         filtered, smoothed = op.filter(*given, lengths), op.posterior(*given, lengths)
         best, _ = op.viterbi(*given, lengths)
     exact = plain.posterior(*(table.double() for table in given), lengths)
@@ -105,7 +105,7 @@ def test_the_first_step_that_is_impossible_or_no_number_is_named(varies):
     likelihood[4, :2, 1:], moves[..., 0, 0] = -INF, -INF  # two steps in a state that cannot last
     likelihood[5, 3] = -INF
     given = [start, moves, likelihood, torch.tensor([4, 4, 4, 4, 4, 3])]
-    with interpreted():
+    with gpu_kernels():
         found = [getattr(op, name)(*given)[-1] for name in OPERATORS]
         found.append(op.sample(*given, torch.rand(1, 6, 4, dtype=torch.float64))[-1])
     for failed in found:
@@ -116,7 +116,7 @@ def test_the_first_step_that_is_impossible_or_no_number_is_named(varies):
 def test_the_gradient_of_the_evidence_is_the_posterior_of_each_table():
     *given, lengths = tables((2,), 4, 3)
     leaves = [table.requires_grad_() for table in given]
-    with interpreted():
+    with gpu_kernels():
         found = torch.autograd.grad(op.log_normalizer(*leaves, lengths)[0].sum(), leaves)
     expected = torch.autograd.grad(naive.log_normalizer(*leaves, lengths)[0].sum(), leaves)
     for ours, theirs in zip(found, expected, strict=True):
@@ -126,7 +126,7 @@ def test_the_gradient_of_the_evidence_is_the_posterior_of_each_table():
 @pytest.mark.parametrize("batch", [(0,), (2, 0)])
 def test_no_sequences_start_no_program(batch):
     start, moves, likelihood, lengths = tables(batch, 3, 2)
-    with interpreted() as launches:
+    with gpu_kernels() as launches:
         total, state, pairs, _ = op.posterior(start, moves, likelihood, lengths)
         path, _ = op.viterbi(start, moves, likelihood, lengths)
     assert not launches
@@ -136,7 +136,7 @@ def test_no_sequences_start_no_program(batch):
 
 @pytest.mark.slow
 def test_kernels_compile_for_a_gpu_without_spilling_registers():
-    with interpreted() as launches:
+    with gpu_kernels() as launches:
         op.posterior(*tables((1,), 2, 4, dtype=torch.float32))
         op.viterbi(*tables((1,), 2, 3))
         op.sample(*tables((1,), 2, 3), torch.rand(1, 1, 2, dtype=torch.float64))
@@ -149,7 +149,7 @@ def test_rows_that_depend_on_inputs_are_those_of_the_plain_form():
     sizes = (2, 1, 3), (2, 1, 3, 3), (2, 1, 3, 3, 1), (2, 7, 1), (2, 2, 8, 3)
     tables = [torch.randn(size, generator=generator, dtype=torch.float64) for size in sizes]
     lengths = torch.tensor([[8, 5]]).expand(2, 2)
-    with interpreted():
+    with gpu_kernels():
         ours = [*op.rows_posterior(*tables, lengths), *op.rows_filter(*tables, lengths)]
     theirs = [*plain_rows.posterior(*tables, lengths), *plain_rows.filter(*tables, lengths)]
     for a, b in zip(ours, theirs, strict=True):

@@ -3,13 +3,13 @@
 import pytest
 import torch
 from examples import slow
-from oracles.gpu import compile_for_gpu, interpreted
+from oracles.gpu import compile_for_gpu, gpu_kernels
 from oracles.placement import close
 from samplehold.inference.stacks.stratification.op import step as stratification
 from samplehold.inference.stacks.superposition.op import step as superposition
 from torch import Tensor
 
-pytestmark = [pytest.mark.kernels, pytest.mark.cpu("it interprets kernels there")]
+pytestmark = [pytest.mark.kernels, pytest.mark.hardware("Triton interprets or compiles")]
 
 
 def normal(*shape: int, dtype: torch.dtype = torch.float64) -> Tensor:
@@ -46,13 +46,13 @@ def doubled(given: list[Tensor]) -> list[Tensor]:
 )
 def test_superposition_equals_plain_torch(stacks, cells, width, depth, n_read, pops, dtype):
     given = [normal(stacks, 2 + pops + width, dtype=dtype), normal(stacks, cells, width, dtype=dtype)]
-    with interpreted():
+    with gpu_kernels():
         found = results_and_gradients(superposition, given, depth, n_read, -0.1)
     agree(found, results_and_gradients(superposition.plain, doubled(given), depth, n_read, -0.1), dtype)
 
 
 def test_superposition_of_no_stacks():
-    with interpreted():
+    with gpu_kernels():
         new, reading = superposition(normal(0, 5), normal(0, 1, 2), 2, 1, 0.0)
     assert new.shape == (0, 2, 2)
     assert reading.shape == (0, 2)
@@ -65,7 +65,7 @@ def test_stratification_equals_plain_torch(stacks, layers, width, dtype):
         normal(stacks, layers, dtype=dtype).detach().sigmoid() * (torch.arange(layers) % 3 > 0)
     ).requires_grad_()  # some gone
     given = [raw, strength, values]
-    with interpreted():
+    with gpu_kernels():
         found = results_and_gradients(stratification, given)
     agree(found, results_and_gradients(stratification.plain, doubled(given)), dtype)
 
@@ -77,7 +77,7 @@ def test_second_derivatives_of_steps_are_those_of_plain_torch():
         (stratification, [normal(1, 4), normal(1, 2).detach().sigmoid().requires_grad_(), normal(1, 2, 2)], ()),
     ):
         found = []
-        with interpreted():
+        with gpu_kernels():
             for function in (step, step.plain):
                 total = sum(x.square().sum() for x in function(*given, *others))
                 gradients = torch.autograd.grad(total, given, create_graph=True)
@@ -86,7 +86,7 @@ def test_second_derivatives_of_steps_are_those_of_plain_torch():
 
 
 def test_a_stack_without_a_number_reads_none():
-    with interpreted():
+    with gpu_kernels():
         strength, _, reading = stratification(torch.full((1, 3), torch.nan), torch.ones(1, 2), torch.ones(1, 2, 1))
     assert strength[0, 2].isnan()
     assert reading.isnan().all()
@@ -94,10 +94,10 @@ def test_a_stack_without_a_number_reads_none():
 
 @pytest.mark.slow
 def test_kernels_compile_for_a_gpu_without_spilling_registers():
-    with interpreted() as launches:
+    with gpu_kernels() as launches:
         for dtype in (torch.float32, torch.float64):
             table = lambda *shape, dtype=dtype: normal(*shape, dtype=dtype)
-            results_and_gradients(superposition, [table(2, 5), table(2, 2, 2)], 3, 1, 0.0)
+            results_and_gradients(superposition, [table(2, 5), table(2, 2, 2)], 3, 1, -0.1)
             results_and_gradients(stratification, [table(2, 4), table(2, 2), table(2, 2, 2)])
     for kernel in compile_for_gpu(launches):
         assert kernel["local"] + kernel["stack"] < 32, kernel

@@ -4,18 +4,19 @@ from typing import Any
 
 import pytest
 import torch
-from oracles.gpu import interpreted
+from oracles.gpu import gpu_kernels
 from oracles.placement import tolerances
 from samplehold.inference.chains.copy import op as copy
 from samplehold.inference.chains.cuda_stretches import Stretches
 from samplehold.inference.chains.factored_copy import op as factored
 from samplehold.inference.chains.markov import op as markov
+from samplehold.inference.numerics.gpu import INTERPRETED
 from torch import Tensor
 from torch.testing import assert_close
 
-pytestmark = [pytest.mark.kernels, pytest.mark.cpu("it interprets kernels there")]
+pytestmark = [pytest.mark.kernels, pytest.mark.hardware("Triton interprets or compiles")]
 
-STEPS, STATES = 35, 3
+STEPS, STATES = (35 if INTERPRETED else 350), 3
 FORGETS, REMEMBERS = 40.0, -40.0  # how much more often a state is drawn than held, in nats
 OPERATORS = {
     "markov": (markov.filter, markov.posterior),
@@ -68,7 +69,7 @@ def test_stretches_are_the_whole(kind, forgets, dtype, agreed):
     given = tables(kind, forgets, dtype, by_step=len(forgets) > 1)
     wide = [x.double() if x is not None and x.is_floating_point() else x for x in given]
     for operator in OPERATORS[kind]:
-        with interpreted():
+        with gpu_kernels():
             found = operator(*given)
         pairs = list(zip(found, operator.plain(*wide), strict=True))
         if operator is copy.marginals and given[0] is None:
@@ -87,7 +88,7 @@ def test_stretches_are_the_whole(kind, forgets, dtype, agreed):
 def test_a_sequence_without_batch_axes_is_cut_like_a_batch_of_one(kind, agreed):
     given = tables(kind, [True], torch.float64)
     for operator in OPERATORS[kind]:
-        with interpreted():
+        with gpu_kernels():
             alone, batch = operator(*(x[0] for x in given)), operator(*given)
         assert all(torch.equal(x, y[0]) for x, y in zip(alone, batch, strict=True))
     assert agreed == [[True]] * 2 * len(OPERATORS[kind])
@@ -98,8 +99,8 @@ def test_a_sequence_without_batch_axes_is_cut_like_a_batch_of_one(kind, agreed):
 def test_what_is_impossible_is_found_in_a_stretch(kind):
     given = tables(kind, [True], torch.float64)
     likelihood = given[1] if kind == "copy" else given[-2]
-    likelihood[0, 25] = -torch.inf
+    likelihood[0, STEPS - 10] = -torch.inf
     if kind == "copy":
-        given[2][0, 25] = -torch.inf
-    with interpreted():
-        assert OPERATORS[kind][-1](*given)[-1].tolist() == [25]
+        given[2][0, STEPS - 10] = -torch.inf
+    with gpu_kernels():
+        assert OPERATORS[kind][-1](*given)[-1].tolist() == [STEPS - 10]

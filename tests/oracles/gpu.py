@@ -6,10 +6,11 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any, NamedTuple
 
 import pytest
+import torch
 from samplehold.inference.numerics.op import stand_in
 from torch import Tensor
 
@@ -38,22 +39,29 @@ class Launch(NamedTuple):
 
 
 @contextmanager
-def interpreted() -> Iterator[list[Launch]]:
-    """Within, tensors on the CPU go to the kernels for a GPU; yields what is launched, each kind once."""
-    interpreter = pytest.importorskip("triton.runtime.interpreter")
-    if os.environ.get("TRITON_INTERPRET") != "1":
-        pytest.skip("the kernels of this process are compiled, for a GPU that there is")
+def gpu_kernels() -> Iterator[list[Launch]]:
+    """Within, kernels for a GPU serve the tensors of a test: interpreted on the CPU, or compiled if tests run on a GPU.
+
+    Yields what is launched, each kind once.
+    """
     launches: list[Launch] = []
-    run = interpreter.InterpretedFunction.run
+    with ExitStack() as stack:
+        if os.environ.get("TRITON_INTERPRET") == "1":
+            function = pytest.importorskip("triton.runtime.interpreter").InterpretedFunction
+            stack.enter_context(stand_in("cuda", for_tensors_on="cpu"))
+        elif torch.empty(0).is_cuda:
+            function = pytest.importorskip("triton.runtime.jit").JITFunction
+        else:
+            pytest.skip("this process compiles kernels, for a GPU that this test does not use")
+        run = function.run
 
-    def recorded(self: Any, *arguments: Any, grid: Any, warmup: bool, **options: Any) -> Any:
-        launch = _launch(self, arguments, options)
-        if launch not in launches:
-            launches.append(launch)
-        return run(self, *arguments, grid=grid, warmup=warmup, **options)
+        def recorded(self: Any, *arguments: Any, grid: Any, warmup: bool, **options: Any) -> Any:
+            launch = _launch(self, arguments, options)
+            if launch not in launches:
+                launches.append(launch)
+            return run(self, *arguments, grid=grid, warmup=warmup, **options)
 
-    with pytest.MonkeyPatch.context() as patch, stand_in("cuda", for_tensors_on="cpu"):
-        patch.setattr(interpreter.InterpretedFunction, "run", recorded)
+        stack.enter_context(pytest.MonkeyPatch.context()).setattr(function, "run", recorded)
         yield launches
 
 
@@ -83,7 +91,9 @@ def _plain(value: Any) -> Any:
 def compile_for_gpu(launches: list[Launch]) -> list[dict[str, Any]]:
     """Compile what was launched, in a process whose Triton compiles; of each its registers, spills, shared memory.
 
-    Triton takes an integer that is 1 for a constant, which has no dtype: kernels must read in that form as well.
+    Triton takes an integer that is 1 for a constant, which has no dtype: kernels must read in that form as well. It
+    takes a number in a call for float32, unless an operand tells another dtype: nothing computed in float64 may have
+    such a number, if float32 has to round it.
     """
     assert launches
     script = [sys.executable, "-W", "ignore", __file__]
@@ -91,12 +101,15 @@ def compile_for_gpu(launches: list[Launch]) -> list[dict[str, Any]]:
     given = json.dumps([launch._asdict() for launch in launches])
     done = subprocess.run(script, input=given, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-4000:]
-    return json.loads(done.stdout.splitlines()[-1])
+    compiled = json.loads(done.stdout.splitlines()[-1])
+    assert not any(kernel["rounded"] for kernel in compiled), compiled
+    return compiled
 
 
 def _main() -> None:
     import re
     import tempfile
+    from ctypes import c_float as Float32
     from pathlib import Path
 
     import triton
@@ -110,12 +123,19 @@ def _main() -> None:
     target = GPUTarget(*TARGET)
     backend = make_backend(target)
 
-    def read(source: Any, options: dict[str, Any]) -> None:
+    def read(source: Any, options: dict[str, Any]) -> list[str]:
+        """The constants that float32 rounds and float64 uses."""
         context, parsed = ir.context(), backend.parse_options(dict(options))
         ir.load_dialects(context)
         backend.load_dialects(context)
         functions, modules = backend.get_codegen_implementation(parsed), backend.get_module_map()
-        ast_to_ttir(source.fn, source, context, parsed, functions, modules)
+        text = str(ast_to_ttir(source.fn, source, context, parsed, functions, modules))
+        found = []
+        for function in text.split("tt.func ")[1:]:
+            constants = dict(re.findall(r"(%\w+) = arith.constant (-?[\d.]+(?:e[-+]?\d+)?) : f32", function))
+            widened = [constants.get(name) for name in re.findall(r"arith.extf (%\w+) : f32 to f64", function)]
+            found += [number for number in widened if number and float(number) != Float32(float(number)).value]
+        return found
 
     found = []
     for launch in (Launch(**given) for given in json.load(sys.stdin)):
@@ -134,7 +154,7 @@ def _main() -> None:
         special = {param.name for param in kernel.params if not param.do_not_specialize}
         ones = [name for name, kind in launch.signature.items() if kind == "i32" and name in special]
         signature = launch.signature | dict.fromkeys(ones, "constexpr")
-        read(ASTSource(kernel, signature, constants | dict.fromkeys(ones, 1)), options)
+        rounded = read(ASTSource(kernel, signature, constants | dict.fromkeys(ones, 1)), options)
         with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
             file.write(compiled.asm["cubin"])
             file.flush()
@@ -142,7 +162,7 @@ def _main() -> None:
             usage = subprocess.run([tool, "--dump-resource-usage", file.name], capture_output=True, text=True).stdout
         resources = {name.lower(): int(number) for name, number in re.findall(r"(REG|STACK|SHARED|LOCAL):(\d+)", usage)}
         kinds = {"signature": launch.signature, "constants": launch.constants}
-        found.append({"kernel": launch.kernel, **kinds, **resources})
+        found.append({"kernel": launch.kernel, "rounded": rounded, **kinds, **resources})
     print(json.dumps(found))
 
 

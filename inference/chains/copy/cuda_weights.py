@@ -52,7 +52,8 @@ def split(log, shift, dtype: constexpr):
     real = (log > NONE) & (log < INFINITE)
     x = tl.where(real, log, shift).to(tl.float64) - shift.to(tl.float64)
     e = tl.maximum(tl.floor(x * _LOG2E + 0.5), LOWEST)
-    rest = (tl.fma(e, -LN2, x) - e * _LN2_REST).to(dtype)
+    minus = tl.full(x.shape, -LN2, tl.float64)  # Triton before 3.9 takes a number in a call for float32
+    rest = (tl.fma(e, minus, x) - e * _LN2_REST).to(dtype)
     m = tl.exp(tl.minimum(tl.maximum(rest, -0.5), 0.5))  # rounding of logs near 1e290 may leave more
     zero_or_nan = tl.where(log == NONE, 0.0, float("nan")).to(dtype)
     return tl.where(real, m, zero_or_nan), tl.where(real, e, LOWEST)
