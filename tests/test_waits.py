@@ -11,7 +11,8 @@ import pytest
 import samplehold as sh
 import torch
 from oracles.coupled import factorial_of, layered_of
-from oracles.fake_gpu import fake_gpu, waits
+from oracles.fake_gpu import a_gpu as gpu
+from oracles.fake_gpu import waits
 from oracles.operators import unchecked
 from samplehold.inference.chains.copy.chain import CopyChain
 from samplehold.inference.chains.markov.chain import MarkovChain
@@ -31,15 +32,6 @@ from samplehold.switching.slds import graph as slds_graph
 from torch import Tensor
 
 ON_CUDA = torch.cuda.is_available()
-
-
-@contextmanager
-def gpu() -> Iterator[torch.device]:
-    if ON_CUDA:
-        yield torch.device("cuda")
-        return
-    with fake_gpu() as device:
-        yield device
 
 
 @contextmanager

@@ -3,6 +3,9 @@
 A kernel is a function decorated with `kernel`, and `launch` starts it. Offsets are int64: an index that will be
 multiplied starts as `position`. A program that loops over time does so in strides of a few steps. It requests all
 `rows` of a stride before it uses the first, so it waits for memory once per stride.
+
+Two things hold in the interpreter, not in the compiler. A number in a call, as in `tl.fma(x, 0.1, y)`, is of float32 in
+Triton before 3.9. A loop that assigns `last = t`, where both begin as the same number, leaves `last` as it was.
 """
 
 import inspect

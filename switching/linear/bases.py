@@ -59,7 +59,7 @@ def n_bases(values: Parameters, fixed: Iterable[str]) -> int:
     """The number of directions of M and b that do not change the fixed parameters: names, or tables with NaN where an
     entry is free."""
     n = values["initial_mean"].shape[-1]
-    size, values = n * n + n, {name: value.double() for name, value in values.items()}
+    size, values = n * n + n, {name: value.double().cpu() for name, value in values.items()}
     held = {name: ~free for name, free in free_entries(values, fixed).items() if not bool(free.all())}
     if not held:
         return size
@@ -67,7 +67,7 @@ def n_bases(values: Parameters, fixed: Iterable[str]) -> int:
     def moved(step: Tensor) -> Tensor:
         matrix = torch.eye(n).to(step) + step[: n * n].reshape(n, n)
         there = turned(values, matrix, step[n * n :])
-        return torch.cat([there[name][entries.to(step.device)] for name, entries in held.items()])
+        return torch.cat([there[name][entries.cpu()] for name, entries in held.items()])
 
     table = torch.autograd.functional.jacobian(moved, torch.zeros(size, dtype=torch.float64, device="cpu"))
     sizes = torch.linalg.svdvals(cast(Tensor, table))

@@ -177,7 +177,7 @@ def _copied(index: Any, device: torch.device) -> Any:
     """An index whose lists are tensors of the device: those that torch makes itself it would look for in a backend."""
     if isinstance(index, tuple):
         return tuple(_copied(part, device) for part in index)
-    return torch.tensor(index).to(device) if isinstance(index, list) else index
+    return torch.tensor(index, dtype=None if index else torch.long).to(device) if isinstance(index, list) else index
 
 
 class _Mode(TorchDispatchMode):
@@ -296,6 +296,16 @@ def fake_gpu() -> Iterator[torch.device]:
         stack.enter_context(_Calls())
         stack.enter_context(_Mode())
         yield torch.device(NAME, 0)
+
+
+@contextmanager
+def a_gpu() -> Iterator[torch.device]:
+    """A GPU if there is one, else the device that is not there."""
+    if torch.cuda.is_available():
+        yield torch.device("cuda")
+        return
+    with fake_gpu() as device:
+        yield device
 
 
 @contextmanager

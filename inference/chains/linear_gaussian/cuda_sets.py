@@ -63,7 +63,7 @@ def filter_sets(
     z = tl.load(initial + c * size + at, square, 0.0).to(tl.float64)
     n = tl.load(lengths + c)
     end, t = n, n * 0
-    last, bad, clock = t, t - 1, t
+    bad, clock = t - 1, t
     e, reference, none = tl.zeros_like(z), tl.zeros_like(z), tl.zeros((SIDE,), tl.float64)
     after, ahead = tl.zeros_like(z), tl.zeros_like(z)
     while t < end:
@@ -107,7 +107,7 @@ def filter_sets(
             tl.store(back + step * size + at, e, square)
         bad = tl.where(singular != 0, 4 * t + _SINGULAR, bad)
         bad = tl.where(beyond != 0, 4 * t + _OVERFLOW, bad)
-        last, moves, goes = t, within(square, t, 0, n - 1), within(state, t, 0, n - 1)
+        moves, goes = within(square, t, 0, n - 1), within(state, t, 0, n - 1)
         q = tl.load(at_step(state_noise, c, t, n_state, size) + at, moves, 0.0)
         x = product(at_step(transition, c, t, n_transition, size), STATES, i, goes, z, i)
         new, e, free = absorb(q, x, unit(SIDE), i, STATES, back is not None)
@@ -121,6 +121,7 @@ def filter_sets(
             end = tl.where(looks & (clock > 0) & (moved == 0), tl.minimum(end, t + 1), end)
             reference = tl.where(looks, z, reference)
             clock = tl.where(looks, t + tl.maximum(8, t // 8), clock)
+    last = tl.maximum(t - 1, 0)
     tl.store(steady + c, last)
     tl.store(fault + c, bad)
     if covariance is not None:  # at rest they stay, and beyond the end are zeros
