@@ -70,9 +70,9 @@ FITS: dict[str, tuple[Callable[[], Any], Tensor, str, dict[str, Any]]] = {
     "subjects": (ssm(sh.Markov(2), sh.Normal(1)), series(), "em", {"pooled": "none"} | NAMED),
     "population": (ssm(sh.Markov(2), sh.Normal(1)), series(), "vmp", {"pooled": "partial"} | NAMED),
     "factorial": (lambda: sh.FactorialSSM([2, 2], sh.MultivariateNormal(1)), series(), "vmp", {}),
+    "switching linear": (lambda: sh.SwitchingLinearSSM(2, 1, 1), series(), "vmp", {}),
     "linear": (lambda: sh.LinearSSM(2, 2), gaps(2), "em", {}),
     "structure": (lambda: sh.LinearSSM(sh.LocalLevel()), gaps(), "em", {}),
-    "switching linear": (lambda: sh.SwitchingLinearSSM(2, 1, 1), series(), "vmp", {}),
 }
 
 

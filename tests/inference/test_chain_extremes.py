@@ -17,7 +17,7 @@ from torch import Tensor
 DTYPES = [torch.float32, torch.float64]
 
 
-@pytest.fixture(autouse=True, params=[pytest.param("kernels", marks=pytest.mark.kernels), "plain"])
+@pytest.fixture(autouse=True, params=[pytest.param("kernels", marks=[pytest.mark.kernels, pytest.mark.slow]), "plain"])
 def _form(request: pytest.FixtureRequest) -> Iterator[None]:
     with kernels("always" if request.param == "kernels" else "never"):
         yield

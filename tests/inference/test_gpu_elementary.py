@@ -3,9 +3,12 @@
 import pytest
 import torch
 from oracles.gpu import gpu_kernels
+from torch.testing import assert_close
+
+pytest.importorskip("triton")
+
 from samplehold.inference.numerics.gpu import constexpr, kernel, launch, tl
 from samplehold.inference.numerics.gpu_elementary import exp, sigmoids, tanh
-from torch.testing import assert_close
 
 pytestmark = [pytest.mark.kernels, pytest.mark.hardware("Triton interprets or compiles")]
 

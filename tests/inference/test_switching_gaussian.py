@@ -53,6 +53,7 @@ def test_the_kernel_filters_as_the_plain_form(order, lengths, missing, seed, **s
             assert_close(one.belief.covariance[told], other.belief.covariance[told], rtol=1e-8, atol=1e-8)
 
 
+@pytest.mark.slow
 @given(**MODELS, lengths=st.lists(st.integers(1, 6), min_size=1, max_size=3), missing=st.sampled_from([0.0, 0.4]))
 def test_the_kernel_smooths_as_the_plain_form(lengths, missing, seed, **sizes):
     regimes = random_regimes(seed, **sizes)

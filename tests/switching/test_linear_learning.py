@@ -172,7 +172,7 @@ def test_what_is_fixed_stays() -> None:
     x = series_of(model, 2, 15)
     held = {name: model.values[name] for name in ("emission", "emission_offset", "observation_noise")}
     for method in ("em", "vmp"):
-        fit = LinearSSM(2, 2).fit(x, method, fixed=held, restarts=2, max_steps=20, progress=False)
+        fit = LinearSSM(2, 2).fit(x, method, fixed=held, restarts=2, max_steps=6, progress=False)
         for name, value in held.items():
             assert_close(fit.model.values[name], value, rtol=1e-12, atol=1e-12)
         assert fit.n_parameters == 4 + 2 + 3 + 2 + 3
