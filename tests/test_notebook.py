@@ -3,9 +3,9 @@
 import subprocess
 import sys
 
-import nbformat
 import pytest
-from nbclient import NotebookClient
+
+nbformat, nbclient = pytest.importorskip("nbformat"), pytest.importorskip("nbclient")
 
 pytestmark = pytest.mark.slow
 
@@ -20,7 +20,7 @@ fit = model.fit(x, restarts=1, progress=False)
 def executed(*cells: str) -> list[list[dict]]:
     """What each cell of a new notebook has put out, in a new kernel."""
     notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell) for cell in cells])
-    NotebookClient(notebook, timeout=300, kernel_name="python3").execute()
+    nbclient.NotebookClient(notebook, timeout=300, kernel_name="python3").execute()
     return [cell.outputs for cell in notebook.cells]
 
 

@@ -60,10 +60,13 @@ MODULES = [module.name for module in pkgutil.walk_packages(samplehold.__path__, 
 
 
 EXAMPLES = ["samplehold", *(name for name in MODULES if name.split(".")[1] in FLOORS)]
+FOR_GPUS = re.compile(r"\.(cuda|gpu)\w*$")  # need Triton
 LONG = "switching.slds.gibbs", "models.studies.information", "models.studies.next_token", "switching.emissions.discrete"
 
 
-@pytest.mark.parametrize("name", [slow(name) if name.endswith(LONG) else name for name in EXAMPLES])
+@pytest.mark.parametrize(
+    "name", [slow(name) if name.endswith(LONG) or FOR_GPUS.search(name) else name for name in EXAMPLES]
+)
 def test_examples_in_docstrings_run(name):
     found = doctest.testmod(importlib.import_module(name))
     assert found.failed == 0
