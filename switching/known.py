@@ -278,6 +278,7 @@ class FixedBlock(Conjugate):
         """The prior factor of the free parameters."""
         whole, sites = self.block.prior_factor(block, prior, share), self.block.sites(prior)
         known = sum(_density_of_known(site, self.at) for site in sites if site.name in self.at)
+        known = known + self.block.log_jacobian(self.at)
 
         def elog(statistics: Tensor) -> Tensor:
             return whole.elog(statistics) - known

@@ -274,6 +274,10 @@ class Conjugate(ABC):
         parts = (point,) if isinstance(point, Tensor) else tuple(vars(point).values())
         return dict(zip(self.parameters, parts, strict=True))
 
+    def log_jacobian(self, known: Parameters) -> Tensor | float:
+        """The log density of known parameters in the coordinates of the family's point, less that in their own."""
+        return 0.0
+
     def statistics(self, values: Parameters) -> Tensor:
         """The family's statistics t(theta) `[*plates, P]` at these parameters."""
         return self.family.statistics(self.point(values))

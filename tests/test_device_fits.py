@@ -61,6 +61,7 @@ FITS: dict[str, tuple[Callable[[], Any], Tensor, str, dict[str, Any]]] = {
     "known entries": (ssm(sh.Markov(3), sh.Normal(1)), series(), "em", {"fixed": {"transition_probs": ROWS}}),
     "driven gate": (ssm(sh.Copy(2, inputs=1), sh.Normal(1)), series(), "em", DRIVEN),
     "driven moves": (ssm(sh.Markov(2, inputs=1), sh.Normal(1)), series(), "em", DRIVEN),
+    "driven moves by message passing": (ssm(sh.Markov(3, inputs=1), sh.Normal(1)), series(), "vmp", DRIVEN),
     "driven start": (ssm(sh.Markov(2, initial_inputs=1), sh.Normal(1)), series(), "em", DRIVEN),
     "stationary": (ssm(sh.Markov(2, initial="stationary"), sh.Normal(1)), series(), "em", {}),
     "regression": (ssm(sh.Markov(2), sh.LinearRegression(1, inputs=1)), gaps(), "vmp", DRIVEN),

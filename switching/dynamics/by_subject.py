@@ -89,6 +89,10 @@ class SubjectDynamics(Dynamics):
     def not_conjugate(self) -> str | None:
         return self.dynamics.not_conjugate
 
+    @property
+    def no_messages(self) -> str | None:
+        return self.dynamics.no_messages or self.dynamics.not_conjugate
+
     @cached_property
     def blocks(self) -> Mapping[str, Conjugate]:  # type: ignore[override]
         return {

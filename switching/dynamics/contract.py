@@ -81,9 +81,19 @@ class Dynamics(Named, ABC):
         """The parameters, in blocks with a prior each."""
 
     @property
+    def message_blocks(self) -> Mapping[str, Conjugate]:
+        """The parameters in the blocks of message passing."""
+        return self.blocks
+
+    @property
     def not_conjugate(self) -> str | None:
-        """What keeps message passing from these dynamics, in words; None if nothing does."""
+        """Why an M-step has no closed form, in words; None if it has one."""
         return None
+
+    @property
+    def no_messages(self) -> str | None:
+        """What keeps message passing from these dynamics, in words; None if nothing does."""
+        return self.not_conjugate
 
     @abstractmethod
     def default_prior(self) -> Parameters:

@@ -6,7 +6,7 @@ Rows may depend on inputs, as a multinomial logit: see `rows`.
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -29,6 +29,7 @@ from ..priors import Conjugate, Probabilities
 from .contract import NOTHING, PATHS, Dynamics, draw_state
 from .factors import by_state, constant_start, first_state, moves
 from .initial import StationaryRows, has_one_class, initial_weights, stationary
+from .logits import LogitRows, driven_moves, driven_start
 from .possible import PossibleProbabilities, band, check_known_states, possible_rows, read_mask, references
 from .rows import InputWeights, Objective, Rows, transition_weights
 
@@ -175,6 +176,23 @@ class Markov(Dynamics):
             moves = self._possible & ~references(self._possible)
             blocks["weights"] = transition_weights(moves, self.n_inputs)
         return blocks
+
+    @cached_property
+    def message_blocks(self) -> Mapping[str, Conjugate]:  # type: ignore[override]
+        blocks = dict(self.blocks)
+        if self.n_initial:
+            possible = torch.ones(1, self.n_states, dtype=torch.bool, device="cpu")
+            reference = possible.clone().index_fill_(-1, torch.arange(1, self.n_states, device="cpu"), False)
+            parts = blocks["initial"], blocks.pop("initial_weights")
+            blocks["initial"] = LogitRows(*parts, possible, reference, self.n_initial)
+        if self.n_inputs:
+            parts = blocks["transition"], blocks.pop("weights")
+            blocks["transition"] = LogitRows(*parts, self._possible, references(self._possible), self.n_inputs)
+        return blocks
+
+    @property
+    def no_messages(self) -> str | None:
+        return "its first state has the stationary distribution" if self.initial == "stationary" else None
 
     @property
     def not_conjugate(self) -> str | None:
@@ -413,7 +431,8 @@ class Markov(Dynamics):
     ) -> tuple[MarkovPaths, MarkovTables]:
         shape, k = (*lead, *series.batch_shape), self.n_states
         zero = series.like.new_zeros(())
-        tables = MarkovTables(zero.expand(*shape, k), zero.expand(*shape, k, k), zero.expand(*shape, series.n_steps, k))
+        moved = (series.n_steps - 1, k, k) if self.n_inputs else (k, k)
+        tables = MarkovTables(*(zero.expand(*shape, *size) for size in ((k,), moved, (series.n_steps, k))))
         first, moves = zero.new_zeros(k), torch.where(self._possible.to(zero.device), zero, -torch.inf)
         if not isinstance(self.initial, str):
             first = torch.where(torch.tensor(self.initial).to(zero) > 0, zero, -torch.inf)
@@ -423,8 +442,17 @@ class Markov(Dynamics):
         return MarkovPaths(series.lengths, base), tables
 
     def factors(self, series: Series, counted: Tensor | None, gated: bool) -> list[Factor]:
-        n_axes = len(series.batch_shape) + 1
-        if isinstance(self.initial, str):
-            return [first_state("initial", PATHS, n_axes, counted), moves("transition", PATHS, n_axes)]
-        start = torch.tensor(self.initial, dtype=torch.float64).to(series.like)
-        return [constant_start(start, PATHS, counted), moves("transition", PATHS, n_axes)]
+        n_axes, blocks, drive = len(series.batch_shape) + 1, self.message_blocks, series.drive
+        if not isinstance(self.initial, str):
+            probs = torch.tensor(self.initial, dtype=torch.float64).to(series.like)
+            start = constant_start(probs, PATHS, counted)
+        elif self.n_initial:
+            rows = cast(LogitRows, blocks["initial"])
+            start = driven_start("initial", PATHS, rows, with_ones(self._first_inputs(drive)), counted)
+        else:
+            start = first_state("initial", PATHS, n_axes, counted)
+        if not self.n_inputs:
+            return [start, moves("transition", PATHS, n_axes)]
+        assert drive.inputs is not None
+        design = with_ones(drive.inputs[..., 1:, : self.n_inputs])
+        return [start, driven_moves("transition", PATHS, cast(LogitRows, blocks["transition"]), design)]

@@ -71,9 +71,9 @@ class ChainGraph(Graph):
         dynamics, series, prior = problem.dynamics, problem.series, problem.prior
         if series.noise is not None:
             raise ValueError('noise: got some, but message passing takes none; use method="em", "svi" or "nuts".')
-        if dynamics.not_conjugate:
+        if dynamics.no_messages:
             raise TypeError(
-                f"dynamics: {dynamics.not_conjugate}, so {dynamics.name} has no conjugate family, which message "
+                f"dynamics: {dynamics.no_messages}, so {dynamics.name} has no conjugate family, which message "
                 'passing needs; use method="em", "svi" or "nuts".'
             )
         if independent and series.at_once:
@@ -164,7 +164,7 @@ Blocks = dict[str, tuple[str | None, Conjugate]]
 
 def blocks_of(dynamics: Dynamics, emission: Emission, fixed: Parameters | None = None) -> Blocks:
     """The blocks of a model's parameters, held where they are fixed."""
-    blocks: Blocks = {name: ("", block) for name, block in dynamics.blocks.items()}
+    blocks: Blocks = {name: ("", block) for name, block in dynamics.message_blocks.items()}
     blocks |= emission_blocks(emission)
     return {
         name: (prefix, block_beside(block, with_prefix(fixed or {}, prefix)))

@@ -29,17 +29,20 @@ DYNAMICS = {
     "inputs": Copy(2, redraw_prior=(2.0, 3.0), state_prior=1.5, inputs=2),
     "markov": Markov(2, initial_prior=1.5, transition_prior=2.0, sticky=1.0),
     "driven": Markov(2, initial_prior=1.5, transition_prior=2.0, inputs=2),
+    "driven start": Markov(3, initial_prior=1.5, transition_prior=2.0, sticky=1.0, inputs=2, initial_inputs=2),
 }
 KINDS = [
     (dynamics, emission)
     for dynamics in DYNAMICS
     for emission in EMISSIONS
-    if not (dynamics == "markov" and emission.startswith("gated")) and "tied" not in emission and dynamics != "driven"
+    if not (dynamics == "markov" and emission.startswith("gated"))
+    and "tied" not in emission
+    and not dynamics.startswith("driven")
 ]
 KINDS += [("markov", "tied"), ("inputs", "gated_tied")]
 KINDS += [("copy", name) for name in ("tied_full", "gated_tied_full", "gated_tied_by_state")]
-CONJUGATE = tuple(KINDS)  # those that message passing takes
 KINDS += [("driven", name) for name in ("normal", "full", "poisson", "categorical")]
+CONJUGATE = (*KINDS, ("driven start", "normal"))  # those that message passing takes
 
 
 def random_model(dynamics: str, emission: str, seed: int = 0) -> SwitchingSSM:
@@ -58,10 +61,10 @@ def random_model(dynamics: str, emission: str, seed: int = 0) -> SwitchingSSM:
 def drive(dynamics: str, batch: tuple[int, ...], n_steps: int, seed: int = 0) -> dict[str, Tensor]:
     """Inputs, and gaps for the kind of dynamics that takes them."""
     generator = torch.Generator().manual_seed(seed)
-    if dynamics not in ("inputs", "driven"):
+    if dynamics not in ("inputs", "driven", "driven start"):
         return {}
     inputs = torch.randn(*batch, n_steps, 2, generator=generator, dtype=torch.float64)
-    if dynamics == "driven":
+    if dynamics.startswith("driven"):
         return {"inputs": inputs}
     dt = 0.5 + 2 * torch.rand(*batch, n_steps, generator=generator, dtype=torch.float64)
     return {"inputs": inputs, "dt": dt}

@@ -292,11 +292,6 @@ def test_samplers_and_svi_take_inputs():
         assert "transition_weights[0, 1, dose]" in str(fit.summary())
 
 
-def test_message_passing_is_refused_with_its_cure():
-    with pytest.raises(TypeError, match=r'^dynamics: its transitions depend on inputs, .* use method="em", "svi"'):
-        MODEL.fit(numbers(20), "vmp", inputs=numbers(20, C), progress=False)
-
-
 def test_models_with_inputs_survive_files(tmp_path):
     model = valued()
     model.save(tmp_path / "model")

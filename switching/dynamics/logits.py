@@ -1,0 +1,235 @@
+r"""Rows of a Markov chain that depend on inputs, under message passing: the numbers of their logits are normal.
+
+In a row, $\psi_{tj} = w_j^\top x_t$ is the logit of a move to state j relative to a reference, with $x_t = (1, c_t)$
+and $\psi = 0$ for the reference. Let m be the mean of $\psi$ under q and S the mean of $\psi \psi^\top$, over the J
+moves that are possible beside the reference. The curvature of log-sum-exp is at most $B = (I - 1 1^\top / (J + 1)) / 2$
+(Böhning 1992, *Multinomial logistic regression algorithm*), so that
+
+$$E \log A_{tj} \ge m_j - \log\Big(1 + \sum_i e^{m_i}\Big) - \tfrac12 \big(\mathrm{tr}\, B S - m^\top B m\big).$$
+
+The bound is convex in m and S, and it holds with equality at a point. Rows with one possible move beside the reference
+are gates; their bound is that of `gates`, which is closer.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from ...inference.families import Gaussian, MarkovTables, VectorFamily
+from ...inference.message_passing.factor_graph import Factor
+from ..inputs import COEFFICIENT_SCALE
+from ..parameters import Parameter, Parameters
+from ..priors import Conjugate, Site
+from .factors import named
+from .gates import logistic_bounds
+
+
+@dataclass(frozen=True)
+class LogitRows(Conjugate):
+    """Rows of probabilities at inputs 0, and weights of the inputs; their priors are factors.
+
+    Rows with fewer possible moves than others have numbers that mean nothing, with standard normal priors.
+
+    Attributes:
+        probs, weights: the blocks of the tables, of one row or of several.
+        possible: which moves are possible.
+        reference: which move of each row has the logit 0.
+        n_inputs: the number C of inputs.
+    """
+
+    probs: Conjugate
+    weights: Conjugate
+    possible: Bool[Tensor, "I K"]
+    reference: Bool[Tensor, "I K"]
+    n_inputs: int
+    family = Gaussian()
+    prior_is_factor = True
+
+    @property
+    def parameters(self) -> Mapping[str, Parameter]:  # type: ignore[override]
+        return {**self.probs.parameters, **self.weights.parameters}
+
+    @cached_property
+    def _one_row(self) -> bool:
+        """Whether the tables have no axis of rows."""
+        return len(next(iter(self.probs.parameters.values())).dims) == 1
+
+    @cached_property
+    def _order(self) -> Int[Tensor, "I J"]:
+        """The state of each number of a row."""
+        free = self.possible & ~self.reference
+        return free.byte().argsort(dim=-1, descending=True, stable=True)[:, : max(1, int(free.sum(-1).max()))]
+
+    @cached_property
+    def _used(self) -> Bool[Tensor, "I J"]:
+        """Which numbers mean something."""
+        return (self.possible & ~self.reference).gather(-1, self._order)
+
+    @cached_property
+    def _places(self) -> Float[Tensor, "I J K"]:
+        """1 where a number of a row belongs to a state."""
+        one_hot = torch.nn.functional.one_hot(self._order, self.possible.shape[-1])
+        return one_hot.double() * self._used.unsqueeze(-1)
+
+    @cached_property
+    def _curvature(self) -> Float[Tensor, "I J J"]:
+        """B."""
+        used = self._used.double()
+        among = used.unsqueeze(-1) * used.unsqueeze(-2) / (used.sum(-1) + 1)[:, None, None]
+        return (torch.diag_embed(used) - among) / 2
+
+    @property
+    def _sizes(self) -> tuple[int, int, int]:
+        """I, J and 1 + C."""
+        rows, moves = self._order.shape
+        return rows, moves, 1 + self.n_inputs
+
+    # ---- tables ----------------------------------------------------------------------------------------------------
+
+    def natural(self, prior: Parameters) -> Tensor:
+        """The start of q; the prior is not in the family."""
+        like, (rows, moves, columns) = next(iter(prior.values())), self._sizes
+        size = moves * columns
+        return self.family.natural(like.new_zeros(rows, size), torch.eye(size).to(like))
+
+    def point(self, values: Parameters) -> Tensor:
+        probs, weights = (values[name] for name in self.parameters)
+        if self._one_row:
+            probs, weights = probs.unsqueeze(-2), weights.unsqueeze(-3)
+        logs = probs.clamp_min(torch.finfo(probs.dtype).tiny).log()
+        reference = logs.masked_fill(~self.reference.to(logs.device), 0.0).sum(-1, keepdim=True)
+        numbers = torch.cat([(logs - reference).unsqueeze(-1), weights], -1)
+        order = self._order.to(numbers.device).unsqueeze(-1).expand(*numbers.shape[:-2], -1, numbers.shape[-1])
+        return numbers.gather(-2, order).masked_fill(~self._used.to(numbers.device).unsqueeze(-1), 0.0).flatten(-2)
+
+    def values(self, point: Tensor) -> Parameters:
+        numbers = self._places.to(point).mT @ point.unflatten(-1, self._sizes[1:])
+        logits = numbers[..., 0].masked_fill(~self.possible.to(point.device), -torch.inf)
+        probs, weights = torch.softmax(logits, -1), numbers[..., 1:]
+        if self._one_row:
+            probs, weights = probs.squeeze(-2), weights.squeeze(-3)
+        return dict(zip(self.parameters, (probs, weights), strict=True))
+
+    def sites(self, prior: Parameters) -> list[Site]:
+        return [*self.probs.sites(prior), *self.weights.sites(prior)]
+
+    def given(self, known: Parameters) -> VectorFamily[Any]:
+        name, weights = self.parameters
+        probs = known.get(name)
+        if probs is not None and bool(probs.isnan().any()) and not bool(probs.isnan().all()):
+            raise TypeError(f"{name} is known in part, and logits are not")
+        like = next(iter(known.values()))
+        shape = self.possible.shape[1:] if self._one_row else self.possible.shape
+        nowhere = {name: like.new_full(shape, torch.nan), weights: like.new_full((*shape, self.n_inputs), torch.nan)}
+        return super().given(nowhere | known)
+
+    def log_jacobian(self, known: Parameters) -> Tensor | float:
+        probs = known.get(next(iter(self.parameters)))
+        return 0.0 if probs is None else torch.where(self.possible.to(probs.device), probs, 1.0).log().sum()
+
+    def reordered(self, eta: Tensor, order: Int[Tensor, "K"]) -> Tensor:
+        if bool((order == torch.arange(len(order), device=order.device)).all()):
+            return eta
+        _, moves, columns = self._sizes
+        size, of_state = moves * columns, self._order.to(order.device)
+        # what row k says of a state is what row order[k] has said of the state order[state]
+        old = (of_state[order].unsqueeze(1) == order[of_state].unsqueeze(2)).byte().argmax(-1)
+        at = (old.unsqueeze(-1) * columns + torch.arange(columns, device=order.device)).flatten(-2)
+        moved = eta.index_select(-2, order)
+        first, second = moved[..., :size], moved[..., size:].unflatten(-1, (size, size))
+        second = second.gather(-2, at.unsqueeze(-1).expand(second.shape))
+        second = second.gather(-1, at.unsqueeze(-2).expand(second.shape))
+        return torch.cat([first.gather(-1, at.expand(first.shape)), second.flatten(-2)], -1)
+
+    # ---- bounds ----------------------------------------------------------------------------------------------------
+
+    def expected_logs(
+        self, statistics: Float[Tensor, "*r I P"], design: Float[Tensor, "*b D"]
+    ) -> Float[Tensor, "*rb I K"]:
+        """Bounds on the expected logarithms of the rows, 0 at impossible moves.
+
+        Statistics have axes of length 1 for those of the design: `[*r, 1, ..., 1, I, P]`.
+        """
+        _, moves, columns = self._sizes
+        possible, reference = self.possible.to(statistics.device), self.reference.to(statistics.device)
+        if moves == 1:
+            up, down = logistic_bounds(statistics, design.unsqueeze(-2))
+            table = torch.where(reference, down.unsqueeze(-1), up.unsqueeze(-1))
+            return torch.where(possible & self._used.to(possible.device), table, 0.0)
+        size, places, curvature = moves * columns, self._places.to(statistics), self._curvature.to(statistics)
+        numbers = statistics[..., :size].unflatten(-1, (moves, columns))
+        square = statistics[..., size:].unflatten(-1, (moves, columns, moves, columns))
+        x, traced = design.unsqueeze(-2), torch.einsum("ijk,...ijdke->...ide", curvature, square)
+        mean = (numbers * x.unsqueeze(-2)).sum(-1)
+        logits = (mean.unsqueeze(-2) @ places).squeeze(-2)
+        quadratic = ((x.unsqueeze(-2) @ traced).squeeze(-2) * x).sum(-1)
+        at_mean = (torch.einsum("ijk,...ik->...ij", curvature, mean) * mean).sum(-1)
+        total = logits.masked_fill(~possible, -torch.inf).logsumexp(-1) + (quadratic - at_mean) / 2
+        return torch.where(possible, logits - total.unsqueeze(-1), 0.0)
+
+    def prior_factor(self, block: str, prior: Parameters, share: float) -> Factor:
+        """The expected log prior. Dirichlet rows are bounded as moves at inputs 0 are."""
+        alpha = self.probs.natural(prior).reshape(self.possible.shape)
+        possible = self.possible.to(alpha.device)
+        alpha = torch.where(possible, alpha, 0.0)
+        of_rows = torch.lgamma(torch.where(possible, alpha, 1.0)).sum() - torch.lgamma(alpha.sum(-1)).sum()
+        _, moves, columns = self._sizes
+        size, at_zero = moves * columns, torch.eye(1, columns).to(alpha)[0]
+        used = self._used.to(alpha.device)
+        precision = torch.where(used, alpha.new_full((), COEFFICIENT_SCALE**-2), 1.0)
+        precision = precision.unsqueeze(-1).repeat(1, 1, columns)
+        precision[..., 0].masked_fill_(used, 0.0)  # of the rows' own priors
+        logs = torch.where(precision > 0, math.log(2 * math.pi) - precision.clamp_min(1e-9).log(), 0.0)
+        normalizer, precision = of_rows + logs.sum() / 2, precision.flatten(-2)
+
+        def prior_of_logits(statistics: Tensor) -> Tensor:
+            moved = (alpha * self.expected_logs(statistics, at_zero)).sum((-2, -1))
+            squares = statistics[..., size:].unflatten(-1, (size, size)).diagonal(dim1=-2, dim2=-1)
+            return moved - (precision * squares).sum((-2, -1)) / 2 - normalizer
+
+        return Factor(named(f"{block}_prior", prior_of_logits), (block,), scale=share, convex=(block,))
+
+
+def driven_moves(block: str, chain: str, rows: LogitRows, design: Float[Tensor, "*b S D"]) -> Factor:
+    """Bounds on E log A_t[old, new] of every move."""
+
+    def table(statistics: Tensor) -> Tensor:
+        return rows.expected_logs(_beside(statistics, design), design)
+
+    def elog(paths: MarkovTables, statistics: Tensor) -> Tensor:
+        return (paths.transition * table(statistics)).sum((-2, -1))
+
+    def to_chain(paths: MarkovTables, statistics: Tensor) -> MarkovTables:
+        return MarkovTables(None, table(statistics), None)  # type: ignore[arg-type]
+
+    return Factor(named(block, elog), (chain, block), {chain: to_chain}, convex=(block,))
+
+
+def driven_start(
+    block: str, chain: str, rows: LogitRows, design: Float[Tensor, "*b D"], counted: Tensor | None = None
+) -> Factor:
+    """Bounds on E log P(s_1)."""
+    mask = torch.ones((), device="cpu") if counted is None else counted[0]
+
+    def table(statistics: Tensor) -> Tensor:
+        return rows.expected_logs(_beside(statistics, design), design).squeeze(-2)
+
+    def elog(paths: MarkovTables, statistics: Tensor) -> Tensor:
+        return (paths.initial * table(statistics)).sum(-1)
+
+    def to_chain(paths: MarkovTables, statistics: Tensor) -> MarkovTables:
+        return MarkovTables(table(statistics) * mask, None, None)  # type: ignore[arg-type]
+
+    return Factor(named(block, elog), (chain, block), {chain: to_chain}, mask=mask, convex=(block,))
+
+
+def _beside(statistics: Float[Tensor, "*r I P"], design: Float[Tensor, "*b D"]) -> Tensor:
+    """Statistics with axes of length 1 for sequences and steps."""
+    lead, n_axes = statistics.shape[:-2], design.ndim - 1
+    return statistics.reshape(*lead, *(1,) * n_axes, *statistics.shape[-2:])

@@ -1,0 +1,170 @@
+"""Message passing for Markov chains whose rows and start depend on inputs: bounds on expected logarithms of rows."""
+
+import math
+
+import pytest
+import samplehold as sh
+import torch
+from samplehold.switching.dynamics.logits import LogitRows
+from samplehold.switching.parameters import reordered
+from torch import Tensor
+from torch.testing import assert_close
+
+C = 2
+MASK = [[True, True, False], [True, True, True], [False, False, True]]
+FORMS = {
+    "free": sh.Markov(3, inputs=C),
+    "two states": sh.Markov(2, inputs=C),
+    "mask": sh.Markov(3, inputs=C, mask=MASK),
+    "start": sh.Markov(3, initial_inputs=C),
+}
+each = pytest.mark.parametrize("dynamics", FORMS.values(), ids=FORMS)
+
+
+def numbers(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def rows_of(dynamics: sh.Markov) -> tuple[str, LogitRows]:
+    """The block of logits, and its name."""
+    (found,) = [(n, block) for n, block in dynamics.message_blocks.items() if isinstance(block, LogitRows)]
+    return found
+
+
+def drawn(rows: LogitRows, n: int = 1, seed: int = 0) -> tuple[Tensor, Tensor]:
+    """A q of the numbers, and draws of them."""
+    shape = rows.natural({"prior": numbers(1)}).shape[0], *rows._sizes[1:]
+    size = shape[1] * shape[2]
+    root = 0.6 * numbers(shape[0], size, size, seed=seed + 1)
+    precision = torch.linalg.inv(root @ root.mT + 0.2 * torch.eye(size).double())
+    eta = rows.family.natural(numbers(shape[0], size, seed=seed), precision)
+    return eta, rows.family.sample(eta, n, torch.Generator().manual_seed(seed))
+
+
+def log_rows(rows: LogitRows, points: Tensor, design: Tensor) -> Tensor:
+    """[*r, N, I, K]: the logarithm of each row at each input."""
+    values = list(rows.values(points).values())
+    probs, weights = (x.unsqueeze(-2 - i) for i, x in enumerate(values)) if rows._one_row else values
+    logits = probs.log().unsqueeze(-3) + torch.einsum("nc,...ikc->...nik", design[:, 1:], weights)
+    return logits.log_softmax(-1)
+
+
+@each
+def test_bounds_are_equal_at_a_point_and_below_the_mean_of_draws(dynamics):
+    _, rows = rows_of(dynamics)
+    design = torch.cat([torch.ones(5, 1).double(), numbers(5, C, seed=3)], -1)
+    eta, points = drawn(rows, 20_000)
+    exact = log_rows(rows, points, design)
+    possible = rows.possible.expand_as(exact[0])
+    at_points = rows.expected_logs(rows.family.statistics(points[:50])[:, None], design)
+    assert_close(at_points[:, possible], exact[:50][:, possible], rtol=1e-9, atol=1e-9)
+    bound, mean = rows.expected_logs(rows.family.mean(eta)[None], design), exact.mean(0)
+    spread = exact.std(0) / math.sqrt(len(points))
+    assert bool((bound <= mean + 4 * spread)[possible].all())
+    assert float(bound[~possible].abs().sum()) == 0
+
+
+@each
+def test_points_are_the_parameters(dynamics):
+    _, rows = rows_of(dynamics)
+    _, points = drawn(rows, 4)
+    values = rows.values(points)
+    known = dynamics.parameters
+    for name, value in values.items():
+        assert bool(known[name].support.check(value[0]).all()), name
+    assert_close(rows.values(rows.point(values)), values, rtol=1e-12, atol=1e-12)
+
+
+def test_states_change_their_numbers():
+    _, rows = rows_of(FORMS["free"])
+    eta, _ = drawn(rows)
+    order = torch.tensor([2, 0, 1])
+    mean = rows.values(rows.family.expected(eta))
+    found = rows.values(rows.family.expected(rows.reordered(eta, order)))
+    assert_close(found, reordered(FORMS["free"].parameters, mean, order), rtol=1e-12, atol=1e-12)
+    covariances = [rows.family.usual(e).precision for e in (eta, rows.reordered(eta, order))]
+    assert_close(covariances[0].logdet()[order], covariances[1].logdet(), rtol=1e-10, atol=0)
+
+
+def made(dynamics: sh.Markov, n: int = 80, steps: int = 12) -> tuple[sh.SwitchingSSM, Tensor, Tensor]:
+    """A model with well separated states, series and inputs."""
+    k = dynamics.n_states
+    model = sh.SwitchingSSM(dynamics, sh.Normal(1))
+    possible = torch.tensor(dynamics.mask or [[True] * k] * k)
+    table = torch.where(possible, 0.1 + torch.eye(k).double(), 0.0)
+    values = {
+        "initial_probs": torch.full((k,), 1 / k),
+        "transition_probs": table / table.sum(-1, keepdim=True),
+        "transition_weights": 0.8 * numbers(k, k, C, seed=2),
+        "initial_weights": numbers(k, C, seed=4),
+        "loc": 4 * torch.arange(k).double().unsqueeze(-1),
+        "scale": torch.ones(k, 1).double(),
+    }
+    free = {n: p.support.free for n, p in model.known.items() if n.endswith("_weights")}
+    values |= {n: values[n] * free.to(values[n]) for n, free in free.items()}
+    model = model.with_values({name: values[name] for name in (*dynamics.parameters, "loc", "scale")})
+    inputs = numbers(n, steps, C, seed=1)
+    return model, model.simulate(steps, (n,), seed=0, inputs=inputs).x, inputs
+
+
+@pytest.mark.few(2)
+@each
+def test_fits_raise_the_bound_and_come_near_the_mode(dynamics):
+    model, x, inputs = made(dynamics)
+    fit = model.fit(x, "vmp", inputs=inputs, restarts=2, progress=False)
+    assert fit.converged
+    assert float(fit.objective.diff().min()) > -1e-9 * float(fit.objective.abs().max())
+    mode = model.fit(x, inputs=inputs, restarts=2, progress=False)
+    assert abs(fit.loglik - mode.loglik) < 3
+    assert float(fit.objective[-1]) < fit.loglik
+    for name in ("transition_probs", "transition_weights", "initial_weights"):
+        if name in mode.model.values:
+            assert_close(fit.model.values[name], mode.model.values[name], rtol=0, atol=0.25)
+
+
+def test_the_bound_lies_below_the_evidence():
+    """The evidence is the mean over draws from the prior; the emission is known."""
+    model = sh.SwitchingSSM(sh.Markov(2, inputs=1, sticky=2.0), sh.Normal(1))
+    known = {"loc": torch.tensor([[0.0], [1.5]]).double(), "scale": torch.ones(2, 1).double()}
+    inputs, n = numbers(9, 1), 60_000
+    x = known["loc"][torch.tensor([0, 0, 1, 1, 1, 0, 0, 0, 1])] + 0.7 * numbers(9, 1, seed=1)
+    fit = model.fit(x, "vmp", inputs=inputs, fixed=known, restarts=1, progress=False)
+    prior = model.scaled_to(x, inputs=inputs).prior
+    generator = torch.Generator().manual_seed(0)
+    values = {
+        name: torch._sample_dirichlet(prior[f"{name.split('_')[0]}_concentration"].expand(n, *shape), generator)
+        for name, shape in (("initial_probs", (2,)), ("transition_probs", (2, 2)))
+    }
+    weights = 2.5 * torch.randn(n, 2, generator=generator, dtype=torch.float64)
+    values["transition_weights"] = torch.diag_embed(weights).flip(-1).unsqueeze(-1)  # those of staying are 0
+    known = {"loc": known["loc"], "precision": known["scale"]}  # which are 1
+    values |= {name: table.expand(n, *table.shape) for name, table in known.items()}
+    terms = model.problem(x, inputs=inputs).evidence(values)
+    evidence = float(terms.logsumexp(0)) - math.log(n)
+    assert evidence - 3 < float(fit.objective[-1]) < evidence + 0.05
+
+
+def test_weights_or_all_of_it_may_be_known_and_a_part_of_a_row_not():
+    model, x, inputs = made(FORMS["free"], 2, 60)
+    weights, probs = model.values["transition_weights"], model.values["transition_probs"]
+    few = {"inputs": inputs, "restarts": 1, "max_steps": 5, "progress": False}
+    for fixed in ({"transition_weights": weights}, {"transition_probs": probs, "transition_weights": weights}):
+        fit = model.fit(x, "vmp", fixed=fixed, **few)
+        for name, table in fixed.items():
+            assert_close(fit.model.values[name], table, rtol=1e-9, atol=1e-9)
+        assert float(fit.objective.diff().min()) > -1e-8
+    part = probs.clone()
+    part[0, 1:] = torch.nan
+    with pytest.raises(TypeError, match=r'^fixed: message passing cannot hold .* use method="em", "svi" or "nuts"'):
+        model.fit(x, "vmp", fixed={"transition_probs": part}, **few)
+
+
+def test_everything_of_a_fit_works():
+    model, x, inputs = made(FORMS["two states"], 2, 60)
+    fit = model.fit(x, "vmp", inputs=inputs, restarts=1, progress=False)
+    low, high = (ends["transition_weights"] for ends in fit.posterior.interval(0.9))
+    assert bool((low[0, 1] < high[0, 1]).all())
+    assert "transition_weights[0, 1, 0]" in str(fit.summary())
+    assert set(fit.to_arviz(draws=4).posterior) >= {"transition_probs", "transition_weights"}
+    bound = fit.posterior.smooth(x, inputs=inputs)
+    assert_close(bound.state.sum(-1), torch.ones(2, 60).double(), rtol=1e-10, atol=0)
