@@ -277,8 +277,10 @@ class FixedBlock(Conjugate):
     def prior_factor(self, block: str, prior: Parameters, share: float) -> Factor:
         """The prior factor of the free parameters."""
         whole, sites = self.block.prior_factor(block, prior, share), self.block.sites(prior)
-        known = sum(_density_of_known(site, self.at) for site in sites if site.name in self.at)
-        known = known + self.block.log_jacobian(self.at)
+        density = self.block.known_density(prior, self.at)
+        if density is None:
+            density = sum(_density_of_known(site, self.at) for site in sites if site.name in self.at)
+        known = density
 
         def elog(statistics: Tensor) -> Tensor:
             return whole.elog(statistics) - known

@@ -563,7 +563,7 @@ class SwitchingSSM(Model):
         from .fitting.subjects import check_subjects, fit_subjects
 
         series = named(series)
-        check_subjects(series, pooling, options)
+        check_subjects(series, pooling, options, self.dynamics)
         names = series.subject_names
         assert names is not None
         first = self._fitted(series, options.before_subjects())

@@ -274,9 +274,9 @@ class Conjugate(ABC):
         parts = (point,) if isinstance(point, Tensor) else tuple(vars(point).values())
         return dict(zip(self.parameters, parts, strict=True))
 
-    def log_jacobian(self, known: Parameters) -> Tensor | float:
-        """The log density of known parameters in the coordinates of the family's point, less that in their own."""
-        return 0.0
+    def known_density(self, prior: Parameters, known: Parameters) -> Tensor | None:
+        """The log density of known parameters in the coordinates of the family's point; None: that of their sites."""
+        return None
 
     def statistics(self, values: Parameters) -> Tensor:
         """The family's statistics t(theta) `[*plates, P]` at these parameters."""

@@ -49,7 +49,8 @@ def counted() -> Iterator[list[str]]:
             yield found
         finally:
             torch.cuda.set_sync_debug_mode("default")
-    found += [str(warning.message) for warning in caught if "synchronizing" in str(warning.message)]
+    told = "called a synchronizing CUDA operation"
+    found += [f"{warning.filename}:{warning.lineno}" for warning in caught if told in str(warning.message)]
 
 
 def looks(function: Callable[[], Any]) -> list[str]:

@@ -21,7 +21,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from ...inference.families import Gaussian, MarkovTables, VectorFamily
+from ...inference.families import Gaussian, MarkovTables, VectorFamily, given_in_part
 from ...inference.message_passing.factor_graph import Factor
 from ..inputs import COEFFICIENT_SCALE
 from ..parameters import Parameter, Parameters
@@ -70,6 +70,11 @@ class LogitRows(Conjugate):
     def _used(self) -> Bool[Tensor, "I J"]:
         """Which numbers mean something."""
         return (self.possible & ~self.reference).gather(-1, self._order)
+
+    @cached_property
+    def _gates(self) -> Bool[Tensor, "I"]:
+        """Which rows have one possible move beside the reference."""
+        return self._used.sum(-1) == 1
 
     @cached_property
     def _places(self) -> Float[Tensor, "I J K"]:
@@ -121,17 +126,42 @@ class LogitRows(Conjugate):
 
     def given(self, known: Parameters) -> VectorFamily[Any]:
         name, weights = self.parameters
-        probs = known.get(name)
+        probs, like = known.get(name), next(iter(known.values()))
         if probs is not None and bool(probs.isnan().any()) and not bool(probs.isnan().all()):
             raise TypeError(f"{name} is known in part, and logits are not")
-        like = next(iter(known.values()))
         shape = self.possible.shape[1:] if self._one_row else self.possible.shape
         nowhere = {name: like.new_full(shape, torch.nan), weights: like.new_full((*shape, self.n_inputs), torch.nan)}
-        return super().given(nowhere | known)
+        point = self.point(nowhere | known)
+        if bool(point.isnan().any()):  # numbers that mean nothing are free too
+            point = point.unflatten(-1, self._sizes[1:])
+            point = point.masked_fill(~self._used.to(point.device).unsqueeze(-1), torch.nan).flatten(-2)
+        return given_in_part(self.family, point)
 
-    def log_jacobian(self, known: Parameters) -> Tensor | float:
-        probs = known.get(next(iter(self.parameters)))
-        return 0.0 if probs is None else torch.where(self.possible.to(probs.device), probs, 1.0).log().sum()
+    def known_density(self, prior: Parameters, known: Parameters) -> Tensor:
+        """Of logits: rows of probabilities as moves at inputs 0."""
+        alpha = self._concentration(prior)
+        probs, weights = (known.get(name) for name in self.parameters)
+        total = alpha.new_zeros(())
+        if probs is not None:
+            logs = probs.to(alpha).reshape(alpha.shape).clamp_min(torch.finfo(probs.dtype).tiny).log()
+            total = total + (alpha * logs).sum() - self._normalizers(alpha).sum()
+        if weights is not None:
+            free = (self.possible & ~self.reference).to(alpha.device).unsqueeze(-1)
+            table = weights.to(alpha).reshape(*alpha.shape, self.n_inputs)
+            each = -(table / COEFFICIENT_SCALE).square() / 2 - math.log(COEFFICIENT_SCALE * math.sqrt(2 * math.pi))
+            total = total + torch.where(free & ~table.isnan(), each, 0.0).sum()
+        if probs is not None and weights is not None and not bool(weights.isnan().any()):  # all are held
+            total = total - int((~self._used).sum()) * (1 + self.n_inputs) * math.log(2 * math.pi) / 2
+        return total
+
+    def _concentration(self, prior: Parameters) -> Float[Tensor, "I K"]:
+        """Of the moves at inputs 0, 0 for impossible ones."""
+        alpha = self.probs.natural(prior).reshape(self.possible.shape)
+        return torch.where(self.possible.to(alpha.device), alpha, 0.0)
+
+    def _normalizers(self, alpha: Float[Tensor, "I K"]) -> Float[Tensor, "I"]:
+        possible = self.possible.to(alpha.device)
+        return torch.lgamma(torch.where(possible, alpha, 1.0)).sum(-1) - torch.lgamma(alpha.sum(-1))
 
     def reordered(self, eta: Tensor, order: Int[Tensor, "K"]) -> Tensor:
         if bool((order == torch.arange(len(order), device=order.device)).all()):
@@ -157,12 +187,9 @@ class LogitRows(Conjugate):
         Statistics have axes of length 1 for those of the design: `[*r, 1, ..., 1, I, P]`.
         """
         _, moves, columns = self._sizes
-        possible, reference = self.possible.to(statistics.device), self.reference.to(statistics.device)
-        if moves == 1:
-            up, down = logistic_bounds(statistics, design.unsqueeze(-2))
-            table = torch.where(reference, down.unsqueeze(-1), up.unsqueeze(-1))
-            return torch.where(possible & self._used.to(possible.device), table, 0.0)
-        size, places, curvature = moves * columns, self._places.to(statistics), self._curvature.to(statistics)
+        size, device = moves * columns, statistics.device
+        possible, reference = self.possible.to(device), self.reference.to(device)
+        places, curvature = self._places.to(statistics), self._curvature.to(statistics)
         numbers = statistics[..., :size].unflatten(-1, (moves, columns))
         square = statistics[..., size:].unflatten(-1, (moves, columns, moves, columns))
         x, traced = design.unsqueeze(-2), torch.einsum("ijk,...ijdke->...ide", curvature, square)
@@ -171,14 +198,18 @@ class LogitRows(Conjugate):
         quadratic = ((x.unsqueeze(-2) @ traced).squeeze(-2) * x).sum(-1)
         at_mean = (torch.einsum("ijk,...ik->...ij", curvature, mean) * mean).sum(-1)
         total = logits.masked_fill(~possible, -torch.inf).logsumexp(-1) + (quadratic - at_mean) / 2
-        return torch.where(possible, logits - total.unsqueeze(-1), 0.0)
+        table = logits - total.unsqueeze(-1)
+        if bool(self._gates.any()):
+            first = torch.cat([numbers[..., 0, :], square[..., 0, :, 0, :].flatten(-2)], -1)
+            up, down = logistic_bounds(first, x)
+            of_gates = torch.where(reference, down.unsqueeze(-1), up.unsqueeze(-1))
+            table = torch.where(self._gates.to(device).unsqueeze(-1), of_gates, table)
+        return torch.where(possible, table, 0.0)
 
     def prior_factor(self, block: str, prior: Parameters, share: float) -> Factor:
         """The expected log prior. Dirichlet rows are bounded as moves at inputs 0 are."""
-        alpha = self.probs.natural(prior).reshape(self.possible.shape)
-        possible = self.possible.to(alpha.device)
-        alpha = torch.where(possible, alpha, 0.0)
-        of_rows = torch.lgamma(torch.where(possible, alpha, 1.0)).sum() - torch.lgamma(alpha.sum(-1)).sum()
+        alpha = self._concentration(prior)
+        of_rows = self._normalizers(alpha).sum()
         _, moves, columns = self._sizes
         size, at_zero = moves * columns, torch.eye(1, columns).to(alpha)[0]
         used = self._used.to(alpha.device)

@@ -239,7 +239,7 @@ class VariationalPosterior(Posterior):
 
     @property
     def mean(self) -> Parameters:
-        """Posterior means, or geometric means."""
+        """Posterior means, or geometric means; of probabilities with inputs, those at the means of their logits."""
         return self.collect(
             {
                 name: family.mean(self.blocks[name])[..., 0].exp()

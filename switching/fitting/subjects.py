@@ -82,7 +82,7 @@ class Pooling:
         return Pooling(common, words[EMISSION] != POOLED[0], partial)
 
 
-def check_subjects(series: Series, pooling: Pooling, options: Options) -> None:
+def check_subjects(series: Series, pooling: Pooling, options: Options, dynamics: Dynamics) -> None:
     """ValueError if subjects cannot have parameters of their own."""
     assert series.subjects is not None
     assert series.subject_names is not None
@@ -96,6 +96,11 @@ def check_subjects(series: Series, pooling: Pooling, options: Options) -> None:
         raise ValueError(
             'method: got "em", whose points have no spread from which a population could be fitted; use method="vmp" '
             'with pooled="partial".'
+        )
+    if dynamics.not_conjugate and not dynamics.no_messages and (pooling.partial or options.method == "vmp"):
+        raise ValueError(
+            f"pooled: got parameters by subject, but {dynamics.not_conjugate}, which message passing takes only if all "
+            'parameters are common; use pooled="none", for some blocks or for all, with method="em", "svi" or "nuts".'
         )
     seen = torch.zeros(len(series.subject_names), dtype=torch.long, device=series.like.device)
     seen = seen.index_add(0, series.subjects, series.n_seen)

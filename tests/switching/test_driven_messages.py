@@ -122,26 +122,70 @@ def test_fits_raise_the_bound_and_come_near_the_mode(dynamics):
             assert_close(fit.model.values[name], mode.model.values[name], rtol=0, atol=0.25)
 
 
-def test_the_bound_lies_below_the_evidence():
-    """The evidence is the mean over draws from the prior; the emission is known."""
+@pytest.mark.parametrize("weight", [None, 0.5])
+def test_the_bound_lies_below_the_evidence(weight):
+    """The evidence is the mean over draws from the prior; the emission is known, and maybe one of the weights."""
     model = sh.SwitchingSSM(sh.Markov(2, inputs=1, sticky=2.0), sh.Normal(1))
     known = {"loc": torch.tensor([[0.0], [1.5]]).double(), "scale": torch.ones(2, 1).double()}
     inputs, n = numbers(9, 1), 60_000
     x = known["loc"][torch.tensor([0, 0, 1, 1, 1, 0, 0, 0, 1])] + 0.7 * numbers(9, 1, seed=1)
-    fit = model.fit(x, "vmp", inputs=inputs, fixed=known, restarts=1, progress=False)
+    weights = 2.5 * numbers(n, 2)
+    part = torch.full((2, 2, 1), torch.nan, dtype=torch.float64)
+    if weight is not None:
+        weights[:, 0] = part[0, 1] = weight
+    fixed = known | ({} if weight is None else {"transition_weights": part})
+    fit = model.fit(x, "vmp", inputs=inputs, fixed=fixed, restarts=1, progress=False)
     prior = model.scaled_to(x, inputs=inputs).prior
     generator = torch.Generator().manual_seed(0)
     values = {
         name: torch._sample_dirichlet(prior[f"{name.split('_')[0]}_concentration"].expand(n, *shape), generator)
         for name, shape in (("initial_probs", (2,)), ("transition_probs", (2, 2)))
     }
-    weights = 2.5 * torch.randn(n, 2, generator=generator, dtype=torch.float64)
     values["transition_weights"] = torch.diag_embed(weights).flip(-1).unsqueeze(-1)  # those of staying are 0
-    known = {"loc": known["loc"], "precision": known["scale"]}  # which are 1
-    values |= {name: table.expand(n, *table.shape) for name, table in known.items()}
+    tables = {"loc": known["loc"], "precision": known["scale"]}  # which are 1
+    values |= {name: table.expand(n, *table.shape) for name, table in tables.items()}
     terms = model.problem(x, inputs=inputs).evidence(values)
     evidence = float(terms.logsumexp(0)) - math.log(n)
     assert evidence - 3 < float(fit.objective[-1]) < evidence + 0.05
+
+
+@pytest.mark.parametrize("mask", [None, MASK, [[True, True, False], [False, True, True], [False, False, True]]])
+def test_with_weights_of_0_a_known_table_has_the_bound_of_a_chain_without_inputs(mask):
+    possible = torch.ones(3, 3) if mask is None else torch.tensor(mask).double()
+    table = (possible * (0.2 + torch.eye(3))).double()
+    fixed = {"transition_probs": table / table.sum(-1, keepdim=True)}
+    x, few = 2 * numbers(30, 1), {"restarts": 1, "progress": False}
+    plain = sh.SwitchingSSM(sh.Markov(3, mask=mask), sh.Normal(1)).fit(x, "vmp", fixed=fixed, **few)
+    fixed["transition_weights"] = torch.zeros(3, 3, C).double()
+    driven = sh.SwitchingSSM(sh.Markov(3, mask=mask, inputs=C), sh.Normal(1))
+    fit = driven.fit(x, "vmp", fixed=fixed, inputs=numbers(30, C), **few)
+    assert_close(fit.objective[-1], plain.objective[-1], rtol=0, atol=1e-6)
+
+
+def test_a_known_move_of_probability_0_is_not_made():
+    model, x, inputs = made(FORMS["two states"], 2, 40)
+    fixed = {"transition_probs": torch.tensor([[1.0, 0.0], [0.3, 0.7]]).double()}
+    fit = model.fit(x, "vmp", inputs=inputs, fixed=fixed, restarts=1, progress=False)
+    assert float(fit.objective.diff().min()) > -1e-7
+    path = fit.viterbi().path
+    assert not bool(((path[:, :-1] == 0) & (path[:, 1:] == 1)).any())
+
+
+@pytest.mark.slow
+def test_minibatches_end_near_the_whole():
+    model, x, inputs = made(FORMS["free"], 60)
+    whole = model.fit(x, "vmp", inputs=inputs, restarts=1, progress=False)
+    parts = model.fit(x, "vmp", inputs=inputs, restarts=1, batch_size=20, max_steps=200, progress=False)
+    assert abs(float(parts.objective[-1]) - float(whole.objective[-1])) < 0.5
+
+
+def test_parameters_by_subject_are_refused_in_their_own_words():
+    model, x, inputs = made(FORMS["two states"], 2, 20)
+    given = {"inputs": inputs, "subjects": ["a", "b"], "progress": False}
+    said = r"^pooled: got parameters by subject, but its transitions depend on inputs"
+    for method, pooled in (("vmp", "none"), ("vmp", {"emission": "none"}), ("svi", {"emission": "partial"})):
+        with pytest.raises(ValueError, match=said):
+            model.fit(x, method, pooled=pooled, **given)
 
 
 def test_weights_or_all_of_it_may_be_known_and_a_part_of_a_row_not():
