@@ -46,7 +46,6 @@ from ..numerics.deferred import add_context, deferred, refuse_if
 from ..numerics.records import Record
 from .factor_graph import Block, Factor, add_message, by_name, check_factor, check_proper, fit_message, neighbors
 
-REPEATED = 10  # further updates of a bounded block towards its optimum, before a step of less than 1 goes there
 ROUNDINGS = 16  # the number of roundings in a product and its sums
 _DENSITY = "eta", "prior", "family"  # the fields that determine a block's part of the bound and its statistics
 
@@ -150,21 +149,25 @@ class VMP:
         return self._sum_of_messages(None, name, under or {}, 1.0)
 
     @torch.no_grad()
-    def update(self, name: str, under: Mapping[str, Stats] | None = None) -> None:
-        """Move one block by its step towards its optimum, given the others (or `under` instead of their statistics)."""
+    def update(self, name: str, under: Mapping[str, Stats] | None = None, repeated: int = 0) -> None:
+        """Move one block by its step towards its optimum, given the others (or `under` instead of their statistics).
+
+        A message from a bound holds at the block's own statistics alone, so an update is short of the optimum;
+        `repeated` more of them come before the step.
+        """
         block = self._blocks[name]
         eta = self._sum_of_messages(block.prior, name, under or {}, block.scale)
+        for _ in range(repeated if self._is_bounded(name) else 0):
+            own = {**(under or {}), name: block.family.mean(eta)}
+            eta = self._sum_of_messages(block.prior, name, own, block.scale)
         if block.step != 1:
-            for _ in range(REPEATED if self._is_bounded(name) else 0):
-                own = {**(under or {}), name: block.family.mean(eta)}
-                eta = self._sum_of_messages(block.prior, name, own, block.scale)
             eta = tree_map(lambda new, old: torch.lerp(old, new, block.step), eta, block.eta)
         self._blocks[name] = replace(block, eta=eta)
         optimal = block.step == 1 and block.prior is None and name in self.linear and not under
         self._optimal, self._stale = name if optimal else None, bool(under)
 
     def _is_bounded(self, name: str) -> bool:
-        """Whether a message to a block holds at its own statistics alone: then one update is short of the optimum."""
+        """Whether a message to a block comes from a bound."""
         return any(name in factor.convex and name not in factor.messages for factor in self._factors[name])
 
     def step(self) -> None:

@@ -46,6 +46,7 @@ from .starts import Starts, sample_of
 ROOM = 2**20  # numbers in one table of a chunk
 LONG = 2**24  # numbers in one table beyond which a single sequence is cut
 FORGETTING = 0.7  # kappa: with values near 1/2, early batches are forgotten sooner
+REPEATED = 10  # updates of a bounded block in each batch, which a small step alone would leave far from its optimum
 KEPT = 3  # of this many restarts one continues
 
 
@@ -272,7 +273,7 @@ def run_batches(
                         batch.update(PATHS)
                         estimate = estimate + batch.elbo().double()
                         for name in now:
-                            batch.update(name)
+                            batch.update(name, repeated=REPEATED)
                         now = parameters_of(batch)
                 etas, estimate = now, estimate.cpu()
                 final[kept] = estimate
