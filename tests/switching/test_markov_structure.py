@@ -221,7 +221,7 @@ def test_every_method_fits_or_names_its_cure(dynamics):
     x = model.simulate(12, (4,), seed=0, **given).x
     some = {"restarts": 1, "progress": False} | given
     empty = SwitchingSSM(dynamics, Normal(1))
-    if dynamics.not_conjugate:
+    if dynamics.no_messages:
         with pytest.raises(TypeError, match=r'^dynamics: its .* use method="em", "svi" or "nuts"\.'):
             empty.fit(x, "vmp", **some)
     else:
