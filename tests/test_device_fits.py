@@ -102,7 +102,7 @@ def fitted(name: str, device: torch.device) -> tuple[Any, Tensor, dict[str, Any]
     return fit, x, told
 
 
-@pytest.mark.few(3)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("name", FITS)
 def test_a_fit_and_its_verbs_on_a_device_are_those_on_the_cpu(name):
     with warnings.catch_warnings(), unchecked():

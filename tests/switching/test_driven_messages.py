@@ -107,7 +107,7 @@ def made(dynamics: sh.Markov, n: int = 80, steps: int = 12) -> tuple[sh.Switchin
     return model, model.simulate(steps, (n,), seed=0, inputs=inputs).x, inputs
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @each
 def test_fits_raise_the_bound_and_come_near_the_mode(dynamics):
     model, x, inputs = made(dynamics)
@@ -122,7 +122,8 @@ def test_fits_raise_the_bound_and_come_near_the_mode(dynamics):
             assert_close(fit.model.values[name], mode.model.values[name], rtol=0, atol=0.25)
 
 
-@pytest.mark.parametrize("weight", [None, 0.5])
+@pytest.mark.few(1)
+@pytest.mark.parametrize("weight", [0.5, None])
 def test_the_bound_lies_below_the_evidence(weight):
     """The evidence is the mean over draws from the prior; the emission is known, and maybe one of the weights."""
     model = sh.SwitchingSSM(sh.Markov(2, inputs=1, sticky=2.0), sh.Normal(1))
