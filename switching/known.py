@@ -276,11 +276,9 @@ class FixedBlock(Conjugate):
 
     def prior_factor(self, block: str, prior: Parameters, share: float) -> Factor:
         """The prior factor of the free parameters."""
-        whole, sites = self.block.prior_factor(block, prior, share), self.block.sites(prior)
-        density = self.block.known_density(prior, self.at)
-        if density is None:
-            density = sum(_density_of_known(site, self.at) for site in sites if site.name in self.at)
-        known = density
+        whole, known = self.block.prior_factor(block, prior, share), self.block.known_density(prior, self.at)
+        if known is None:
+            known = sum(_density_of_known(site, self.at) for site in self.block.sites(prior) if site.name in self.at)
 
         def elog(statistics: Tensor) -> Tensor:
             return whole.elog(statistics) - known

@@ -34,7 +34,8 @@ from .gates import logistic_bounds
 class LogitRows(Conjugate):
     """Rows of probabilities at inputs 0, and weights of the inputs; their priors are factors.
 
-    Rows with fewer possible moves than others have numbers that mean nothing, with standard normal priors.
+    All rows have as many numbers as the row with most possible moves. Those that a row does not use have standard
+    normal priors, and no factor reads them.
 
     Attributes:
         probs, weights: the blocks of the tables, of one row or of several.
@@ -68,7 +69,7 @@ class LogitRows(Conjugate):
 
     @cached_property
     def _used(self) -> Bool[Tensor, "I J"]:
-        """Which numbers mean something."""
+        """Which numbers a row uses."""
         return (self.possible & ~self.reference).gather(-1, self._order)
 
     @cached_property
@@ -132,13 +133,13 @@ class LogitRows(Conjugate):
         shape = self.possible.shape[1:] if self._one_row else self.possible.shape
         nowhere = {name: like.new_full(shape, torch.nan), weights: like.new_full((*shape, self.n_inputs), torch.nan)}
         point = self.point(nowhere | known)
-        if bool(point.isnan().any()):  # numbers that mean nothing are free too
+        if bool(point.isnan().any()):  # unused numbers are free too
             point = point.unflatten(-1, self._sizes[1:])
             point = point.masked_fill(~self._used.to(point.device).unsqueeze(-1), torch.nan).flatten(-2)
         return given_in_part(self.family, point)
 
     def known_density(self, prior: Parameters, known: Parameters) -> Tensor:
-        """Of logits: rows of probabilities as moves at inputs 0."""
+        """The density of the logits at inputs 0 and of the known weights."""
         alpha = self._concentration(prior)
         probs, weights = (known.get(name) for name in self.parameters)
         total = alpha.new_zeros(())
