@@ -18,7 +18,6 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar, Unpack, cast
 
 import pyro
-import pyro.distributions as dist
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
@@ -33,6 +32,7 @@ from ...inference.numerics.scalars import check_batch_shape, check_integer, chec
 from ..base import Model, Probabilities
 from ..data.ragged import by_sequence
 from ..data.series import Given, Series
+from ..dynamics.contract import draw_gate, draw_state
 from ..emissions.contract import Emission, check_no_inputs
 from ..fitting.options import Options
 from ..forecast import Forecast
@@ -385,11 +385,11 @@ def paths_of(used: Sequence[CopyTables], elbo: Tensor, converged: bool) -> Coupl
 def draw_chain(t: int, d: int, rho: Tensor, probs: Tensor, before: Tensor | None) -> tuple[Tensor, Tensor]:
     """Gate and state of chain d (from 0) at step t, given the previous state; None at the first step."""
     rho = torch.ones_like(rho) if before is None else rho
-    redraw = pyro.sample(f"z_{t}_{d + 1}", dist.Bernoulli(rho), infer={"enumerate": "parallel"})
+    redraw = draw_gate(f"z_{t}_{d + 1}", rho.log(), torch.log1p(-rho))
     if before is not None:
         same = torch.nn.functional.one_hot(before, probs.shape[-1]).to(probs)
         probs = torch.where(redraw.bool().unsqueeze(-1), probs, same)
-    return redraw, pyro.sample(f"s_{t}_{d + 1}", dist.Categorical(probs), infer={"enumerate": "parallel"})
+    return redraw, draw_state(f"s_{t}_{d + 1}", probs)
 
 
 def _draw(

@@ -267,6 +267,14 @@ class Dynamics(Named, ABC):
         return values[name].shape[: values[name].ndim - len(parameter.dims)]
 
 
-def draw_state(step: int, probs: Tensor) -> Tensor:
-    """The site `s_{step}`, marked for exact enumeration."""
-    return pyro.sample(f"s_{step}", dist.Categorical(probs), infer={"enumerate": "parallel"})
+def draw_state(name: str, probs: Tensor) -> Tensor:
+    """A site of a state, marked for exact enumeration. `Categorical(probs)` would raise probabilities of 0 to 1e-16."""
+    possible = probs > 0
+    logits = torch.where(possible, probs, 1.0).log().masked_fill(~possible, -torch.inf)
+    return pyro.sample(name, dist.Categorical(logits=logits), infer={"enumerate": "parallel"})
+
+
+def draw_gate(name: str, log_redraw: Tensor, log_hold: Tensor) -> Tensor:
+    """A site of a gate, marked for exact enumeration; 1 with the first of two probabilities, one of which may be 0."""
+    logit = torch.nan_to_num(log_redraw - log_hold, nan=torch.nan)
+    return pyro.sample(name, dist.Bernoulli(logits=logit), infer={"enumerate": "parallel"})

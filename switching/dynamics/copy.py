@@ -34,7 +34,7 @@ from ..inputs import COEFFICIENT_SCALE, Inputs, named_or_counted
 from ..known import block_beside, held
 from ..parameters import Parameter, Parameters, concentration, free_entries, kept, widened
 from ..priors import Conjugate, Probabilities, Site
-from .contract import NOTHING, PATHS, Dynamics, draw_state
+from .contract import NOTHING, PATHS, Dynamics, draw_gate, draw_state
 from .factors import by_state, driven_gates, factored_gates, factored_states, fresh_states, gate_counts, gates
 from .gates import (
     GateLikelihood,
@@ -231,12 +231,12 @@ class Copy(Dynamics):
     def draw(self, values: Parameters, step: int, previous: Tensor | None, drive: Drive) -> tuple[Tensor, Tensor]:
         fresh = values["state_probs"]
         if previous is None:
-            state = draw_state(step, fresh)
+            state = draw_state(f"s_{step}", fresh)
             return pyro.deterministic(f"z_{step}", torch.ones_like(state, dtype=fresh.dtype)), state
-        log_redraw, _ = self.log_gate(values, drive.at(slice(step - 1, step)), 0)
-        redraw = pyro.sample(f"z_{step}", dist.Bernoulli(log_redraw.exp()[..., 0]), infer={"enumerate": "parallel"})
+        gate = self.log_gate(values, drive.at(slice(step - 1, step)), 0)
+        redraw = draw_gate(f"z_{step}", *(log_prob[..., 0] for log_prob in gate))
         same = torch.nn.functional.one_hot(previous, self.n_states).to(fresh.dtype)
-        state = draw_state(step, torch.where(redraw.bool().unsqueeze(-1), fresh, same))
+        state = draw_state(f"s_{step}", torch.where(redraw.bool().unsqueeze(-1), fresh, same))
         return redraw, state
 
     # ---- fits ------------------------------------------------------------------------------------------------------

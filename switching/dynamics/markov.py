@@ -296,16 +296,16 @@ class Markov(Dynamics):
 
     def draw(self, values: Parameters, step: int, previous: Tensor | None, drive: Drive) -> tuple[Tensor, Tensor]:
         if previous is None:
-            state = draw_state(step, self.first(values, drive))
+            state = draw_state(f"s_{step}", self.first(values, drive))
         elif self.n_inputs or values["transition_probs"].ndim > 2:
             if self.n_inputs:
                 table = self._log_rows(values, drive.at(slice(step - 1, step)), 0).exp().squeeze(-3)
             else:
                 table = values["transition_probs"]
             old = torch.nn.functional.one_hot(previous, self.n_states).to(table)
-            state = draw_state(step, (old.unsqueeze(-2) @ table).squeeze(-2))
+            state = draw_state(f"s_{step}", (old.unsqueeze(-2) @ table).squeeze(-2))
         else:
-            state = draw_state(step, values["transition_probs"][previous])
+            state = draw_state(f"s_{step}", values["transition_probs"][previous])
         return torch.ones_like(state), state  # every step is drawn afresh, from a row that depends on the state before
 
     def check_states(self, series: Series, fixed: Parameters = NOTHING) -> None:

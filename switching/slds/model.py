@@ -378,15 +378,15 @@ class SwitchingLinearSSM(Model):
         n_steps, plates = check_integer("n_steps", n_steps), sequence_plates(batch_shape)
         z = s = torch.empty(0, device="cpu")
         for t in pyro.markov(range(1, n_steps + 1)):
-            probs = regimes.initial_probs
+            log_probs = regimes.initial_probs.log()
             if t > 1:
-                table = regimes.log_transition(s if self.layout.recurrent else None).exp()
+                table = regimes.log_transition(s if self.layout.recurrent else None)
                 index = z[..., None, None].expand(*z.shape, 1, table.shape[-1])
-                probs = table.expand(*z.shape, *table.shape[-2:]).gather(-2, index).squeeze(-2)
+                log_probs = table.expand(*z.shape, *table.shape[-2:]).gather(-2, index).squeeze(-2)
             with ExitStack() as scope:
                 for plate in plates:
                     scope.enter_context(plate)
-                z = pyro.sample(f"z_{t}", dist.Categorical(probs))
+                z = pyro.sample(f"z_{t}", dist.Categorical(logits=log_probs))
                 mean, covariance = regimes.initial_mean[z], regimes.initial_covariance[z]
                 if t > 1:
                     mean = (regimes.transition[z] @ s.unsqueeze(-1)).squeeze(-1) + regimes.transition_offset[z]

@@ -15,7 +15,7 @@ from oracles.models import (
     trace_log_prob,
 )
 from pyro.infer.autoguide.initialization import init_to_median
-from samplehold import Copy, Normal, SwitchingSSM
+from samplehold import Copy, Markov, Normal, SwitchingSSM
 from torch.testing import assert_close
 
 pytestmark = pytest.mark.kernels
@@ -37,6 +37,31 @@ def test_all_forms_are_one_density(dynamics, emission):
     assert_close(model.log_evidence(x, **keywords), expected, rtol=1e-10, atol=1e-10)
     assert_close(trace_log_prob(model.collapsed, x, **keywords), expected, rtol=1e-10, atol=1e-10)
     assert_close(enumerated_by_pyro(model, x, **keywords), expected, rtol=1e-10, atol=1e-10)
+
+
+DRIVEN = {"redraw_intercept": -80.0, "redraw_weights": [1.0], "state_probs": [0.5, 0.5]}
+NEVER = {"initial_probs": [0.5, 0.5], "transition_probs": [[1.0, 0.0], [0.5, 0.5]]}
+RARE = {
+    "a gate that hardly opens": (Copy(2), {"redraw_prob": 1e-30, "state_probs": [0.5, 0.5]}),
+    "a gate that nearly always opens": (Copy(2), {"redraw_prob": 1 - 1e-12, "state_probs": [1e-25, 1 - 1e-25]}),
+    "a state that is drawn no more": (Copy(2), {"redraw_prob": 0.5, "state_probs": [1.0, 0.0]}),
+    "a move that is impossible": (Markov(2), NEVER),
+    "a driven gate": (
+        Copy(2, inputs=1),
+        {"redraw_intercept": -80.0, "redraw_weights": [1.0], "state_probs": [0.5, 0.5]},
+    ),
+}
+
+
+@pytest.mark.parametrize(("dynamics", "values"), RARE.values(), ids=RARE)
+def test_what_is_impossible_or_rare_is_so_in_every_form(dynamics, values):
+    model = SwitchingSSM(dynamics, Normal(1)).with_values(values | {"loc": [[0.0], [12.0]], "scale": [[1.0], [1.0]]})
+    x = torch.tensor([[0.0], [12.0], [6.0]], dtype=torch.float64)  # which ask for a move that the dynamics hardly make
+    given = {"inputs": torch.zeros(3, 1, dtype=torch.float64)} if getattr(dynamics, "n_inputs", 0) else {}
+    expected = model.log_evidence(x, **given)
+    assert expected < -40
+    assert_close(enumerated_by_pyro(model, x, **given), expected, rtol=1e-10, atol=0)
+    assert_close(trace_log_prob(model.collapsed, x, **given), expected, rtol=1e-10, atol=0)
 
 
 @pytest.mark.few(6)
