@@ -90,16 +90,14 @@ def on(device: torch.device, given: dict[str, Any]) -> dict[str, Any]:
 
 
 TOLD = "lengths", "states", "noise", "weights", "inputs", "subjects"
+DRAWN = {"svi"}  # with the random numbers of the device
 
 
 def fitted(name: str, device: torch.device) -> tuple[Any, Tensor, dict[str, Any]]:
     make, x, method, options = FITS[name]
     x, options = x.to(device), on(device, options)
     fit = make().fit(x, method, **WORK, **options)
-    told = {
-        key: options[key] for key in ("lengths", "states", "noise", "weights", "inputs", "subjects") if key in options
-    }
-    return fit, x, told
+    return fit, x, {key: options[key] for key in TOLD if key in options}
 
 
 @pytest.mark.few(1)
@@ -120,7 +118,18 @@ def test_a_fit_and_its_verbs_on_a_device_are_those_on_the_cpu(name):
             assert len(fit.states(x, **given)) > 0
             fit.to_arviz(x, draws=2, **given)
             fit.plot(x, **given)
+            if not given.keys() - {"weights"}:
+                fit.model.plot_forecast(x, 2)
+    if name in DRAWN and device.type != "fake":
+        return
     for key, table in expected.items():
         torch.testing.assert_close(
             found[key], table, rtol=1e-6, atol=1e-8, equal_nan=True, msg=lambda m, k=key: f"{k}: {m}"
         )
+
+
+def test_the_effect_of_an_input_is_drawn_for_a_fit_on_a_device():
+    with a_gpu() as device, unchecked():
+        inputs, model = numbers(N, T, 1).to(device), sh.SwitchingSSM(sh.Copy(2, inputs=["dose"]), sh.Normal(1))
+        fit = model.fit(series().to(device), inputs=inputs, input_names=["dose"], **WORK)
+        assert fit.plot_effect("dose").axes[0].lines

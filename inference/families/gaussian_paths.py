@@ -89,7 +89,9 @@ class GaussianPaths(Family[GaussianTables]):
         """The tables of each sequence, [N, ...], their lengths, and the batch axes."""
         tables = eta if self.base is None else tree_map(torch.add, eta, self.base)
         batch, n_steps = tables.linear.shape[:-2], tables.linear.shape[-2]
-        lengths = torch.tensor(n_steps, device=tables.linear.device) if self.lengths is None else self.lengths
+        lengths = self.lengths
+        if lengths is None:
+            lengths = torch.full((), n_steps, device=tables.linear.device)
         event_axes = (2, 3, 3)
         flat = [
             x.reshape(-1, *x.shape[-n:]) if x.numel() else x.new_zeros(batch.numel(), *x.shape[-n:])

@@ -17,6 +17,7 @@ from .numerics import (
     lgamma_gap,
     log_gamma_draw,
     normal_draw,
+    one_entry,
     pack,
     positive,
     positive_definite,
@@ -115,9 +116,7 @@ class NormalGamma(VectorFamily[LocPrecision]):
         return LocPrecision(q.loc + normal_draw(precision, generator) * (q.kappa * precision).rsqrt(), precision)
 
     def tilted(self, eta: Float[Tensor, "*plates 4"]) -> Float[Tensor, "*plates 4"]:
-        base = eta.new_zeros(eta.shape[-1])
-        base[2] = 0.5
-        return eta - base
+        return eta - one_entry(eta, 2, 0.5)
 
     def moved(self, eta: Float[Tensor, "*plates 4"], by: Float[Tensor, "*#plates"]) -> Float[Tensor, "*plates 4"]:
         first, half, shape, rest = eta.unbind(-1)
@@ -227,9 +226,7 @@ class NormalWishart(VectorFamily[LocPrecision]):
 
     def tilted(self, eta: Float[Tensor, "*plates P"]) -> Float[Tensor, "*plates P"]:
         dim = math.isqrt(eta.shape[-1] - 2)
-        base = eta.new_zeros(eta.shape[-1])
-        base[dim + 1] = dim / 2
-        return eta - base
+        return eta - one_entry(eta, dim + 1, dim / 2)
 
     def moved(self, eta: Float[Tensor, "*plates P"], by: Float[Tensor, "*#plates D"]) -> Float[Tensor, "*plates P"]:
         dim = math.isqrt(eta.shape[-1] - 2)

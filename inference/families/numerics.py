@@ -51,6 +51,13 @@ def normal_draw(like: Tensor, generator: Generator | None) -> Tensor:
     return torch.randn(like.shape, generator=generator, dtype=like.dtype, device=like.device)
 
 
+def one_entry(like: Tensor, position: int, value: float) -> Tensor:
+    """Zeros `[P]` but for one entry, for a table `[..., P]`. `base[position] = value` would wait for a GPU."""
+    base = like.new_zeros(like.shape[-1])
+    base[position].fill_(value)
+    return base
+
+
 def positive(name: str, value: Tensor, family: object) -> None:
     require((value > 0) & value.isfinite(), name, value, family, "a finite number above 0")
 

@@ -10,7 +10,7 @@ from torch import Generator, Tensor
 from ..numerics.cholesky import cholesky, cholesky_inverse, cholesky_solve, log_det
 from .family import VectorFamily
 from .normal import LocPrecision
-from .numerics import LOG_2PI, normal_draw, pack, positive_definite, require
+from .numerics import LOG_2PI, normal_draw, one_entry, pack, positive_definite, require
 from .wishart import expected_log_det, wishart_divergence, wishart_draw, wishart_normalizer
 
 
@@ -137,9 +137,7 @@ class MatrixNormalWishart(VectorFamily[LocPrecision]):
 
     def tilted(self, eta: Float[Tensor, "*plates P"]) -> Float[Tensor, "*plates P"]:
         dim, position = self._n_outputs(eta.shape[-1]), self.n_inputs * (self._n_outputs(eta.shape[-1]) + self.n_inputs)
-        base = eta.new_zeros(eta.shape[-1])
-        base[position] = (self.n_inputs - dim - 1) / 2
-        return eta + base
+        return eta + one_entry(eta, position, (self.n_inputs - dim - 1) / 2)
 
     def moved(self, eta: Float[Tensor, "*#plates P"], by: Float[Tensor, "*#plates K D"]) -> Float[Tensor, "*out P"]:
         first, half, log_volume, last = self.parts(eta)

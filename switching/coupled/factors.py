@@ -6,6 +6,7 @@ differentiation if there is no closed form.
 
 import math
 from collections.abc import Sequence
+from functools import reduce
 from typing import Any
 
 import torch
@@ -68,7 +69,7 @@ def joint_counts(x: Tensor, chains: Sequence[str]) -> Factor:
         log_rates, rates = zip(*(table.unbind(-1) for table in stats[n:]), strict=True)
         log_rate = [m @ widened(table, 2, n_axes - 1) for m, table in zip(states, log_rates, strict=True)]
         rate = [m @ widened(table, 2, n_axes - 1) for m, table in zip(states, rates, strict=True)]
-        value = filled * torch.stack(log_rate).sum(0) - torch.stack(rate).prod(0) - torch.lgamma(filled + 1)
+        value = filled * torch.stack(log_rate).sum(0) - reduce(torch.mul, rate) - torch.lgamma(filled + 1)
         return (value * seen).sum(-1)
 
     return Factor(counts, (*chains, *(f"rate_{d + 1}" for d in range(n))))

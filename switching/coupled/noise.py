@@ -3,6 +3,7 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import reduce
 
 import torch
 from torch import Tensor
@@ -71,5 +72,5 @@ class CountNoise:
     def expected(self, loc: Sequence[Tensor], states: Sequence[Tensor]) -> Tensor:
         """E[log p(x | eta)] of independent chains, with probabilities [*b, T, K_d] of their states: [*b, T]."""
         linear = torch.stack([m @ table for m, table in zip(states, loc, strict=True)]).sum(0)
-        rate = torch.stack([m @ table.exp() for m, table in zip(states, loc, strict=True)]).prod(0)
+        rate = reduce(torch.mul, [m @ table.exp() for m, table in zip(states, loc, strict=True)])
         return ((self.x * linear - rate - torch.lgamma(self.x + 1)) * self.seen).sum(-1)

@@ -51,7 +51,7 @@ def _by_torch(points: Tensor, learn_from: Tensor, n_clusters: int, seed: int) ->
     size = learn_from.abs().amax().clamp_min(torch.finfo(points.dtype).tiny)
     about = (learn_from / size).mean(0)
     x = learn_from / size - about
-    means = _far_apart(x, n_clusters, generator_of(seed, x.device))
+    means = _far_apart(x, n_clusters, generator_of(seed))
     number = torch.arange(n_clusters, device=x.device).unsqueeze(-1)
     for _ in range(ITERATIONS):
         least, label = _squares(x, means).min(-1)
@@ -88,8 +88,9 @@ def _by_scikit_learn(points: Tensor, learn_from: Tensor, n_clusters: int, seed: 
 
 def _far_apart(x: Tensor, n: int, generator: torch.Generator | None) -> Tensor:
     """Points `[n, E]` of x. Each is the best of several that are drawn by their squared distance from the points before
-    it (Arthur & Vassilvitskii 2007, *k-means++: The advantages of careful seeding*)."""
-    draws = torch.rand(n, 2 + int(math.log(n)), generator=generator, dtype=x.dtype, device=x.device)
+    it (Arthur & Vassilvitskii 2007, *k-means++: The advantages of careful seeding*). The host draws: a seed gives the
+    same points on every device."""
+    draws = torch.rand(n, 2 + int(math.log(n)), generator=generator, dtype=x.dtype, device="cpu").to(x.device)
     centers = x[(draws[0, :1] * len(x)).long().clamp_max(len(x) - 1)]
     least = _squares(x, centers).mT  # [1, M]
     for draw in draws[1:]:

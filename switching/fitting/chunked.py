@@ -43,7 +43,8 @@ from .interrupts import may_interrupt
 from .options import Options
 from .starts import Starts, sample_of
 
-ROOM = 2**20  # numbers in one table of a chunk
+ROOM = 2**20  # numbers in one table of a chunk on the CPU, whose caches hold it
+ON_GPU = 16  # times as many there, where each kernel takes some time to begin
 LONG = 2**24  # numbers in one table beyond which a single sequence is cut
 FORGETTING = 0.7  # kappa: with values near 1/2, early batches are forgotten sooner
 REPEATED = 10  # updates of a bounded block in each batch, which a small step alone would leave far from its optimum
@@ -69,7 +70,7 @@ class ChunkedVMP:
     def __init__(self, graph: ChainGraph, etas: Etas, linear: frozenset[str], under: Etas | None = None):
         self.graph, self.etas = graph, etas
         series, restarts = graph.problem.series, len(next(iter(etas.values())))
-        self._size = max(1, ROOM // (restarts * graph.problem.n_states))  # steps of a chunk
+        self._size = max(1, _room(graph) // (restarts * graph.problem.n_states))  # steps of a chunk
         self._groups = alike(series, self._size)
         self._paths: list[Stats] = []  # of each group, if an evaluation continues from the previous one
         self.linear = linear
@@ -217,7 +218,11 @@ def is_large(graph: ChainGraph, restarts: int) -> bool:
     """Whether the tables of all data are too large to hold at once for so many restarts."""
     series = graph.problem.series
     numbers = series.n_sequences * restarts * series.n_steps * graph.problem.n_states
-    return is_long(graph, restarts) or (series.n_sequences > 1 and numbers > ROOM)
+    return is_long(graph, restarts) or (series.n_sequences > 1 and numbers > _room(graph))
+
+
+def _room(graph: ChainGraph) -> int:
+    return ROOM if graph.problem.series.like.device.type == "cpu" else ON_GPU * ROOM
 
 
 def occupancy_of(engine: VMP, counted: Tensor | None = None) -> Tensor:

@@ -57,7 +57,7 @@ def plot_effect(fit: Any, name: str, level: float = 0.9) -> Figure:
     spread = [None] * len(effects) if draws is None else [e.table for e in _effects(problem, draws, drive, name)]
     figure = Figure(figsize=(WIDE * min(3, len(effects)), HIGH * -(-len(effects) // 3)), layout="constrained")
     panels = figure.subplots(-(-len(effects) // 3), min(3, len(effects)), squeeze=False).flatten()
-    colors = state_colors(state_levels(fit.model.emission, fit.model.values).numpy())
+    colors = state_colors(state_levels(fit.model.emission, fit.model.values).cpu().numpy())
     for panel, effect, several in zip(panels, effects, spread, strict=False):
         single = effect.table.shape[-1] == 1
         for line, color in zip(range(effect.table.shape[-1]), ["#262626"] if single else colors, strict=False):

@@ -6,6 +6,7 @@ from examples import slow
 from oracles import log_paths
 from oracles.gpu import compile_for_gpu, gpu_kernels
 from samplehold.inference.chains.markov import naive, op, plain, plain_rows
+from samplehold.inference.chains.markov.chain import MarkovChain
 from torch import Tensor
 from torch.testing import assert_close
 
@@ -154,3 +155,17 @@ def test_rows_that_depend_on_inputs_are_those_of_the_plain_form():
     theirs = [*plain_rows.posterior(*tables, lengths), *plain_rows.filter(*tables, lengths)]
     for a, b in zip(ours, theirs, strict=True):
         torch.testing.assert_close(a, b, rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize("verb", ["viterbi", "filter", "smooth", "marginals", "entropy"])
+def test_an_impossible_sequence_is_refused_whatever_the_kernels_leave_of_it(verb, monkeypatch):
+    monkeypatch.setattr(torch.utils.deterministic, "fill_uninitialized_memory", True)  # no index is that large
+    start, moves, likelihood, lengths = tables((2,), 5, 3)
+    likelihood[1, 2] = -INF
+    chain = MarkovChain(start, moves[0], likelihood, lengths.fill_(5))
+    torch.use_deterministic_algorithms(True)
+    try:
+        with gpu_kernels(), pytest.raises(ValueError, match="step 2 of sequence 1 is impossible"):
+            getattr(chain, verb)()
+    finally:
+        torch.use_deterministic_algorithms(False)

@@ -50,7 +50,8 @@ def tables(kind: str, forgets: list[bool], dtype: torch.dtype, by_step: bool = F
     likelihood = 0.1 * table(n, STEPS, STATES)
     if kind == "markov":
         stays = torch.where(odds > 0, 0.0, 40.0).view(n, 1, 1, 1)
-        given = [table(n, STATES), stays * torch.eye(STATES).double() + table(n, 1, 1, STATES), likelihood]
+        favoured = 10 / STEPS * table(n, 1, 1, STATES)  # in all steps so little that a state stays in doubt
+        given = [table(n, STATES), stays * torch.eye(STATES).double() + favoured, likelihood]
     else:
         gate = 0.1 * table(n, STEPS if by_step else 1)
         redraw, hold, state = odds[:, None] + gate, -gate, table(n, STATES)

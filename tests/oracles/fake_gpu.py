@@ -121,6 +121,12 @@ class _Calls(TorchFunctionMode):
         options = options or {}
         if function in INDEXING and isinstance(arguments[0], FakeTensor):
             arguments = arguments[0], _copied(arguments[1], arguments[0].device), *arguments[2:]
+            places = arguments[1] if isinstance(arguments[1], tuple) else (arguments[1],)
+            set_to = arguments[2:]
+            if set_to and not any(isinstance(x, Tensor) for x in (*places, *set_to)):  # `x[0] = 1`, not `x[mask] = 1`
+                _wait("copy of a number")
+        if function is Tensor.prod and len(arguments) + len(options) > 1 and arguments[0].requires_grad:
+            _wait("whether a factor is 0, for the gradient of a product")
         if function is torch.unravel_index and isinstance(arguments[0], FakeTensor):  # it makes a table of its own
             return tuple(FakeTensor(x) for x in function(arguments[0].inner, *arguments[1:], **options))
         made = function in MADE and not isinstance(arguments[0], FakeTensor)
@@ -218,7 +224,7 @@ def _count(name: str, given: list[Tensor], there: bool, options: dict[str, Any])
     """Count what waits for the device; raise RuntimeError where tensors lie on two."""
     of_host = [x for x in given if x.ndim and not isinstance(x, FakeTensor) and not x.is_meta]
     if name in COPIES:
-        if of_host or not there:
+        if not there or not all(isinstance(x, FakeTensor) or x.is_meta for x in given):
             _wait(name)
         if not there or not isinstance(given[0], FakeTensor):
             _take(given[-1])

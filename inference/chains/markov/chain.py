@@ -318,7 +318,7 @@ class MarkovChain:
     def _log_probability(self, path: Tensor) -> Tensor:
         """log P(path, x), summed in float64."""
         log_initial, log_transition, log_likelihood, _ = self._tables()
-        taken, real = path.clamp_min(0), path >= 0
+        taken, real = path.clamp(0, self.n_states - 1), path >= 0  # the path of an impossible sequence may be anything
         start = log_initial.expand(*self.batch_shape, -1).gather(-1, taken[..., :1])
         steps = log_likelihood.expand(*self.batch_shape, -1, -1).gather(-1, taken.unsqueeze(-1)).squeeze(-1)
         moves = log_transition.flatten(-2).expand(*self.batch_shape, self.n_steps - 1, -1)

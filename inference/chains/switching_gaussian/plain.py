@@ -319,7 +319,8 @@ def _backward(tables: Tables, later: list[Step]) -> Backward:
     log_prob, mean, covariance = (table.unflatten(2, apart) for table in _stack(step.chosen for step in later))
     _, predicted_mean, predicted_covariance = _stack(step.predicted for step in later)
     share = torch.where(log_prob.isneginf(), -torch.inf, log_prob - log_sum_exp(log_prob, 2, keepdim=True))
-    inverse = torch.linalg.pinv(predicted_covariance, hermitian=True).unflatten(2, apart)
+    some = torch.where(predicted_covariance.isfinite(), predicted_covariance, 0.0)  # without density all is refused
+    inverse = torch.linalg.pinv(some, hermitian=True).unflatten(2, apart)
     gain = covariance @ tables.transition.mT @ inverse
     predicted = predicted_mean.unflatten(2, apart), predicted_covariance.unflatten(2, apart)
     return Backward(share, gain, mean, covariance, *predicted)
