@@ -42,6 +42,7 @@ class LogitRows(Conjugate):
         possible: which moves are possible.
         reference: which move of each row has the logit 0.
         n_inputs: the number C of inputs.
+        scale: that of the priors of the weights.
     """
 
     probs: Conjugate
@@ -49,6 +50,7 @@ class LogitRows(Conjugate):
     possible: Bool[Tensor, "I K"]
     reference: Bool[Tensor, "I K"]
     n_inputs: int
+    scale: Float[Tensor, "I K C"] | float = COEFFICIENT_SCALE
     family = Gaussian()
     prior_is_factor = True
 
@@ -89,6 +91,10 @@ class LogitRows(Conjugate):
         used = self._used.double()
         among = used.unsqueeze(-1) * used.unsqueeze(-2) / (used.sum(-1) + 1)[:, None, None]
         return (torch.diag_embed(used) - among) / 2
+
+    def _scales(self, like: Tensor) -> Float[Tensor, "I K C"]:
+        scale = torch.as_tensor(self.scale, device=like.device).to(like)
+        return scale.expand(*self.possible.shape, self.n_inputs)
 
     @property
     def _sizes(self) -> tuple[int, int, int]:
@@ -149,7 +155,8 @@ class LogitRows(Conjugate):
         if weights is not None:
             free = (self.possible & ~self.reference).to(alpha.device).unsqueeze(-1)
             table = weights.to(alpha).reshape(*alpha.shape, self.n_inputs)
-            each = -(table / COEFFICIENT_SCALE).square() / 2 - math.log(COEFFICIENT_SCALE * math.sqrt(2 * math.pi))
+            scales = torch.where(free, self._scales(alpha), 1.0)
+            each = -(table / scales).square() / 2 - (scales * math.sqrt(2 * math.pi)).log()
             total = total + torch.where(free & ~table.isnan(), each, 0.0).sum()
         if probs is not None and weights is not None and not bool(weights.isnan().any()):  # all are held
             total = total - int((~self._used).sum()) * (1 + self.n_inputs) * math.log(2 * math.pi) / 2
@@ -190,6 +197,9 @@ class LogitRows(Conjugate):
         _, moves, columns = self._sizes
         size, device = moves * columns, statistics.device
         possible, reference = self.possible.to(device), self.reference.to(device)
+        if bool(self._gates.all()):
+            up, down = logistic_bounds(statistics, design.unsqueeze(-2))
+            return torch.where(reference, down.unsqueeze(-1), up.unsqueeze(-1)).where(possible, 0.0)
         places, curvature = self._places.to(statistics), self._curvature.to(statistics)
         numbers = statistics[..., :size].unflatten(-1, (moves, columns))
         square = statistics[..., size:].unflatten(-1, (moves, columns, moves, columns))
@@ -213,11 +223,12 @@ class LogitRows(Conjugate):
         of_rows = self._normalizers(alpha).sum()
         _, moves, columns = self._sizes
         size, at_zero = moves * columns, torch.eye(1, columns).to(alpha)[0]
-        used = self._used.to(alpha.device)
-        precision = torch.where(used, alpha.new_full((), COEFFICIENT_SCALE**-2), 1.0)
-        precision = precision.unsqueeze(-1).repeat(1, 1, columns)
-        precision[..., 0].masked_fill_(used, 0.0)  # of the rows' own priors
-        logs = torch.where(precision > 0, math.log(2 * math.pi) - precision.clamp_min(1e-9).log(), 0.0)
+        used, order = self._used.to(alpha.device), self._order.to(alpha.device)
+        scales = self._scales(alpha).gather(-2, order.unsqueeze(-1).expand(-1, -1, self.n_inputs))
+        of_weights = torch.where(used.unsqueeze(-1), scales, 1.0) ** -2
+        of_rows_own = torch.where(used, 0.0, alpha.new_ones(())).unsqueeze(-1)  # their priors are those of the rows
+        precision = torch.cat([of_rows_own, of_weights], -1)
+        logs = torch.where(precision > 0, math.log(2 * math.pi) - torch.where(precision > 0, precision, 1.0).log(), 0.0)
         normalizer, precision = of_rows + logs.sum() / 2, precision.flatten(-2)
 
         def prior_of_logits(statistics: Tensor) -> Tensor:

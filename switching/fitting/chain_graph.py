@@ -23,11 +23,13 @@ from ..dynamics.factors import named
 from ..emissions.conjugate import ConjugateEmission
 from ..emissions.contract import Emission, Part
 from ..emissions.driven import rows_read
+from ..emissions.generalized import GeneralizedLinear
 from ..known import block_beside
 from ..parameters import Parameters, prefixed, with_prefix
 from ..priors import Conjugate
 from ..problem import Problem
 from .graph import Etas, Graph, Points
+from .logit_emission import LogitEmission
 
 LEAST = -1e4  # the log weight of an impossible state; its exponential is 0
 
@@ -177,7 +179,7 @@ def check_held(problem: Problem) -> None:
     if not problem.fixed:
         return
     emission = problem.emission
-    if all(isinstance(part.emission, ConjugateEmission) for part in emission.parts):
+    if all(isinstance(part.emission, ConjugateEmission | GeneralizedLinear) for part in emission.parts):
         for _, block in blocks_of(problem.dynamics, emission, problem.fixed).values():
             try:
                 _ = block.family
@@ -197,10 +199,9 @@ def check_held(problem: Problem) -> None:
 
 def emission_blocks(emission: Emission) -> Blocks:
     """The blocks of an emission's parameters."""
-    parts, joined = conjugates(emission), emission.joined
-    if joined is not None:
-        return {parts[0].block: (None, joined)}
-    return {part.block: (part.prefix, part.emission) for part in parts}  # type: ignore[dict-item]
+    parts, joined = emission.parts, emission.joined
+    blocks: Blocks = {part.block: (part.prefix, message_form(part.emission)) for part in parts}
+    return blocks if joined is None else {parts[0].block: (None, joined)}
 
 
 def renumbered(blocks: Blocks, etas: Etas, order: Int[Tensor, "K"]) -> Etas:
@@ -223,33 +224,31 @@ def collected(blocks: Blocks) -> Callable[[Points], Parameters]:
     return collect
 
 
-def conjugates(emission: Emission) -> list[Part]:
-    """The emission's parts, all of which have conjugate priors."""
-    parts = []
-    for part in emission.parts:
-        if not isinstance(part.emission, ConjugateEmission):
-            raise TypeError(
-                f"emission: {part.emission.name} has no conjugate family, which message passing needs; "
-                'use method="em", "svi" or "nuts".'
-            )
-        if part.emission.not_conjugate and not part.emission.is_conjugate:
-            raise TypeError(
-                f"emission: {part.emission.not_conjugate}, so {part.emission.name} has no conjugate family, which "
-                'message passing needs; use method="em", "svi" or "nuts".'
-            )
-        if not part.emission.is_conjugate:
-            names = ", ".join(sorted(part.emission.user_priors))
-            raise TypeError(
-                f"prior: {part.emission.name} has priors of {names} that are not of its conjugate family, which "
-                'message passing needs; use method="em", "svi" or "nuts".'
-            )
-        parts.append(part)
-    return parts
+def message_form(emission: Emission) -> ConjugateEmission | LogitEmission:
+    """The block of an emission's parameters in message passing; TypeError if there is none."""
+    if isinstance(emission, GeneralizedLinear):
+        return LogitEmission.of(emission)
+    if not isinstance(emission, ConjugateEmission):
+        raise TypeError(
+            f"emission: {emission.name} has no conjugate family, which message passing needs; "
+            'use method="em", "svi" or "nuts".'
+        )
+    if emission.not_conjugate and not emission.is_conjugate:
+        raise TypeError(
+            f"emission: {emission.not_conjugate}, so {emission.name} has no conjugate family, which message "
+            'passing needs; use method="em", "svi" or "nuts".'
+        )
+    if not emission.is_conjugate:
+        raise TypeError(
+            f"prior: {emission.name} has priors of {', '.join(sorted(emission.user_priors))} that are not of its "
+            'conjugate family, which message passing needs; use method="em", "svi" or "nuts".'
+        )
+    return emission
 
 
 def emissions(emission: Emission, chain: str, series: Series, counted: Tensor | None = None) -> list[Factor]:
     """The factors between the blocks of an emission and a chain."""
-    parts = conjugates(emission)
+    parts = emission.parts
     if emission.joined is not None:
         return [emitted(parts[0], chain, series, counted, beside=parts[1])]
     return [emitted(part, chain, series, counted, len(parts) == 1) for part in parts]
@@ -268,8 +267,7 @@ def emitted(
     Arguments:
         beside: the part of held steps, if its parameters are in the block of the part, after those of redrawn steps.
     """
-    emission, powers = part.emission, series.powers
-    assert isinstance(emission, ConjugateEmission)
+    emission, form, powers = part.emission, message_form(part.emission), series.powers
     at_drawn, at_held = alone or not part.prefix, alone or bool(part.prefix)
 
     def rows() -> Tensor:
@@ -290,12 +288,12 @@ def emitted(
     def elog(paths: CopyTables | FactoredTables | MarkovTables, statistics: Tensor) -> Tensor:
         used = weights(paths)
         used = used if powers is None else used * powers.unsqueeze(-1)
-        return torch.where(used == 0, 0.0, used * emission.expected_table(rows(), statistics)).sum(-1)
+        return torch.where(used == 0, 0.0, used * form.expected_table(rows(), statistics)).sum(-1)
 
     def to_chain(
         paths: CopyTables | FactoredTables | MarkovTables, statistics: Tensor
     ) -> CopyTables | FactoredTables | MarkovTables:
-        table = emission.expected_table(rows(), statistics)
+        table = form.expected_table(rows(), statistics)
         table = table if powers is None else table.mul_(powers.unsqueeze(-1))
         table = table if counted is None else table.mul_(counted.unsqueeze(-1))
         if beside is not None:
@@ -308,7 +306,8 @@ def emitted(
         counted_weights = weights(paths) if counted is None else weights(paths) * counted.unsqueeze(-1)
         shape = counted_weights.shape[: counted_weights.ndim - n_axes]
         powered = series.powered(counted_weights.reshape(*shape, len(flat), -1))
-        return emission.expected_message(flat, powered, statistics)
+        assert isinstance(form, ConjugateEmission)
+        return form.expected_message(flat, powered, statistics)
 
-    messages = {chain: to_chain, part.block: to_block}
+    messages = {chain: to_chain} | ({part.block: to_block} if isinstance(form, ConjugateEmission) else {})
     return Factor(named(part.block, elog), (chain, part.block), messages, mask=counted, convex=(part.block,))
