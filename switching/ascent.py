@@ -8,7 +8,9 @@ where $y^\top s > 0$ (Nocedal & Wright 2006, *Numerical Optimization*, 6.17). `n
 knows the curvature.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol, runtime_checkable
 
@@ -221,6 +223,19 @@ class Ascent:
         self.inverse = projection @ self.inverse @ projection.mT + rho * step @ step.mT
 
 
+_share: ContextVar[float] = ContextVar("share", default=0.0)
+
+
+@contextmanager
+def leaving(share: float) -> Iterator[None]:
+    """Within, `newton` leaves this share of what it gains to a next call, which starts where it ended."""
+    token = _share.set(share)
+    try:
+        yield
+    finally:
+        _share.reset(token)
+
+
 def newton(
     objective: Callable[[Tensor], Tensor],
     step_from: Callable[[Tensor], tuple[Tensor, Tensor]],
@@ -229,17 +244,18 @@ def newton(
 ) -> Float[Tensor, "*r P"]:
     """The points after steps of Newton's method or of Fisher scoring, each halved until the objective rises.
 
-    A point rests if its step promises no more than rounding, or if no share of the step raises the objective.
+    A point rests if its step promises no more than rounding, or if no share of the step raises the objective; within
+    `leaving(share)` also if its step promises no more than this share of what it has gained.
     Objectives are sums over all steps of a series, so float32 would not show a small rise: give float64.
 
     Arguments:
         step_from: the step from each point, and the gain that its slope promises.
     """
-    height = objective(point)
-    going = torch.ones_like(height, dtype=torch.bool)
+    height = begun = objective(point)
+    share, going = _share.get(), torch.ones_like(height, dtype=torch.bool)
     for _ in range(max_steps):
         step, gain = step_from(point)
-        going = going & (gain > NEWTON_ROUNDING * (1 + height.abs()))
+        going = going & (gain > (NEWTON_ROUNDING * (1 + height.abs())).maximum(share * (height - begun)))
         waiting = going
         for _ in range(NEWTON_HALVINGS):
             if not bool(waiting.any()):

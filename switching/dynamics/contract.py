@@ -19,6 +19,7 @@ from torch import Tensor
 from ...inference.chains.contract import Chain, Marginals
 from ...inference.families import CopyTables, FactoredTables, Family, MarkovTables
 from ...inference.message_passing.factor_graph import Factor
+from ...inference.numerics.logs import log_probability
 from ..data.series import Drive, Series
 from ..emissions.contract import ByGate
 from ..inputs import Inputs, columns_of, count_inputs, select_columns
@@ -269,9 +270,7 @@ class Dynamics(Named, ABC):
 
 def draw_state(name: str, probs: Tensor) -> Tensor:
     """A site of a state, marked for exact enumeration. `Categorical(probs)` would raise probabilities of 0 to 1e-16."""
-    possible = probs > 0
-    logits = torch.where(possible, probs, 1.0).log().masked_fill(~possible, -torch.inf)
-    return pyro.sample(name, dist.Categorical(logits=logits), infer={"enumerate": "parallel"})
+    return pyro.sample(name, dist.Categorical(logits=log_probability(probs)), infer={"enumerate": "parallel"})
 
 
 def draw_gate(name: str, log_redraw: Tensor, log_hold: Tensor) -> Tensor:

@@ -22,6 +22,7 @@ $$u, v = \pm E[\psi]/2 - \log\big(2 \cosh(\sqrt{E[\psi^2]}/2)\big).$$
 """
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from jaxtyping import Float
@@ -32,6 +33,7 @@ from ...inference.numerics.logs import log_sigmoid
 from ..ascent import LONGEST_STEP, newton
 
 MAX_STEPS = 50
+ROOM = 2**16  # numbers in a table of a chunk on a CPU, whose caches hold some of them
 
 
 def log1mexp(x: Tensor) -> Tensor:
@@ -61,23 +63,52 @@ class GateLikelihood:
     shrink: Float[Tensor, "C"]
     free: Float[Tensor, "*r P"]
 
+    @cached_property
+    def _chunks(self) -> list[tuple[Tensor, Tensor, Tensor, Tensor]]:
+        """Design, gaps and posterior weights of chunks of steps."""
+        lead, n = self.redrawn.shape[:-1], self.redrawn.shape[-1]
+        size = max(1, n) if self.redrawn.device.type != "cpu" else max(256, ROOM // max(1, lead.numel()))
+        by_step = self.design.expand(n, -1), self.gaps.expand(n)
+        designs, gaps = (table.split(size) for table in by_step)
+        redrawn, held = (table.split(size, -1) for table in (self.redrawn, self.held))
+        return list(zip(designs, gaps, redrawn, held, strict=True))
+
+    @property
+    def _even(self) -> bool:
+        """Whether all gaps are single steps."""
+        return not self.gaps.ndim
+
     def value(self, weights: Float[Tensor, "*r P"]) -> Float[Tensor, "*r"]:
         """The objective."""
         first, others = weights[..., 0], weights[..., 1:]
-        log_hold = self.gaps * log_sigmoid(-(weights @ self.design.mT))
-        gates = torch.where(self.redrawn > 0, self.redrawn * log1mexp(log_hold), 0.0) + self.held * log_hold
-        prior = self.alpha * log_sigmoid(first) + self.beta * log_sigmoid(-first)
-        return gates.sum(-1) + prior - (self.shrink * others**2).sum(-1) / 2
+        total = self.alpha * log_sigmoid(first) + self.beta * log_sigmoid(-first)
+        total = total - (self.shrink * others**2).sum(-1) / 2
+        for design, gaps, redrawn, held in self._chunks:
+            logit = weights @ design.mT
+            if self._even:
+                total = total + (redrawn * logit + (redrawn + held) * log_sigmoid(-logit)).sum(-1)
+            else:
+                log_hold = gaps * log_sigmoid(-logit)
+                of_redraws = torch.where(redrawn > 0, redrawn * log1mexp(log_hold), 0.0)
+                total = total + (of_redraws + held * log_hold).sum(-1)
+        return total
 
     def slopes(self, weights: Float[Tensor, "*r P"]) -> tuple[Float[Tensor, "*r P"], Float[Tensor, "*r P P"]]:
         """The gradient of the objective, and its expected curvature."""
-        logit = weights @ self.design.mT
-        log_hold, slope = self.gaps * log_sigmoid(-logit), self.gaps * torch.sigmoid(logit)
-        odds = torch.where(log_hold < 0, torch.exp(log_hold) / -torch.expm1(log_hold), 0.0)
-        score = slope * (self.redrawn * odds - self.held)
-        information = (self.redrawn + self.held) * slope**2 * odds
-        gradient = (score.unsqueeze(-1) * self.design).sum(-2)
-        curvature = (information.unsqueeze(-1) * self.design).mT @ self.design.expand(self.redrawn.shape[-1], -1)
+        size = weights.shape[-1]
+        gradient, flat = torch.zeros_like(weights), weights.new_zeros(*weights.shape[:-1], size * size)
+        for design, gaps, redrawn, held in self._chunks:
+            logit, total = weights @ design.mT, redrawn + held
+            slope = torch.sigmoid(logit)
+            if self._even:
+                score, information = redrawn - total * slope, total * slope * (1 - slope)
+            else:
+                log_hold, slope = gaps * log_sigmoid(-logit), gaps * slope
+                odds = torch.where(log_hold < 0, torch.exp(log_hold) / -torch.expm1(log_hold), 0.0)
+                score, information = slope * (redrawn * odds - held), total * slope**2 * odds
+            gradient = gradient + score @ design
+            flat = flat + information @ (design.unsqueeze(-1) * design.unsqueeze(-2)).flatten(1)
+        curvature = flat.unflatten(-1, (size, size))
         first = torch.sigmoid(weights[..., :1])
         gradient[..., :1] += self.alpha * (1 - first) - self.beta * first
         gradient[..., 1:] -= self.shrink * weights[..., 1:]

@@ -234,7 +234,8 @@ class GeneralizedLinear(DrivenEmission):
             if prior is not None:
                 prior = prior | {"count": prior["count"] * near["precision"]}
         scoring = Scoring(
-            self.link.likelihood(observed),
+            self.link.likelihood,
+            observed,
             self.link.prior(prior) if prior is not None else _flat,
             design,
             weighted,
@@ -303,7 +304,7 @@ class GeneralizedLinear(DrivenEmission):
 def _flat(constant: Tensor) -> Curve:
     """No prior."""
     zero = torch.zeros_like(constant)
-    return Curve(zero.sum(-1), zero, zero.unsqueeze(-1).expand(*zero.shape, zero.shape[-1]))
+    return Curve(zero.sum(-1), lambda: (zero, zero.unsqueeze(-1).expand(*zero.shape, zero.shape[-1])))
 
 
 class TakesInputs:

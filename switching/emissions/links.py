@@ -66,9 +66,14 @@ class Link(ABC):
         return table.squeeze(-2).transpose(-3, -2) if self.independent else table.squeeze(-4)
 
 
-def _single(value: Tensor, slope: Tensor, curvature: Tensor) -> Curve:
+def _single(value: Tensor, slopes: Callable[[], tuple[Tensor, Tensor]]) -> Curve:
     """The curve of one output, from functions of its predictor `[..., 1]`."""
-    return Curve(value.squeeze(-1), slope, curvature.unsqueeze(-1))
+
+    def of_one() -> tuple[Tensor, Tensor]:
+        slope, curvature = slopes()
+        return slope, curvature.unsqueeze(-1)
+
+    return Curve(value.squeeze(-1), of_one)
 
 
 def _targets(x: Tensor) -> Tensor:
@@ -96,7 +101,7 @@ class Log(Link):
 
         def curve(predictor: Tensor) -> Curve:
             rate = predictor.exp()
-            return _single(counts * predictor - rate, counts - rate, rate)
+            return _single(counts * predictor - rate, lambda: (counts - rate, rate))
 
         return curve
 
@@ -105,7 +110,7 @@ class Log(Link):
 
         def curve(constant: Tensor) -> Curve:
             pull = rate * constant.exp()
-            return _single((shape - 1) * constant - pull, shape - 1 - pull, pull)
+            return _single((shape - 1) * constant - pull, lambda: (shape - 1 - pull, pull))
 
         return curve
 
@@ -130,8 +135,11 @@ class Logit(Link):
         ones = _targets(x)
 
         def curve(predictor: Tensor) -> Curve:
-            p = predictor.sigmoid()
-            return _single(ones * predictor - softplus(predictor), ones - p, p * (1 - p))
+            def slopes() -> tuple[Tensor, Tensor]:
+                p = predictor.sigmoid()
+                return ones - p, p * (1 - p)
+
+            return _single(ones * predictor - softplus(predictor), slopes)
 
         return curve
 
@@ -140,9 +148,11 @@ class Logit(Link):
         ones, zeros = tables
 
         def curve(constant: Tensor) -> Curve:
-            p = constant.sigmoid()
-            value = ones * log_sigmoid(constant) + zeros * log_sigmoid(-constant)
-            return _single(value, ones * (1 - p) - zeros * p, ((ones + zeros) * p * (1 - p)).clamp_min(0.0))
+            def slopes() -> tuple[Tensor, Tensor]:
+                p = constant.sigmoid()
+                return ones * (1 - p) - zeros * p, ((ones + zeros) * p * (1 - p)).clamp_min(0.0)
+
+            return _single(ones * log_sigmoid(constant) + zeros * log_sigmoid(-constant), slopes)
 
         return curve
 
@@ -183,11 +193,14 @@ class Logits(Link):
 
 def _multinomial(predictor: Tensor, counts: Tensor, total: Tensor) -> Curve:
     """The log-likelihood of counts of the categories after the first one, of this total with it."""
-    wide = torch.nn.functional.pad(predictor, (1, 0))
-    p = wide.softmax(-1)[..., 1:]
-    value = (counts * predictor).sum(-1) - total * wide.logsumexp(-1)
-    spread = torch.diag_embed(p) - p.unsqueeze(-1) * p.unsqueeze(-2)
-    return Curve(value, counts - total.unsqueeze(-1) * p, total.clamp_min(0.0)[..., None, None] * spread)
+    log_sum = torch.nn.functional.pad(predictor, (1, 0)).logsumexp(-1)
+
+    def slopes() -> tuple[Tensor, Tensor]:
+        p = (predictor - log_sum.unsqueeze(-1)).exp()
+        spread = torch.diag_embed(p) - p.unsqueeze(-1) * p.unsqueeze(-2)
+        return counts - total.unsqueeze(-1) * p, total.clamp_min(0.0)[..., None, None] * spread
+
+    return Curve((counts * predictor).sum(-1) - total * log_sum, slopes)
 
 
 class Identity(Link):
@@ -210,7 +223,7 @@ class Identity(Link):
 
         def curve(predictor: Tensor) -> Curve:
             residual = target - predictor
-            return _single(-residual.square() / 2, residual, torch.ones_like(residual))
+            return _single(-residual.square() / 2, lambda: (residual, torch.ones_like(residual)))
 
         return curve
 
@@ -220,6 +233,6 @@ class Identity(Link):
 
         def curve(constant: Tensor) -> Curve:
             residual = loc - constant
-            return _single(-count * residual.square() / 2, count * residual, count.expand_as(residual))
+            return _single(-count * residual.square() / 2, lambda: (count * residual, count.expand_as(residual)))
 
         return curve

@@ -7,9 +7,11 @@ curvatures h of the log-likelihood of a step,
 
 $$\nabla_{kj} = \sum_t w_{tk}\, s_{tkj}\, d_t, \qquad H_{kj,ki} = \sum_t w_{tk}\, h_{tkji}\, d_t d_t^\top,$$
 
-plus those of the prior. Each step solves $H\,\delta = \nabla$ and is halved until the objective rises.
+plus those of the prior. Each step solves $H\,\delta = \nabla$ and is halved until the objective rises. Sums are over
+chunks of steps whose tables fit in the caches of a CPU.
 """
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
@@ -22,14 +24,15 @@ from torch import Tensor
 from ..ascent import LONGEST_STEP, newton
 
 MAX_STEPS = 25
+ROOM = 2**17  # numbers in the curvatures of a chunk on a CPU
 
 
 class Curve(NamedTuple):
-    """A function of predictors: its value, slopes, and expected negative curvatures."""
+    """A function of predictors: its value `[*n]`, and what computes its slopes `[*n, J]` and its expected negative
+    curvatures `[*n, J, J]`."""
 
     value: Float[Tensor, "*n"]
-    slope: Float[Tensor, "*n J"]
-    curvature: Float[Tensor, "*n J J"]
+    slopes: Callable[[], tuple[Tensor, Tensor]]
 
 
 @dataclass(frozen=True)
@@ -37,14 +40,17 @@ class Scoring:
     """The expected log-likelihood of B blocks as a function of their coefficients, and the prior's.
 
     Attributes:
-        likelihood: of each step and state `[*r, B, N, K]`, from predictors `[*r, B, N, K, J]`.
+        likelihood: from observations, the function of predictors `[*r, B, N, K, J]` whose values `[*r, B, N, K]` are
+            the log-likelihoods of each step and state.
+        x: the observations.
         prior: of the predictors at inputs 0, `[*r, B, K]` from `[*r, B, K, J]`.
         design: d_t, whose first column is 1 and whose last `n_shared` have common coefficients.
         weights: `[*r, B, N, K]`, 0 where an output is missing.
         precision: of the normal priors of coefficients `[B, J]` (0: flat); that of the first column is `prior`.
     """
 
-    likelihood: Callable[[Tensor], Curve]
+    likelihood: Callable[[Tensor], Callable[[Tensor], Curve]]
+    x: Float[Tensor, "N F"]
     prior: Callable[[Tensor], Curve]
     design: Float[Tensor, "N Q"]
     weights: Float[Tensor, "*r B N K"]
@@ -69,13 +75,18 @@ class Scoring:
     def value(self, flat: Float[Tensor, "*r B P"]) -> Float[Tensor, "*r B"]:
         """The objective of each block."""
         local = self.local(flat)
-        each = self.likelihood(self._predictors(local)).value
-        gained = torch.where(self.weights > 0, self.weights * each, 0.0).sum((-2, -1))
-        shrunk = (self._ridge * flat.square()).sum(-1) / 2
-        return gained + self.prior(local[..., 0]).value.sum(-1) - shrunk
+        total = self.prior(local[..., 0]).value.sum(-1) - (self._ridge * flat.square()).sum(-1) / 2
+        for x, design, weights in self._chunks:
+            each = self.likelihood(x)(_predictors(local, design)).value
+            total = total + torch.where(weights > 0, weights * each, 0.0).sum((-2, -1))
+        return total
 
-    def _predictors(self, local: Float[Tensor, "*r B K J Q"]) -> Float[Tensor, "*r B N K J"]:
-        return torch.einsum("...bkjq,nq->...bnkj", local, self.design)
+    @cached_property
+    def _chunks(self) -> list[tuple[Tensor, Tensor, Tensor]]:
+        """Observations, design and weights of chunks of steps."""
+        n_numbers = math.prod((*self.weights.shape[:-2], self.weights.shape[-1])) * self.precision.shape[-1] ** 2
+        size = max(1, len(self.x)) if self.x.device.type != "cpu" else max(64, ROOM // max(1, n_numbers))
+        return list(zip(self.x.split(size), self.design.split(size), self.weights.split(size, -2), strict=True))
 
     @cached_property
     def _ridge(self) -> Float[Tensor, "B P"]:
@@ -89,17 +100,19 @@ class Scoring:
     def step(self, flat: Float[Tensor, "*r B P"]) -> tuple[Float[Tensor, "*r B P"], Float[Tensor, "*r B"]]:
         """The scoring step, and the gain that its slope promises."""
         local, places = self.local(flat), self.places
-        curve, at_zero = self.likelihood(self._predictors(local)), self.prior(local[..., 0])
-        weights = self.weights.unsqueeze(-1)
-        slope = torch.where(weights > 0, weights * curve.slope, 0.0)  # where nothing is expected, it may be infinite
-        gradient = torch.einsum("...bnkj,nq->...bkjq", slope, self.design)
-        gradient[..., 0] += at_zero.slope
-        weights = weights.unsqueeze(-1)
-        curvature = torch.where(weights > 0, weights * curve.curvature, 0.0)
-        squares = (self.design.unsqueeze(-1) * self.design.unsqueeze(-2)).flatten(1)
-        q = self.design.shape[-1]
-        hessian = (curvature.movedim(-4, -1) @ squares).unflatten(-1, (q, q))  # [*r, B, K, J, J, Q, Q]
-        hessian[..., 0, 0] += at_zero.curvature
+        (slope, curvature), q = self.prior(local[..., 0]).slopes(), self.design.shape[-1]
+        gradient = torch.nn.functional.pad(slope.unsqueeze(-1), (0, q - 1))
+        hessian = torch.nn.functional.pad(curvature.unsqueeze(-1), (0, q * q - 1))
+        for x, design, weights in self._chunks:
+            weights = weights.unsqueeze(-1)
+            slope, curvature = self.likelihood(x)(_predictors(local, design)).slopes()
+            slope = torch.where(weights > 0, weights * slope, 0.0)  # it may be infinite where none are expected
+            gradient = gradient + torch.einsum("...bnkj,nq->...bkjq", slope, design)
+            weights = weights.unsqueeze(-1)
+            curvature = torch.where(weights > 0, weights * curvature, 0.0)
+            squares = (design.unsqueeze(-1) * design.unsqueeze(-2)).flatten(1)
+            hessian = hessian + curvature.movedim(-4, -1) @ squares
+        hessian = hessian.unflatten(-1, (q, q))  # [*r, B, K, J, J, Q, Q]
         gradient = torch.einsum("kjqp,...bkjq->...bp", places, gradient) - self._ridge * flat
         whole = torch.einsum("kjqp,...bkjiqc,kico->...bpo", places, hessian, places)
         diagonal = whole.diagonal(dim1=-2, dim2=-1)
@@ -110,3 +123,7 @@ class Scoring:
     def climbed(self, flat: Float[Tensor, "*r B P"]) -> Float[Tensor, "*r B P"]:
         """The coefficients at the maximum, or near it after many steps; no step lowers the objective."""
         return newton(self.value, self.step, flat, MAX_STEPS)
+
+
+def _predictors(local: Float[Tensor, "*r B K J Q"], design: Float[Tensor, "n Q"]) -> Float[Tensor, "*r B n K J"]:
+    return torch.einsum("...bkjq,nq->...bnkj", local, design)

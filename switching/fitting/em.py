@@ -20,12 +20,15 @@ from torch.distributions.constraints import Constraint
 from ...inference.chains.contract import Marginals
 from ...inference.message_passing.engine import Run
 from ...inference.numerics.deferred import deferred
+from ..ascent import leaving
 from ..definite import free_coordinates
 from ..emissions.driven import rows_read
 from ..parameters import Parameters, is_simplex
 from ..problem import Problem
 from .bucketing import Bucketing
 from .starts import variance_floor
+
+LEFT = 1e-4  # share of what an M-step gains that it may leave to the next one
 
 
 class EM:
@@ -57,7 +60,8 @@ class EM:
             self._marginals = self._expected(self.tables) if self._marginals is None else self._marginals
             while len(trace) < max_steps:
                 with deferred():
-                    values, collapsed = maximized(self.problem, self._marginals, self.tables, self._floor)
+                    with leaving(LEFT):
+                        values, collapsed = maximized(self.problem, self._marginals, self.tables, self._floor)
                     marginals = self._expected(values)
                     prior = self.problem.log_prior(values, inside=True)
                 now = (self.problem.summed(marginals.log_normalizer) + prior).double()
