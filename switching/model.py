@@ -547,8 +547,8 @@ class SwitchingSSM(Model):
         if self.order:
             check_scored(self.scored(series), series, self.order)
         Units.of(self.emission, series)  # raises an error if no prior can be scaled to some feature
-        for part in (self.dynamics, self.emission):
-            check_rank(series, part.inputs)
+        for inputs in (self.dynamics.inputs, *(part.emission.inputs for part in self.emission.parts)):
+            check_rank(series, inputs)
         check_rank(series, self.dynamics.inputs_of.get("initial_input", 0), first=True)
         model = self if options.prior is None else self.scaled_to(series)
         problem = model.problem(series)

@@ -66,10 +66,19 @@ class Part(NamedTuple):
     emission: "Emission"
     alike: bool = False  # whether it is the same in all states; its parameters then have a state axis of length one
     shared: tuple[str, ...] = ()  # parameters and hyperparameters that all parts share, whose names have no prefix
+    columns: tuple[int, ...] | None = None  # of the inputs in a row that it reads; None: the whole row is its own
 
     def own(self, values: Parameters) -> Parameters:
         """The entries of this part from a model's values or hyperparameters, under their names without the prefix."""
         return with_prefix(values, self.prefix) | {name: values[name] for name in self.shared if name in values}
+
+    def rows(self, x: Float[Tensor, "*n R"]) -> Float[Tensor, "*n S"]:
+        """The rows of this part, from those of all parts."""
+        if self.columns is None:
+            return x
+        n = self.emission.n_features
+        read = [x[..., :n], x[..., [n + column for column in self.columns]]]
+        return torch.cat([*read, x[..., -1:]] if self.emission.reads_subjects else read, -1)
 
 
 @dataclass(frozen=True, repr=False)
@@ -244,7 +253,7 @@ class Emission(Named, ABC):
         values, collapsed, known = {}, [], fixed or {}
         for part, part_weights in zip(self.parts, weights, strict=True):
             begin, part_prior = part.own(near), None if prior is None else part.own(prior)
-            step = x, part_weights, begin, part_prior, floor
+            step = part.rows(x), part_weights, begin, part_prior, floor
             held = {name: table for name, table in part.own(known).items() if name in part.emission.parameters}
             best = part.emission.maximize_beside(held, *step) if held else part.emission.maximize(*step)
             values |= prefixed(kept(best.values, begin), part.prefix)
@@ -315,7 +324,7 @@ class Emission(Named, ABC):
 
     def log_likelihood(self, x: Float[Tensor, "*b T F"], values: Parameters) -> ByGate:
         """log p(x_t | s, z_t): `[*r, *b, T, K]` for redrawn steps, and the same or `[*r, *b, T, 1]` for held ones."""
-        tables = [part.emission.table(x, part.own(values)) for part in self.parts]
+        tables = [part.emission.table(part.rows(x), part.own(values)) for part in self.parts]
         return ByGate(tables[0], tables[-1])
 
     def mean(self, values: Parameters) -> ByGate:
@@ -369,7 +378,8 @@ class Emission(Named, ABC):
 
     def log_prob_at(self, x: Tensor, values: Parameters, state: Tensor, redraw: Tensor) -> Tensor:
         """log p(x | s, z) at given states and gates, which broadcast against the batch axes of x."""
-        densities = [part.emission.log_prob(x, part.emission.at_states(part.own(values), state)) for part in self.parts]
+        here = [(part, part.emission.at_states(part.own(values), state)) for part in self.parts]
+        densities = [part.emission.log_prob(part.rows(x), parameters) for part, parameters in here]
         return densities[0] if len(densities) == 1 else torch.where(redraw.bool(), *densities)
 
     def sample_at(self, values: Parameters, state: Tensor, redraw: Tensor) -> Tensor:

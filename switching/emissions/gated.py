@@ -27,10 +27,14 @@ from torch import Tensor
 from torch.distributions import constraints
 
 from ...inference.numerics.scalars import check_flag
+from ..inputs import Inputs, all_inputs, columns_of, select_columns
 from ..parameters import PREFIX, Parameter, Parameters, prefixed
 from ..priors import Site, prefixed_sites
 from .contract import Emission, Maximized, Part, check_no_inputs
 from .tied import Joined, NormalEmission, tied_parts
+
+OF_BACKGROUND = {"regressor": "background_regressor", "shared_regressor": "background_shared_regressor"}
+"""The axes of a background's coefficients."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -38,7 +42,8 @@ class Gated(Emission):
     """`emission` at redrawn steps, `background` at held steps, for copy dynamics.
 
     Arguments:
-        emission, background: of the same observation, and not gated themselves.
+        emission, background: of the same observation, and not gated themselves. Each may read inputs, as
+            `LinearRegression(1, inputs=["dose"])`.
         by_state: whether the background has parameters for each state too: `loc [K, F]` for redrawn steps and
             `background_loc [K, F]` for held ones. False: one background, `background_loc [1, F]`.
         tied: `{"scale": "all states"}` gives two `Normal` one scale for each feature, at redrawn and at held steps;
@@ -70,7 +75,8 @@ class Gated(Emission):
             part = getattr(self, name)
             if not isinstance(part, Emission) or len(part.parts) > 1:
                 raise TypeError(f"{name}: got {type(part).__name__}, expected an emission such as Normal(n_features).")
-            check_no_inputs(name, part)
+            if part.order or (self.tied is not None and part.n_inputs):
+                check_no_inputs(name, part)
         check_flag("by_state", self.by_state)
         if self.emission.n_features != self.background.n_features:
             raise ValueError(
@@ -91,6 +97,16 @@ class Gated(Emission):
         return whole if self.tied is None else whole.replace(f", tied={self.tied!r}", "", 2)  # those of both parts
 
     @property
+    def inputs(self) -> Inputs:  # type: ignore[override]
+        """The inputs of both parts, each once."""
+        return all_inputs((self.emission.inputs, self.background.inputs))
+
+    @property
+    def inputs_of(self) -> dict[str, Inputs]:
+        held = {OF_BACKGROUND.get(dim, dim): inputs for dim, inputs in self.background.inputs_of.items()}
+        return self.emission.inputs_of | held
+
+    @property
     def joined(self) -> Joined | None:
         return Joined(cast(NormalEmission, self.emission), self.by_state) if self.tied is not None else None
 
@@ -107,9 +123,8 @@ class Gated(Emission):
         known = dict(self.emission.parameters)
         for name, parameter in self.background.parameters.items():
             shown = parameter.shown and parameter.shown._replace(name=PREFIX + parameter.shown.name)
-            known[PREFIX + name] = replace(
-                parameter if self.by_state else parameter.renamed({"state": "background"}), shown=shown
-            )
+            names = OF_BACKGROUND if self.by_state else OF_BACKGROUND | {"state": "background"}
+            known[PREFIX + name] = replace(parameter.renamed(names), shown=shown)
         return self._without_shared(known)
 
     @property
@@ -124,13 +139,18 @@ class Gated(Emission):
 
     @property
     def sizes(self) -> dict[str, int]:
-        return self.background.sizes | self.emission.sizes
+        held = {OF_BACKGROUND.get(dim, dim): size for dim, size in self.background.sizes.items()}
+        return held | self.emission.sizes
 
     @property
     def parts(self) -> tuple[Part, ...]:
+        drawn, held = (
+            tuple(columns_of(part.inputs, self.inputs)) if self.n_inputs else None
+            for part in (self.emission, self.background)
+        )
         return (
-            Part("emission", "", self.emission),
-            Part("background", PREFIX, self.background, alike=not self.by_state, shared=self._shared),
+            Part("emission", "", self.emission, columns=drawn),
+            Part("background", PREFIX, self.background, not self.by_state, self._shared, held),
         )
 
     def check(self, x: Tensor) -> None:
@@ -154,6 +174,17 @@ class Gated(Emission):
 
     def mapped(self, change: Callable[[Emission], Emission]) -> "Gated":
         return replace(self, emission=change(self.emission), background=change(self.background))
+
+    def beside(self, inputs: Tensor) -> "Gated":
+        drawn, held = (
+            part.emission.beside(select_columns(inputs, part.columns)) if part.columns else part.emission
+            for part in self.parts
+        )
+        return replace(self, emission=drawn, background=held)
+
+    def check_fitted(self, values: Parameters, rows: Tensor) -> None:
+        for part in self.parts:
+            part.emission.check_fitted(part.own(values), part.rows(rows))
 
     def at_subjects(self, subjects: Tensor) -> "Gated":
         return self.mapped(lambda part: part.at_subjects(subjects))
@@ -181,7 +212,7 @@ class Gated(Emission):
 
     def table(self, x: Tensor, values: Parameters) -> Tensor:
         """log p(x_t | s) of redrawn steps in each state, and then of held steps."""
-        return torch.cat([part.emission.table(x, part.own(values)) for part in self.parts], -1)
+        return torch.cat([part.emission.table(part.rows(x), part.own(values)) for part in self.parts], -1)
 
     def maximize_parts(
         self,
@@ -198,7 +229,7 @@ class Gated(Emission):
 
     def log_prob(self, x: Tensor, values: Parameters) -> Tensor:
         """log p(x | s) of a redrawn step."""
-        return self.emission.log_prob(x, values)
+        return self.emission.log_prob(self.parts[0].rows(x), values)
 
     def distribution(self, values: Parameters) -> TorchDistributionMixin:
         """The distribution of a redrawn step."""

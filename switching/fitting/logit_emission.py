@@ -142,6 +142,8 @@ class LogitEmission(Conjugate):
 
     def reordered(self, eta: Tensor, order: Int[Tensor, "K"]) -> Tensor:
         by_state = eta.unflatten(-2, (-1, self._n_rows))
+        if by_state.shape[-3] == 1:  # a background that is the same in all states
+            return eta
         return by_state.index_select(-3, order).flatten(-3, -2)
 
     # ---- the bound -------------------------------------------------------------------------------------------------

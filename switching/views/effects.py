@@ -116,6 +116,11 @@ def _effects(problem: Problem, values: Parameters, drive: Drive, name: str) -> I
         past = problem.series.drive.past
         typical = None if past is None else past.flatten(0, -3).nanmean(0).expand(POINTS, -1, -1)
         here = emission_at(problem.emission, problem.series, Drive(drive.inputs.squeeze(-2), past=typical))  # pyright: ignore[reportOptionalMemberAccess]
-        means = here.mean(values).redrawn
-        for feature, label in enumerate(problem.series.features_of()):
-            yield Effect(f"mean of {label}", means[..., feature])
+        parts = problem.emission.parts
+        for part, means in zip(parts, here.mean(values)[: len(parts)], strict=True):
+            names = part.emission.inputs
+            if isinstance(names, int) or name not in names:
+                continue
+            when = "" if len(parts) == 1 else ", held" if part.prefix else ", redrawn"
+            for feature, label in enumerate(problem.series.features_of()):
+                yield Effect(f"mean of {label}{when}", means[..., feature])
