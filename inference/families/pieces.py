@@ -195,7 +195,7 @@ def given_in_part(family: VectorFamily[Any], point: Any) -> VectorFamily[Any]:
     parts = [point] if isinstance(point, Tensor) else list(vars(point).values())
     if not isinstance(family, SCALAR):
         alike = all(bool(part.isnan().all()) or not bool(part.isnan().any()) for part in parts)
-        entries = isinstance(family, Dirichlet) or (isinstance(family, NormalWishart) and not alike)
+        entries = isinstance(family, Dirichlet | Gaussian) or (isinstance(family, NormalWishart) and not alike)
         return given_entries(family, point) if entries else given(family, point)
     parts = list(torch.broadcast_tensors(*parts))
     groups = _alike(torch.stack([part.isnan().flatten() for part in parts], -1))

@@ -134,8 +134,8 @@ class LogitRows(Conjugate):
     def given(self, known: Parameters) -> VectorFamily[Any]:
         name, weights = self.parameters
         probs, like = known.get(name), next(iter(known.values()))
-        if probs is not None and bool(probs.isnan().any()) and not bool(probs.isnan().all()):
-            raise TypeError(f"{name} is known in part, and logits are not")
+        if probs is not None and bool((probs.isnan().any(-1) & ~probs.isnan().all(-1)).any()):
+            raise TypeError(f"a row of {name} is known in part, and logits are not")
         shape = self.possible.shape[1:] if self._one_row else self.possible.shape
         nowhere = {name: like.new_full(shape, torch.nan), weights: like.new_full((*shape, self.n_inputs), torch.nan)}
         point = self.point(nowhere | known)
@@ -150,15 +150,17 @@ class LogitRows(Conjugate):
         probs, weights = (known.get(name) for name in self.parameters)
         total = alpha.new_zeros(())
         if probs is not None:
-            logs = probs.to(alpha).reshape(alpha.shape).clamp_min(torch.finfo(probs.dtype).tiny).log()
-            total = total + (alpha * logs).sum() - self._normalizers(alpha).sum()
+            table = probs.to(alpha).reshape(alpha.shape)
+            of_rows = (alpha * table.clamp_min(torch.finfo(probs.dtype).tiny).log()).sum(-1) - self._normalizers(alpha)
+            total = total + torch.where(table.isnan().any(-1), 0.0, of_rows).sum()
         if weights is not None:
             free = (self.possible & ~self.reference).to(alpha.device).unsqueeze(-1)
             table = weights.to(alpha).reshape(*alpha.shape, self.n_inputs)
             scales = torch.where(free, self._scales(alpha), 1.0)
             each = -(table / scales).square() / 2 - (scales * math.sqrt(2 * math.pi)).log()
             total = total + torch.where(free & ~table.isnan(), each, 0.0).sum()
-        if probs is not None and weights is not None and not bool(weights.isnan().any()):  # all are held
+        held = probs is not None and weights is not None and not bool(probs.isnan().any() | weights.isnan().any())
+        if held:
             total = total - int((~self._used).sum()) * (1 + self.n_inputs) * math.log(2 * math.pi) / 2
         return total
 

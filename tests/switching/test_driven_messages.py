@@ -122,32 +122,79 @@ def test_fits_raise_the_bound_and_come_near_the_mode(dynamics):
             assert_close(fit.model.values[name], mode.model.values[name], rtol=0, atol=0.25)
 
 
-@pytest.mark.few(1)
-@pytest.mark.parametrize("weight", [0.5, None])
-def test_the_bound_lies_below_the_evidence(weight):
-    """The evidence is the mean over draws from the prior; the emission is known, and maybe one of the weights."""
-    model = sh.SwitchingSSM(sh.Markov(2, inputs=1, sticky=2.0), sh.Normal(1))
-    known = {"loc": torch.tensor([[0.0], [1.5]]).double(), "scale": torch.ones(2, 1).double()}
-    inputs, n = numbers(9, 1), 60_000
-    x = known["loc"][torch.tensor([0, 0, 1, 1, 1, 0, 0, 0, 1])] + 0.7 * numbers(9, 1, seed=1)
-    weights = 2.5 * numbers(n, 2)
-    part = torch.full((2, 2, 1), torch.nan, dtype=torch.float64)
+KNOWN = {"loc": torch.tensor([[0.0], [1.5]]).double(), "scale": torch.ones(2, 1).double()}
+ROW, NOT_KNOWN = torch.tensor([0.8, 0.2]).double(), torch.tensor([torch.nan, torch.nan]).double()
+EACH_KNOWN = pytest.mark.parametrize(("weight", "row"), [(0.5, False), (None, False), (None, True), (0.5, True)])
+
+
+def partly_known(weight: float | None, row: bool) -> tuple[sh.SwitchingSSM, Tensor, Tensor, dict[str, Tensor]]:
+    """A model of two states, a series, inputs, and what is known: the emission, and maybe one of the weights or the row
+    of one state."""
+    fixed = dict(KNOWN)
     if weight is not None:
-        weights[:, 0] = part[0, 1] = weight
-    fixed = known | ({} if weight is None else {"transition_weights": part})
-    fit = model.fit(x, "vmp", inputs=inputs, fixed=fixed, restarts=1, progress=False)
-    prior = model.scaled_to(x, inputs=inputs).prior
-    generator = torch.Generator().manual_seed(0)
+        fixed["transition_weights"] = torch.full((2, 2, 1), torch.nan, dtype=torch.float64)
+        fixed["transition_weights"][0, 1] = weight
+    if row:
+        fixed["transition_probs"] = torch.stack([ROW, NOT_KNOWN])
+    x = KNOWN["loc"][torch.tensor([0, 0, 1, 1, 1, 0, 0, 0, 1])] + 0.7 * numbers(9, 1, seed=1)
+    return sh.SwitchingSSM(sh.Markov(2, inputs=1, sticky=2.0), sh.Normal(1)), x, numbers(9, 1), fixed
+
+
+@EACH_KNOWN
+def test_the_bound_is_the_sum_of_its_parts(weight, row):
+    """Of the chain under bounds of its tables, the expected log priors of what is free, and its entropy."""
+    model, x, inputs, fixed = partly_known(weight, row)
+    fit = model.fit(x, "vmp", inputs=inputs, fixed=fixed, restarts=1, tol=1e-10, progress=False)
+    prior, rows = model.scaled_to(x, inputs=inputs).prior, dict(model.dynamics.message_blocks)["transition"]
+    known = {name: table for name, table in fixed.items() if name in rows.parameters}
+    family = rows.given(known) if known else rows.family
+    statistics = family.mean(fit.posterior.blocks["transition"])
+    mean, square = statistics[:, :2], statistics[:, 2:].unflatten(-1, (2, 2))
+    covariance = square - mean.unsqueeze(-1) * mean.unsqueeze(-2)
+    alpha, at_zero = prior["transition_concentration"], rows.expected_logs(statistics, torch.eye(2).double()[0])
+    total = torch.zeros(())
+    for state in range(2):
+        free = [d for d in range(2) if float(covariance[state, d, d]) > 1e-12]
+        expected = [0] * (not (row and state == 0)) + [1] * (not (weight is not None and state == 0))
+        assert free == expected
+        if free:
+            spread = covariance[state][free][:, free]
+            total = total + (spread.logdet() + len(free) * (1 + math.log(2 * math.pi))) / 2
+        if 0 in free:
+            normalizer = torch.lgamma(alpha[state]).sum() - torch.lgamma(alpha[state].sum())
+            total = total + (alpha[state] * at_zero[state]).sum() - normalizer
+        if 1 in free:
+            total = total - square[state, 1, 1] / 2 / 2.5**2 - math.log(2.5 * math.sqrt(2 * math.pi))
+    start, dirichlet = fit.posterior.blocks["initial"], torch.distributions.Dirichlet
+    divergence = torch.distributions.kl_divergence(dirichlet(start), dirichlet(prior["initial_concentration"]))
+    table = rows.expected_logs(statistics, torch.cat([torch.ones(9, 1).double(), inputs], -1))[1:]
+    likelihood = model.emission.table(x, {"loc": KNOWN["loc"], "precision": KNOWN["scale"]})
+    chain = sh.chains.MarkovChain(torch.digamma(start) - torch.digamma(start.sum()), table, likelihood)
+    assert_close(fit.objective[-1], chain.log_normalizer() + total - divergence, rtol=0, atol=1e-7)
+
+
+@pytest.mark.few(1)
+@EACH_KNOWN
+def test_the_bound_lies_below_the_evidence(weight, row):
+    """The evidence is the mean over draws from the prior."""
+    model, x, inputs, fixed = partly_known(weight, row)
+    fit, n = model.fit(x, "vmp", inputs=inputs, fixed=fixed, restarts=1, progress=False), 60_000
+    prior, generator = model.scaled_to(x, inputs=inputs).prior, torch.Generator().manual_seed(0)
     values = {
         name: torch._sample_dirichlet(prior[f"{name.split('_')[0]}_concentration"].expand(n, *shape), generator)
         for name, shape in (("initial_probs", (2,)), ("transition_probs", (2, 2)))
     }
+    if row:
+        values["transition_probs"][:, 0] = ROW
+    weights = 2.5 * numbers(n, 2)
+    if weight is not None:
+        weights[:, 0] = weight
     values["transition_weights"] = torch.diag_embed(weights).flip(-1).unsqueeze(-1)  # those of staying are 0
-    tables = {"loc": known["loc"], "precision": known["scale"]}  # which are 1
+    tables = {"loc": KNOWN["loc"], "precision": KNOWN["scale"]}  # which are 1
     values |= {name: table.expand(n, *table.shape) for name, table in tables.items()}
     terms = model.problem(x, inputs=inputs).evidence(values)
     evidence = float(terms.logsumexp(0)) - math.log(n)
-    assert evidence - 3 < float(fit.objective[-1]) < evidence + 0.05
+    assert evidence - 2.2 < float(fit.objective[-1]) < evidence + 0.05
 
 
 @pytest.mark.parametrize("mask", [None, MASK, [[True, True, False], [False, True, True], [False, False, True]]])
@@ -189,7 +236,7 @@ def test_parameters_by_subject_are_refused_in_their_own_words():
             model.fit(x, method, pooled=pooled, **given)
 
 
-def test_weights_or_all_of_it_may_be_known_and_a_part_of_a_row_not():
+def test_weights_or_rows_or_all_of_it_may_be_known_and_a_part_of_a_row_not():
     model, x, inputs = made(FORMS["free"], 2, 60)
     weights, probs = model.values["transition_weights"], model.values["transition_probs"]
     few = {"inputs": inputs, "restarts": 1, "max_steps": 5, "progress": False}
@@ -198,6 +245,11 @@ def test_weights_or_all_of_it_may_be_known_and_a_part_of_a_row_not():
         for name, table in fixed.items():
             assert_close(fit.model.values[name], table, rtol=1e-9, atol=1e-9)
         assert float(fit.objective.diff().min()) > -1e-8
+    rows = probs.clone()
+    rows[1] = torch.nan
+    fit = model.fit(x, "vmp", fixed={"transition_probs": rows}, **few)
+    assert_close(fit.model.values["transition_probs"][[0, 2]], probs[[0, 2]], rtol=1e-9, atol=1e-9)
+    assert float(fit.objective.diff().min()) > -1e-8
     part = probs.clone()
     part[0, 1:] = torch.nan
     with pytest.raises(TypeError, match=r'^fixed: message passing cannot hold .* use method="em", "svi" or "nuts"'):
