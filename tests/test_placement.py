@@ -73,6 +73,8 @@ def test_a_device_that_is_not_there_refuses_what_a_gpu_refuses_and_counts_what_w
             lambda: x[x > 1],
             lambda: x[torch.tensor([0, 1])],
             lambda: x.nonzero(),
+            lambda: x.__setitem__(0, 4.0),
+            lambda: torch.tensor(4.0, device=there),
             lambda: torch.linalg.cholesky(torch.eye(2, device=there)),
         ):
             with waits() as found:

@@ -26,6 +26,14 @@ def log_probability(p: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
     return torch.where(possible, torch.where(possible, p, 1.0).log(), -torch.inf)
 
 
+def log_complement(p: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
+    """log(1 - p), -inf if p is 1; the gradient is 0 there."""
+    if not differentiated(p):
+        return torch.log1p(-p)
+    possible = p < 1
+    return torch.where(possible, torch.log1p(-torch.where(possible, p, 0.0)), -torch.inf)
+
+
 def log_sigmoid(x: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
     """log sigmoid(x). torch's own wakes all threads for a table of any size, and waits for them."""
     negative = x < 0

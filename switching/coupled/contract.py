@@ -26,6 +26,7 @@ from ...inference.chains.contract import Chain
 from ...inference.families import CopyTables
 from ...inference.message_passing.engine import VMP
 from ...inference.numerics.checks import check_parts, naming
+from ...inference.numerics.logs import log_complement, log_probability
 from ...inference.numerics.randomness import Seed, generator_of
 from ...inference.numerics.records import Record
 from ...inference.numerics.scalars import check_batch_shape, check_integer, check_kind, check_number
@@ -385,7 +386,7 @@ def paths_of(used: Sequence[CopyTables], elbo: Tensor, converged: bool) -> Coupl
 def draw_chain(t: int, d: int, rho: Tensor, probs: Tensor, before: Tensor | None) -> tuple[Tensor, Tensor]:
     """Gate and state of chain d (from 0) at step t, given the previous state; None at the first step."""
     rho = torch.ones_like(rho) if before is None else rho
-    redraw = draw_gate(f"z_{t}_{d + 1}", rho.log(), torch.log1p(-rho))
+    redraw = draw_gate(f"z_{t}_{d + 1}", log_probability(rho), log_complement(rho))
     if before is not None:
         same = torch.nn.functional.one_hot(before, probs.shape[-1]).to(probs)
         probs = torch.where(redraw.bool().unsqueeze(-1), probs, same)

@@ -25,7 +25,7 @@ from ...inference.chains.factored_copy.chain import FactoredCopyChain
 from ...inference.families import CopyPaths, CopyTables, FactoredCopyPaths, FactoredTables, Gaussian, VectorFamily
 from ...inference.message_passing.factor_graph import Factor
 from ...inference.numerics.checks import broadcast_shapes
-from ...inference.numerics.logs import log_sigmoid
+from ...inference.numerics.logs import log_complement, log_probability, log_sigmoid
 from ...inference.numerics.products import with_ones
 from ...inference.numerics.scalars import check_integer
 from ..data.series import Drive, Series
@@ -178,7 +178,7 @@ class Copy(Dynamics):
             log_redraw, log_hold = log_sigmoid(logit), log_sigmoid(-logit)
         else:
             prob = widened(values["redraw_prob"], 0, n_batch + 1)
-            log_redraw, log_hold = prob.log(), torch.log1p(-prob)
+            log_redraw, log_hold = log_probability(prob), log_complement(prob)
         if drive.gaps is None:
             return log_redraw, log_hold
         log_hold = torch.where(drive.gaps > 0, drive.gaps * log_hold, 0.0)

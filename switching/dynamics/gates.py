@@ -139,8 +139,14 @@ def logistic_bounds(
     """Bounds on E log sigma(psi), E log sigma(-psi) for psi = design @ w, from the means of w and ww'."""
     size = design.shape[-1]
     first, second = statistics[..., :size], statistics[..., size:].unflatten(-1, (size, size))
-    mean = (design * first).sum(-1)
     square = ((design.unsqueeze(-2) @ second).squeeze(-2) * design).sum(-1)
+    return bounds_of_logit((design * first).sum(-1), square)
+
+
+def bounds_of_logit(
+    mean: Float[Tensor, "*b"], square: Float[Tensor, "*b"]
+) -> tuple[Float[Tensor, "*b"], Float[Tensor, "*b"]]:
+    """Bounds on E log sigma(psi), E log sigma(-psi), from the means of psi and of its square."""
     root = (square.clamp_min(0) + 1e-30).sqrt()  # its gradient exists at 0
     log_cosh = root / 2 + softplus(-root)
     return mean / 2 - log_cosh, -mean / 2 - log_cosh

@@ -27,7 +27,7 @@ from ..inputs import COEFFICIENT_SCALE
 from ..parameters import Parameter, Parameters
 from ..priors import Conjugate, Site
 from .factors import named
-from .gates import logistic_bounds
+from .gates import bounds_of_logit
 
 
 @dataclass(frozen=True)
@@ -101,6 +101,11 @@ class LogitRows(Conjugate):
         """I, J and 1 + C."""
         rows, moves = self._order.shape
         return rows, moves, 1 + self.n_inputs
+
+    @property
+    def width(self) -> int:
+        """The numbers of each step and state in a table of bounds."""
+        return self.possible.shape[-1]
 
     # ---- tables ----------------------------------------------------------------------------------------------------
 
@@ -196,28 +201,36 @@ class LogitRows(Conjugate):
 
         Statistics have axes of length 1 for those of the design: `[*r, 1, ..., 1, I, P]`.
         """
-        _, moves, columns = self._sizes
-        size, device = moves * columns, statistics.device
+        n_rows, moves, columns = self._sizes
+        size, device, n_axes = moves * columns, statistics.device, design.ndim - 1
         possible, reference = self.possible.to(device), self.reference.to(device)
-        if bool(self._gates.all()):
-            up, down = logistic_bounds(statistics, design.unsqueeze(-2))
-            return torch.where(reference, down.unsqueeze(-1), up.unsqueeze(-1)).where(possible, 0.0)
-        places, curvature = self._places.to(statistics), self._curvature.to(statistics)
+        statistics = statistics.reshape(*statistics.shape[: statistics.ndim - 2 - n_axes], *statistics.shape[-2:])
+        flat = design.reshape(-1, columns)
+        squares = (flat.unsqueeze(-1) * flat.unsqueeze(-2)).flatten(1)  # so that no table has an axis of columns
         numbers = statistics[..., :size].unflatten(-1, (moves, columns))
-        square = statistics[..., size:].unflatten(-1, (moves, columns, moves, columns))
-        x, traced = design.unsqueeze(-2), torch.einsum("ijk,...ijdke->...ide", curvature, square)
-        mean = (numbers * x.unsqueeze(-2)).sum(-1)
-        logits = (mean.unsqueeze(-2) @ places).squeeze(-2)
-        quadratic = ((x.unsqueeze(-2) @ traced).squeeze(-2) * x).sum(-1)
-        at_mean = (torch.einsum("ijk,...ik->...ij", curvature, mean) * mean).sum(-1)
-        total = logits.masked_fill(~possible, -torch.inf).logsumexp(-1) + (quadratic - at_mean) / 2
-        table = logits - total.unsqueeze(-1)
+        second = statistics[..., size:].unflatten(-1, (moves, columns, moves, columns))
+        mean = (flat @ numbers.flatten(-3, -2).mT).unflatten(-1, (n_rows, moves))  # [*r, N, I, J]
+
+        def shaped(table: Tensor) -> Tensor:
+            return table.reshape(*table.shape[:-3], *design.shape[:-1], *table.shape[-2:])
+
+        of_gates = None
         if bool(self._gates.any()):
-            first = torch.cat([numbers[..., 0, :], square[..., 0, :, 0, :].flatten(-2)], -1)
-            up, down = logistic_bounds(first, x)
-            of_gates = torch.where(reference, down.unsqueeze(-1), up.unsqueeze(-1))
+            of_first = second[..., 0, :, 0, :].flatten(-2)
+            up, down = bounds_of_logit(mean[..., 0], squares @ of_first.mT)
+            of_gates = torch.where(reference, down.unsqueeze(-1), up.unsqueeze(-1)).where(possible, 0.0)
+            if bool(self._gates.all()):
+                return shaped(of_gates)
+        places, curvature = self._places.to(statistics), self._curvature.to(statistics)
+        traced = torch.einsum("ijk,...ijdke->...ide", curvature, second).flatten(-2)
+        logits = (mean.unsqueeze(-2) @ places).squeeze(-2)
+        at_mean = (torch.einsum("ijk,...ik->...ij", curvature, mean) * mean).sum(-1)
+        beyond = (squares @ traced.mT - at_mean) / 2
+        total = logits.masked_fill(~possible, -torch.inf).logsumexp(-1) + beyond
+        table = logits - total.unsqueeze(-1)
+        if of_gates is not None:
             table = torch.where(self._gates.to(device).unsqueeze(-1), of_gates, table)
-        return torch.where(possible, table, 0.0)
+        return shaped(torch.where(possible, table, 0.0))
 
     def prior_factor(self, block: str, prior: Parameters, share: float) -> Factor:
         """The expected log prior. Dirichlet rows are bounded as moves at inputs 0 are."""

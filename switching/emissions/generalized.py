@@ -76,6 +76,8 @@ class GeneralizedLinear(DrivenEmission):
 
     def __post_init__(self) -> None:
         check_kind("plain_emission", self.plain_emission, Emission, "an emission such as Poisson(n_features)")
+        if self.link.size(self.plain_emission) < 1:
+            raise ValueError(f"inputs: got some for {self.plain_emission!r}, whose one category depends on nothing.")
         object.__setattr__(self, "inputs", named_or_counted(self.inputs, least=1))
         object.__setattr__(self, "shared", tuple((self.shared,) if isinstance(self.shared, str) else self.shared))
         names = () if isinstance(self.inputs, int) else tuple(self.inputs)
@@ -233,16 +235,18 @@ class GeneralizedLinear(DrivenEmission):
             weighted = weighted * near["precision"].mT.unsqueeze(-2)
             if prior is not None:
                 prior = prior | {"count": prior["count"] * near["precision"]}
+        begin = self._flat(near)
         scoring = Scoring(
             self.link.likelihood,
             observed,
             self.link.prior(prior) if prior is not None else _flat,
             design,
             weighted,
-            self._precision(prior, weighted),
+            self._ridge(prior, near),
+            1 if self.link.independent else self.link.size(self.plain_emission),
             len(self._by_all),
         )
-        flat = scoring.climbed(self._flat(near))
+        flat = scoring.climbed(begin)
         values = {name: near[name] for name in self.parameters} | self._values(flat, near)
         if self.have_unit:
             return self._with_precision(rows=x, weighted=unscaled, values=values, prior=prior, floor=floor)
@@ -268,15 +272,22 @@ class GeneralizedLinear(DrivenEmission):
         collapsed = (variance <= floor).any(-1).expand(weighted.shape[:-3] + weighted.shape[-1:])
         return Maximized(values | {"precision": 1 / held}, collapsed)
 
-    def _precision(self, prior: Parameters | None, like: Tensor) -> Tensor:
-        """The precisions of the coefficients' priors, [B, J]."""
-        n = self.link.size(self.plain_emission)
-        if prior is None:
-            precision = like.new_zeros(n)
-        else:
-            scale = next(prior[f"{name}_scale"] for name in COEFFICIENTS if f"{name}_scale" in prior)
-            precision = scale[0, :, 0] ** -2
-        return precision.unsqueeze(-1) if self.link.independent else precision.unsqueeze(0)
+    def _ridge(self, prior: Parameters | None, near: Parameters) -> Tensor:
+        """The precision of the normal prior of each coefficient of scoring, [B, P]; 0 for those of the constants."""
+        main = near[self.link.parameter]
+        n_states, n = main.shape[-2], self.link.size(self.plain_emission)
+        scales = {} if prior is None else {name: prior.get(f"{name}_scale") for name in COEFFICIENTS}
+
+        def precision(name: str, rows: int, columns: list[int]) -> Tensor:
+            scale = scales.get(name)
+            flat = main.new_zeros(rows, n, len(columns)) if scale is None else scale**-2
+            return flat.expand(rows, n, len(columns))
+
+        alone = [main.new_zeros(n_states, n, 1), precision("coefficients", n_states, self._by_state)]
+        parts = [self.link.blocks(torch.cat(alone, -1)).flatten(-3)]
+        if self.shared:
+            parts.append(self.link.blocks(precision("shared_coefficients", 1, self._by_all)).flatten(-3))
+        return torch.cat(parts, -1)
 
     def _flat(self, values: Parameters) -> Tensor:
         """The coefficients of scoring, [*r, B, P]."""

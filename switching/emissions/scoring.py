@@ -46,7 +46,8 @@ class Scoring:
         prior: of the predictors at inputs 0, `[*r, B, K]` from `[*r, B, K, J]`.
         design: d_t, whose first column is 1 and whose last `n_shared` have common coefficients.
         weights: `[*r, B, N, K]`, 0 where an output is missing.
-        precision: of the normal priors of coefficients `[B, J]` (0: flat); that of the first column is `prior`.
+        ridge: the precision of the normal prior of each coefficient; 0 for the first column, whose prior is `prior`.
+        n_outputs: J.
     """
 
     likelihood: Callable[[Tensor], Callable[[Tensor], Curve]]
@@ -54,13 +55,14 @@ class Scoring:
     prior: Callable[[Tensor], Curve]
     design: Float[Tensor, "N Q"]
     weights: Float[Tensor, "*r B N K"]
-    precision: Float[Tensor, "B J"]
+    ridge: Float[Tensor, "B P"]
+    n_outputs: int
     n_shared: int
 
     @cached_property
     def places(self) -> Float[Tensor, "K J Q P"]:
         """1 where an entry of the coefficients of a state is an entry of the whole vector."""
-        k, j, q = self.weights.shape[-1], self.precision.shape[-1], self.design.shape[-1]
+        k, j, q = self.weights.shape[-1], self.n_outputs, self.design.shape[-1]
         alone = q - self.n_shared
         order = torch.arange(k * j * alone + j * self.n_shared, device=self.design.device)
         number, common = order.split([k * j * alone, j * self.n_shared])
@@ -75,7 +77,7 @@ class Scoring:
     def value(self, flat: Float[Tensor, "*r B P"]) -> Float[Tensor, "*r B"]:
         """The objective of each block."""
         local = self.local(flat)
-        total = self.prior(local[..., 0]).value.sum(-1) - (self._ridge * flat.square()).sum(-1) / 2
+        total = self.prior(local[..., 0]).value.sum(-1) - (self.ridge * flat.square()).sum(-1) / 2
         for x, design, weights in self._chunks:
             each = self.likelihood(x)(_predictors(local, design)).value
             total = total + torch.where(weights > 0, weights * each, 0.0).sum((-2, -1))
@@ -84,18 +86,9 @@ class Scoring:
     @cached_property
     def _chunks(self) -> list[tuple[Tensor, Tensor, Tensor]]:
         """Observations, design and weights of chunks of steps."""
-        n_numbers = math.prod((*self.weights.shape[:-2], self.weights.shape[-1])) * self.precision.shape[-1] ** 2
+        n_numbers = math.prod((*self.weights.shape[:-2], self.weights.shape[-1])) * self.n_outputs**2
         size = max(1, len(self.x)) if self.x.device.type != "cpu" else max(64, ROOM // max(1, n_numbers))
         return list(zip(self.x.split(size), self.design.split(size), self.weights.split(size, -2), strict=True))
-
-    @cached_property
-    def _ridge(self) -> Float[Tensor, "B P"]:
-        """The precision of the normal prior of each entry."""
-        sloped = torch.ones_like(self.design[0])
-        sloped[0] = 0.0
-        slopes = self.precision[:, None, :, None] * sloped
-        of_entry = torch.einsum("kjqp,bkjq->bp", self.places, slopes.expand(-1, len(self.places), -1, -1))
-        return of_entry / self.places.sum((0, 1, 2))
 
     def step(self, flat: Float[Tensor, "*r B P"]) -> tuple[Float[Tensor, "*r B P"], Float[Tensor, "*r B"]]:
         """The scoring step, and the gain that its slope promises."""
@@ -113,10 +106,10 @@ class Scoring:
             squares = (design.unsqueeze(-1) * design.unsqueeze(-2)).flatten(1)
             hessian = hessian + curvature.movedim(-4, -1) @ squares
         hessian = hessian.unflatten(-1, (q, q))  # [*r, B, K, J, J, Q, Q]
-        gradient = torch.einsum("kjqp,...bkjq->...bp", places, gradient) - self._ridge * flat
+        gradient = torch.einsum("kjqp,...bkjq->...bp", places, gradient) - self.ridge * flat
         whole = torch.einsum("kjqp,...bkjiqc,kico->...bpo", places, hessian, places)
         diagonal = whole.diagonal(dim1=-2, dim2=-1)
-        whole = whole + torch.diag_embed(self._ridge + 1e-12 * (diagonal + 1e-3))
+        whole = whole + torch.diag_embed(self.ridge + 1e-12 * (diagonal + 1e-3))
         step = torch.linalg.solve_ex(whole, gradient.unsqueeze(-1))[0].squeeze(-1).clamp(-LONGEST_STEP, LONGEST_STEP)
         return step.nan_to_num(0.0), (step * gradient).sum(-1).nan_to_num(0.0)
 

@@ -20,11 +20,13 @@ from ...inference.message_passing.factor_graph import Block, Factor, add_message
 from ..data.series import Series
 from ..dynamics.contract import PATHS, Dynamics
 from ..dynamics.factors import named
+from ..dynamics.logits import LogitRows
+from ..emissions.by_subject import of_one
 from ..emissions.conjugate import ConjugateEmission
 from ..emissions.contract import Emission, Part
 from ..emissions.driven import rows_read
 from ..emissions.generalized import GeneralizedLinear
-from ..known import block_beside
+from ..known import FixedBlock, block_beside
 from ..parameters import Parameters, prefixed, with_prefix
 from ..priors import Conjugate
 from ..problem import Problem
@@ -129,6 +131,13 @@ class ChainGraph(Graph):
     def kept(self) -> Collection[str]:
         return self.families
 
+    @property
+    def width(self) -> int:
+        """The numbers of each step and state in the widest table of an update."""
+        blocks = [block.block if isinstance(block, FixedBlock) else block for _, block in self.blocks.values()]
+        widths = [block.width for block in blocks if isinstance(block, LogitRows | LogitEmission)]
+        return max([1, *widths])
+
     def linear(self, etas: Etas) -> frozenset[str]:
         """`VMP.linear` of the engine; its blocks and factors are tested on two steps."""
         first = self.problem.series.part(torch.zeros(1, dtype=torch.long, device="cpu"))
@@ -228,6 +237,11 @@ def message_form(emission: Emission) -> ConjugateEmission | LogitEmission:
     """The block of an emission's parameters in message passing; TypeError if there is none."""
     if isinstance(emission, GeneralizedLinear):
         return LogitEmission.of(emission)
+    if isinstance(of_one(emission), GeneralizedLinear):
+        raise TypeError(
+            f"pooled: message passing has no parameters by subject of {of_one(emission)!r}; "
+            'use method="em", "svi" or "nuts".'
+        )
     if not isinstance(emission, ConjugateEmission):
         raise TypeError(
             f"emission: {emission.name} has no conjugate family, which message passing needs; "

@@ -211,7 +211,8 @@ class Chunk(NamedTuple):
 
 def is_long(graph: ChainGraph, restarts: int) -> bool:
     """Whether a single sequence is so long that it is cut into stretches."""
-    return restarts * graph.problem.series.n_steps * graph.problem.n_states > LONG and not graph.independent
+    numbers = restarts * graph.problem.series.n_steps * graph.problem.n_states * graph.width
+    return numbers > LONG and not graph.independent
 
 
 def is_large(graph: ChainGraph, restarts: int) -> bool:
@@ -222,7 +223,9 @@ def is_large(graph: ChainGraph, restarts: int) -> bool:
 
 
 def _room(graph: ChainGraph) -> int:
-    return ROOM if graph.problem.series.like.device.type == "cpu" else ON_GPU * ROOM
+    """Steps of a chunk, times restarts and states."""
+    room = ROOM if graph.problem.series.like.device.type == "cpu" else ON_GPU * ROOM
+    return room // graph.width
 
 
 def occupancy_of(engine: VMP, counted: Tensor | None = None) -> Tensor:

@@ -9,7 +9,7 @@ category has the logit 0.
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -65,6 +65,11 @@ class LogitEmission(Conjugate):
         return self.emission.parameters
 
     @cached_property
+    def _made(self) -> dict[int, LogitRows]:
+        """The rows, by their number."""
+        return {}
+
+    @property
     def _binary(self) -> bool:
         return self.emission.link.independent
 
@@ -75,7 +80,10 @@ class LogitEmission(Conjugate):
 
     def _rows(self, n_states: int, prior: Parameters | None = None) -> LogitRows:
         """The rows of all features in all states, state by state."""
-        rows = _rows_of(n_states * self._n_rows, self._n_moves, self.emission.sizes["regressor"])
+        n_rows = n_states * self._n_rows
+        if n_rows not in self._made:
+            self._made[n_rows] = _rows_of(n_rows, self._n_moves, self.emission.sizes["regressor"])
+        rows = self._made[n_rows]
         if prior is None:
             return rows
         scale = self._padded(prior["coefficients_scale"])
@@ -84,6 +92,11 @@ class LogitEmission(Conjugate):
     @property
     def _n_moves(self) -> int:
         return 2 if self._binary else 1 + self.emission.sizes[self.emission.link.axis]
+
+    @property
+    def width(self) -> int:
+        """The numbers of each step and state in a table of bounds."""
+        return self._n_rows * self._n_moves
 
     # ---- tables of rows --------------------------------------------------------------------------------------------
 
@@ -171,7 +184,6 @@ def _n_states(prior: Parameters) -> int:
     return prior["coefficients_scale"].shape[-3]
 
 
-@lru_cache(maxsize=16)
 def _rows_of(n_rows: int, n_moves: int, n_inputs: int) -> LogitRows:
     possible = torch.ones(n_rows, n_moves, dtype=torch.bool, device="cpu")
     reference = torch.arange(n_moves, device="cpu").eq(0).expand(n_rows, -1).clone()

@@ -40,7 +40,7 @@ class QuickDensity(LinearDensity):
 
     def _sizes(self, flat: Tensor) -> Float[Tensor, "R P"]:
         least = torch.full_like(flat[0], REST)
-        least[: len(self.variances)].fill_(LEAST)  # no copy of a number, which would wait for a GPU
+        least[: len(self.variances)] = LEAST
         return torch.maximum(flat.abs(), least)
 
     def _along(self, flat: Tensor, moves: Float[Tensor, "R n P"]) -> Float[Tensor, "R n"] | None:

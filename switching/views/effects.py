@@ -44,8 +44,10 @@ def plot_effect(fit: Any, name: str, level: float = 0.9) -> Figure:
         level: probability of the bands.
 
     Raises:
-        ValueError: no such input; level outside (0, 1).
+        ValueError: no such input; level outside (0, 1); parameters by subject.
     """
+    if fit.model.subjects:
+        raise ValueError("name: each subject has effects of its own; use fit.subject(name).plot_effect(...).")
     level = check_probability("level", level, proper=True)
     names = () if isinstance(fit.model.inputs, int) else fit.model.inputs
     column = places_of([name], names)[0]

@@ -122,9 +122,9 @@ class _Calls(TorchFunctionMode):
         if function in INDEXING and isinstance(arguments[0], FakeTensor):
             arguments = arguments[0], _copied(arguments[1], arguments[0].device), *arguments[2:]
             places = arguments[1] if isinstance(arguments[1], tuple) else (arguments[1],)
-            set_to = arguments[2:]
-            if set_to and not any(isinstance(x, Tensor) for x in (*places, *set_to)):  # `x[0] = 1`, not `x[mask] = 1`
-                _wait("copy of a number")
+            single = len(places) == arguments[0].ndim and all(isinstance(place, int) for place in places)
+            if single and arguments[2:] and not isinstance(arguments[2], Tensor):
+                _wait("copy of a number")  # `x[0] = 1`; `x[:2] = 1` is a fill, which the device does alone
         if function is Tensor.prod and len(arguments) + len(options) > 1 and arguments[0].requires_grad:
             _wait("whether a factor is 0, for the gradient of a product")
         if function is torch.unravel_index and isinstance(arguments[0], FakeTensor):  # it makes a table of its own

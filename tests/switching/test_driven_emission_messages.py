@@ -7,6 +7,7 @@ import samplehold as sh
 import torch
 from samplehold.switching.emissions.generalized import GeneralizedLinear
 from samplehold.switching.fitting import chunked
+from samplehold.switching.fitting.chain_graph import ChainGraph
 from samplehold.switching.fitting.logit_emission import LogitEmission
 from samplehold.switching.parameters import reordered
 from torch import Tensor
@@ -175,3 +176,25 @@ def test_what_has_no_bound_is_refused_by_name():
     for said, emission in refused.items():
         with pytest.raises(TypeError, match=said):
             sh.SwitchingSSM(sh.Markov(2), emission).fit(x, "vmp", inputs=inputs, progress=False)
+
+
+def test_parameters_by_subject_are_refused_by_name():
+    x, inputs = series_of(FORMS["binary"], 2, 9)
+    model, given = sh.SwitchingSSM(sh.Markov(K), FORMS["binary"]), {"inputs": inputs, "subjects": ["a", "b"]}
+    with pytest.raises(TypeError, match=r"^pooled: message passing has no parameters by subject of Bernoulli"):
+        model.fit(x, "vmp", pooled={"emission": "none"}, progress=False, **given)
+
+
+def test_chunks_are_smaller_where_a_step_has_more_numbers():
+    x, inputs = series_of(FORMS["binary"], 2, 9)
+    driven = sh.SwitchingSSM(sh.Markov(K), FORMS["binary"]).problem(x, inputs=inputs)
+    plain = sh.SwitchingSSM(sh.Markov(K), sh.Bernoulli(2)).problem(x)
+    assert [ChainGraph.of(problem).width for problem in (plain, driven)] == [1, 4]
+
+
+def test_a_fit_that_fails_without_gradients_leaves_the_next_one_as_it_is():
+    x, inputs = series_of(FORMS["binary"], 2, 9)
+    model, few = sh.SwitchingSSM(sh.Markov(K), FORMS["binary"]), {"restarts": 1, "max_steps": 2, "progress": False}
+    with torch.inference_mode(), pytest.raises(ValueError):  # noqa: PT011 whatever it says
+        model.fit(x, "vmp", inputs=inputs, **few)
+    assert model.fit(x, "vmp", inputs=inputs, **few).model.values["coefficients"].isfinite().all()

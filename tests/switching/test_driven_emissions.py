@@ -316,11 +316,7 @@ def test_the_message_is_the_gradient_of_the_expected_table():
 @pytest.mark.parametrize(
     ("make", "error", "said"),
     [
-        (
-            lambda: sh.Gated(sh.Poisson(1, inputs="a"), sh.Poisson(1)),
-            ValueError,
-            r"^emission: got Poisson.* takes",
-        ),
+        (lambda: sh.Categorical(1, inputs="a"), ValueError, r"^inputs: got some for Categorical"),
         (lambda: sh.LayeredSSM([2, 2], sh.Poisson(1, inputs="a")), ValueError, r"^emission: got Poisson.* takes"),
         (
             lambda: sh.Poisson(1, inputs=["a"], shared=["b"]),
@@ -362,3 +358,29 @@ def test_svi_and_nuts_find_the_coefficients():
 def test_an_impossible_observation_is_refused_in_the_words_of_the_plain_emission():
     with pytest.raises(ValueError, match=r"^x: got -1 at step 2, .*; expected counts 0, 1, 2, \.\.\. \(Poisson\)\."):
         model_of("copy", "counts").smooth(torch.tensor([[0.0], [1.0], [-1.0]]).expand(3, 2), inputs=inputs(3))
+
+
+SMALL = torch.tensor([[[0.01]]], dtype=torch.float64)
+SCALED = {
+    "binary": (sh.Bernoulli(1, inputs=["a", "b"]), {}),
+    "counts": (sh.Poisson(1, inputs=["a", "b"]), {}),
+    "shared": (sh.Bernoulli(1, inputs=["a", "c", "b"], shared=["b"]), {"shared_coefficients_scale": SMALL}),
+}
+
+
+@pytest.mark.parametrize("name", SCALED)
+def test_each_coefficient_has_the_prior_that_the_user_gave_it(name):
+    emission, of_shared = SCALED[name]
+    inputs = {key: torch.randn(200, generator=torch.Generator().manual_seed(n)).double() for n, key in enumerate("abc")}
+    inputs = {key: inputs[key] for key in emission.inputs}
+    x = (sum(inputs.values()) + torch.arange(200) // 100 > 0.5).double()
+    model = sh.SwitchingSSM(sh.Markov(2), emission).scaled_to(x, inputs=inputs)
+    scale = model.prior["coefficients_scale"].clone()
+    scale[..., 0] = 0.01
+    model = model.with_prior(model.prior | {"coefficients_scale": scale} | of_shared)
+    fit = model.fit(x, inputs=inputs, restarts=1, max_steps=30, progress=False)
+    assert float(fit.objective.diff().min()) > -1e-9 * float(fit.objective.abs().max())
+    first, second = fit.model.values["coefficients"].abs().amax((0, 1))
+    assert first < 0.05 < second
+    if of_shared:
+        assert abs(float(fit.model.values["shared_coefficients"])) < 0.05

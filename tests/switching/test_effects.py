@@ -69,3 +69,14 @@ def test_a_fit_without_a_prior_has_lines_alone_and_wrong_arguments_are_named(gat
     plain = sh.SwitchingSSM(sh.Copy(2), sh.Normal()).fit([0.0, 0.1, 5.0, 5.1], progress=False)
     with pytest.raises(ValueError, match=r"^name: got 'a', but the model reads no inputs"):
         plain.plot_effect("a")
+
+
+def test_effects_of_subjects_are_drawn_one_by_one():
+    x = torch.randn(2, 30, 2, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    inputs, x = {"a": x[..., 1]}, x[..., :1]
+    model = sh.SwitchingSSM(sh.Copy(2), sh.LinearRegression(1, inputs=["a"]))
+    few = {"restarts": 1, "max_steps": 3, "progress": False}
+    fit = model.fit(x, inputs=inputs, subjects=["anna", "bo"], pooled="none", **few)
+    with pytest.raises(ValueError, match=r"use fit.subject\(name\).plot_effect"):
+        fit.plot_effect("a")
+    assert fit.subject("anna").plot_effect("a").axes[0].lines

@@ -64,6 +64,18 @@ def test_what_is_impossible_or_rare_is_so_in_every_form(dynamics, values):
     assert_close(trace_log_prob(model.collapsed, x, **given), expected, rtol=1e-10, atol=0)
 
 
+@pytest.mark.parametrize("prob", [0.0, 1.0])
+def test_the_density_of_a_path_has_a_gradient_where_a_gate_is_certain(prob):
+    rho = torch.tensor(prob, dtype=torch.float64, requires_grad=True)
+    values = {"state_probs": [0.5, 0.5], "loc": [[0.0], [1.0]], "scale": [[1.0], [1.0]]}
+    model = SwitchingSSM(Copy(2), Normal(1)).with_values(values | {"redraw_prob": rho})
+    data = {"s_1": torch.tensor(1), "s_2": torch.tensor(1), "z_2": torch.tensor(prob, dtype=torch.float64)}
+    density = trace_log_prob(model, torch.zeros(2, 1, dtype=torch.float64), data=data)
+    assert density.isfinite()
+    if density.requires_grad:
+        assert torch.autograd.grad(density, rho)[0].isfinite()
+
+
 @pytest.mark.few(6)
 @pytest.mark.parametrize(
     ("dynamics", "emission"), [k for k in KINDS if "categorical" not in k[1] and "symbols" not in k[1]]
