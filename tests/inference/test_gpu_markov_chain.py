@@ -157,6 +157,7 @@ def test_rows_that_depend_on_inputs_are_those_of_the_plain_form():
         torch.testing.assert_close(a, b, rtol=1e-10, atol=1e-12)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("verb", ["viterbi", "filter", "smooth", "marginals", "entropy"])
 def test_an_impossible_sequence_is_refused_whatever_the_kernels_leave_of_it(verb, monkeypatch):
     monkeypatch.setattr(torch.utils.deterministic, "fill_uninitialized_memory", True)  # no index is that large

@@ -45,6 +45,7 @@ def series_of(emission: GeneralizedLinear, n: int, steps: int) -> tuple[Tensor, 
     return x, inputs
 
 
+@pytest.mark.few(2)
 @each
 def test_bounds_are_equal_at_a_point_and_below_the_mean_of_draws(emission):
     block, values, n = LogitEmission.of(emission), values_of(emission), 20_000
@@ -83,7 +84,7 @@ FITS = {
 }
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize(("dynamics", "emission"), FITS.values(), ids=FITS)
 def test_fits_raise_the_bound_and_come_near_the_mode(dynamics, emission):
     x, inputs = series_of(emission, 6, 60)
@@ -95,6 +96,7 @@ def test_fits_raise_the_bound_and_come_near_the_mode(dynamics, emission):
     assert mode.loglik - 10 < fit.loglik < mode.loglik + 3
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("emission", [sh.Bernoulli(1, inputs=1), sh.Categorical(2, inputs=1)], ids=str)
 def test_the_bound_of_one_state_lies_closely_below_the_evidence_of_logistic_regression(emission):
     """The evidence by quadrature over intercept and coefficient."""
@@ -115,6 +117,7 @@ def test_the_bound_of_one_state_lies_closely_below_the_evidence_of_logistic_regr
     assert evidence - 0.3 < float(fit.objective[-1]) < evidence
 
 
+@pytest.mark.few(1)
 @each
 def test_known_coefficients_of_0_have_the_bound_of_the_emission_without_inputs(emission):
     x, inputs = series_of(emission, 3, 20)
@@ -130,6 +133,7 @@ def test_known_coefficients_of_0_have_the_bound_of_the_emission_without_inputs(e
         fit.model.fit(x, "vmp", inputs=inputs, fixed={"coefficients": known["coefficients"]}, progress=False)
 
 
+@pytest.mark.slow
 def test_chunks_give_the_bound_of_the_whole(monkeypatch):
     x, inputs = series_of(FORMS["binary"], 6, 20)
     model = sh.SwitchingSSM(sh.Markov(K), FORMS["binary"])

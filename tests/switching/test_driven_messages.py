@@ -140,6 +140,7 @@ def partly_known(weight: float | None, row: bool) -> tuple[sh.SwitchingSSM, Tens
     return sh.SwitchingSSM(sh.Markov(2, inputs=1, sticky=2.0), sh.Normal(1)), x, numbers(9, 1), fixed
 
 
+@pytest.mark.few(2)
 @EACH_KNOWN
 def test_the_bound_is_the_sum_of_its_parts(weight, row):
     """Of the chain under bounds of its tables, the expected log priors of what is free, and its entropy."""

@@ -51,7 +51,7 @@ def one(inputs: dict[str, Tensor], place: int = 0) -> dict[str, Tensor]:
     return {key: table[place] for key, table in inputs.items()}
 
 
-@pytest.mark.few(3)
+@pytest.mark.few(2)
 @each
 def test_all_forms_are_one_density(name):
     model, x, inputs = made(name, 2, 4)
@@ -62,6 +62,7 @@ def test_all_forms_are_one_density(name):
     assert_close(enumerated_by_pyro(model, x, inputs=inputs), expected.sum(), rtol=1e-10, atol=0)
 
 
+@pytest.mark.few(2)
 @each
 def test_each_part_reads_its_own_inputs(name):
     model, x, inputs = made(name, 2, 5)
@@ -72,7 +73,7 @@ def test_each_part_reads_its_own_inputs(name):
         assert_close(part.emission.table(part.rows(rows), part.own(model.values)), alone, rtol=0, atol=0)
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @each
 def test_fits_raise_their_objective_and_the_bound_lies_below_the_evidence(name):
     model, x, inputs = made(name, 6, 50)
@@ -89,6 +90,7 @@ def test_fits_raise_their_objective_and_the_bound_lies_below_the_evidence(name):
     assert float(fit.objective[-1]) < fit.loglik < mode.loglik + 3
 
 
+@pytest.mark.slow
 def test_coefficients_are_found():
     model, _, _ = made("both", 1, 1)
     known = {"loc": [[-4.0, 0.0], [4.0, 0.0]], "background_loc": [[0.0, 3.0], [0.0, -3.0]], "redraw_prob": 0.3}
@@ -110,7 +112,7 @@ def test_without_coefficients_it_is_the_gated_emission_without_inputs():
     assert_close(model.log_evidence(x, inputs=inputs), plain.log_evidence(x), rtol=1e-12, atol=0)
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @each
 def test_what_is_asked_of_a_fit(name, tmp_path):
     model, x, inputs = made(name, 2, 30)
@@ -134,6 +136,7 @@ def test_what_is_asked_of_a_fit(name, tmp_path):
     assert_close(output.state, alone.state[-1], rtol=1e-9, atol=1e-12)
 
 
+@pytest.mark.slow
 def test_a_driven_gate_beside_driven_parts_and_sequences_of_their_own_lengths():
     emission = sh.Gated(sh.LinearRegression(1, inputs=["a"]), sh.Normal(1))
     model = sh.SwitchingSSM(sh.Copy(2, inputs=["b"]), emission)
@@ -144,6 +147,7 @@ def test_a_driven_gate_beside_driven_parts_and_sequences_of_their_own_lengths():
         assert float(fit.objective.diff().min()) > -1e-8
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["em", "vmp"])
 def test_subjects_have_parameters_of_their_own(method):
     model, x, inputs = made("held", 2, 40)
