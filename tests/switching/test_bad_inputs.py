@@ -67,12 +67,12 @@ def test_dependent_inputs_of_each_part_are_named():
             sh.SwitchingSSM(dynamics, sh.Normal(1)).fit(X.reshape(6, 5, 1), inputs=given, **QUIET)
 
 
-def test_emissions_with_inputs_in_other_models_are_refused_with_a_cure():
-    driven = sh.LinearRegression(1, inputs=["dose"])
-    for name, build in (
-        ("emission", lambda: sh.Gated(driven, sh.Normal(1))),
-        ("background", lambda: sh.Gated(sh.Normal(1), driven)),
-        ("emission", lambda: sh.LayeredSSM([2, 2], driven)),
+def test_emissions_with_inputs_or_lags_in_other_models_are_refused_with_a_cure():
+    driven, lagged = sh.LinearRegression(1, inputs=["dose"]), sh.AutoRegressive(1)
+    for name, got, build in (
+        ("emission", "AutoRegressive", lambda: sh.Gated(lagged, sh.Normal(1))),
+        ("background", "AutoRegressive", lambda: sh.Gated(sh.Normal(1), lagged)),
+        ("emission", "LinearRegression", lambda: sh.LayeredSSM([2, 2], driven)),
     ):
-        with pytest.raises(ValueError, match=rf"^{name}: got LinearRegression.*use SwitchingSSM\(dynamics, emission\)"):
+        with pytest.raises(ValueError, match=rf"^{name}: got {got}.*use SwitchingSSM\(dynamics, emission\)"):
             build()
