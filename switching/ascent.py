@@ -24,6 +24,8 @@ FARTHEST = 1.0  # norm of the longest step
 HALVINGS = 20
 NEWTON_HALVINGS = 30
 NEWTON_ROUNDING = 1e-14  # share of the objective below which a promised gain does not count
+ROOM = 2**17  # numbers in a table of a chunk of steps
+LEAST_STEPS = 64  # of a chunk
 LONGEST_STEP = 5.0  # of Newton's method, of a coefficient in units of its linear predictor
 RISE = 1e-4  # share of the rise promised by the slope that a step has to reach
 ROUNDING = 1e-15  # share of the height below which a rise does not show
@@ -223,12 +225,19 @@ class Ascent:
         self.inverse = projection @ self.inverse @ projection.mT + rho * step @ step.mT
 
 
+def chunk_size(n_steps: int, n_numbers: int, device: torch.device) -> int:
+    """Steps of a chunk whose tables, of so many numbers for each step, fit in the caches of a CPU; all steps on a GPU,
+    where each kernel takes some time to begin."""
+    return max(1, n_steps) if device.type != "cpu" else max(LEAST_STEPS, ROOM // max(1, n_numbers))
+
+
 _share: ContextVar[float] = ContextVar("share", default=0.0)
 
 
 @contextmanager
 def leaving(share: float) -> Iterator[None]:
-    """Within, `newton` leaves this share of what it gains to a next call, which starts where it ended."""
+    """Inside, `newton` also stops if a step promises no more than this share of the gain so far. The next call
+    continues from there."""
     token = _share.set(share)
     try:
         yield
@@ -244,8 +253,9 @@ def newton(
 ) -> Float[Tensor, "*r P"]:
     """The points after steps of Newton's method or of Fisher scoring, each halved until the objective rises.
 
-    A point rests if its step promises no more than rounding, or if no share of the step raises the objective; within
-    `leaving(share)` also if its step promises no more than this share of what it has gained.
+    A point rests if its step promises no more than rounding, or if no share of the step raises the objective. See
+    `leaving` for points that may rest earlier.
+
     Objectives are sums over all steps of a series, so float32 would not show a small rise: give float64.
 
     Arguments:

@@ -274,6 +274,10 @@ class FixedBlock(Conjugate):
     def prior_is_factor(self) -> bool:  # type: ignore[override]
         return self.block.prior_is_factor
 
+    @property
+    def width(self) -> int:  # type: ignore[override]
+        return self.block.width
+
     def prior_factor(self, block: str, prior: Parameters, share: float) -> Factor:
         """The prior factor of the free parameters."""
         whole, known = self.block.prior_factor(block, prior, share), self.block.known_density(prior, self.at)

@@ -239,6 +239,9 @@ class Conjugate(ABC):
     parameters: Mapping[str, Parameter]
     """The description of each parameter, by name."""
 
+    width: int = 1
+    """The numbers for each step and state in the widest table that message passing makes from the block."""
+
     def prior_factor(self, block: str, prior: Parameters, share: float) -> Factor:
         """The factor of the prior, if it is a factor; `share` is its weight relative to all data."""
         raise TypeError(f"block {block!r}: its prior belongs to its family, and is not a factor.")

@@ -52,7 +52,7 @@ def normal_draw(like: Tensor, generator: Generator | None) -> Tensor:
 
 
 def one_entry(like: Tensor, position: int, value: float) -> Tensor:
-    """Zeros `[P]` but for one entry, for a table `[..., P]`. `base[position] = value` would wait for a GPU."""
+    """A vector `[P]` for a table `[..., P]`, 0 but at one position. `base[position] = value` would wait for a GPU."""
     base = like.new_zeros(like.shape[-1])
     base[position].fill_(value)
     return base

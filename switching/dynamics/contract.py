@@ -274,7 +274,7 @@ def draw_state(name: str, probs: Tensor) -> Tensor:
 
 
 def draw_gate(name: str, log_redraw: Tensor, log_hold: Tensor) -> Tensor:
-    """A site of a gate, marked for exact enumeration; 1 with the first of two probabilities, one of which may be 0."""
+    """A site of a gate, marked for exact enumeration: 1 redraws, 0 holds. Either probability may be 0."""
     most = torch.finfo(log_redraw.dtype).max
     logit = torch.where(log_hold.isneginf(), most, torch.where(log_redraw.isneginf(), -most, log_redraw - log_hold))
     return pyro.sample(name, dist.Bernoulli(logits=logit), infer={"enumerate": "parallel"})

@@ -30,10 +30,9 @@ from torch import Tensor
 from torch.nn.functional import softplus
 
 from ...inference.numerics.logs import log_sigmoid
-from ..ascent import LONGEST_STEP, newton
+from ..ascent import LONGEST_STEP, chunk_size, newton
 
 MAX_STEPS = 50
-ROOM = 2**16  # numbers in a table of a chunk on a CPU, whose caches hold some of them
 
 
 def log1mexp(x: Tensor) -> Tensor:
@@ -67,7 +66,7 @@ class GateLikelihood:
     def _chunks(self) -> list[tuple[Tensor, Tensor, Tensor, Tensor]]:
         """Design, gaps and posterior weights of chunks of steps."""
         lead, n = self.redrawn.shape[:-1], self.redrawn.shape[-1]
-        size = max(1, n) if self.redrawn.device.type != "cpu" else max(256, ROOM // max(1, lead.numel()))
+        size = chunk_size(n, lead.numel(), self.redrawn.device)
         by_step = self.design.expand(n, -1), self.gaps.expand(n)
         designs, gaps = (table.split(size) for table in by_step)
         redrawn, held = (table.split(size, -1) for table in (self.redrawn, self.held))

@@ -103,8 +103,7 @@ class LogitRows(Conjugate):
         return rows, moves, 1 + self.n_inputs
 
     @property
-    def width(self) -> int:
-        """The numbers of each step and state in a table of bounds."""
+    def width(self) -> int:  # type: ignore[override]
         return self.possible.shape[-1]
 
     # ---- tables ----------------------------------------------------------------------------------------------------
@@ -199,14 +198,13 @@ class LogitRows(Conjugate):
     ) -> Float[Tensor, "*rb I K"]:
         """Bounds on the expected logarithms of the rows, 0 at impossible moves.
 
-        Statistics have axes of length 1 for those of the design: `[*r, 1, ..., 1, I, P]`.
+        No table has an axis of columns: squares of logits are one product with the squares of the design.
         """
         n_rows, moves, columns = self._sizes
-        size, device, n_axes = moves * columns, statistics.device, design.ndim - 1
+        size, device = moves * columns, statistics.device
         possible, reference = self.possible.to(device), self.reference.to(device)
-        statistics = statistics.reshape(*statistics.shape[: statistics.ndim - 2 - n_axes], *statistics.shape[-2:])
         flat = design.reshape(-1, columns)
-        squares = (flat.unsqueeze(-1) * flat.unsqueeze(-2)).flatten(1)  # so that no table has an axis of columns
+        squares = (flat.unsqueeze(-1) * flat.unsqueeze(-2)).flatten(1)
         numbers = statistics[..., :size].unflatten(-1, (moves, columns))
         second = statistics[..., size:].unflatten(-1, (moves, columns, moves, columns))
         mean = (flat @ numbers.flatten(-3, -2).mT).unflatten(-1, (n_rows, moves))  # [*r, N, I, J]
@@ -258,7 +256,7 @@ def driven_moves(block: str, chain: str, rows: LogitRows, design: Float[Tensor, 
     """Bounds on E log A_t[old, new] of every move."""
 
     def table(statistics: Tensor) -> Tensor:
-        return rows.expected_logs(_beside(statistics, design), design)
+        return rows.expected_logs(statistics, design)
 
     def elog(paths: MarkovTables, statistics: Tensor) -> Tensor:
         return (paths.transition * table(statistics)).sum((-2, -1))
@@ -276,7 +274,7 @@ def driven_start(
     mask = torch.ones((), device="cpu") if counted is None else counted[0]
 
     def table(statistics: Tensor) -> Tensor:
-        return rows.expected_logs(_beside(statistics, design), design).squeeze(-2)
+        return rows.expected_logs(statistics, design).squeeze(-2)
 
     def elog(paths: MarkovTables, statistics: Tensor) -> Tensor:
         return (paths.initial * table(statistics)).sum(-1)
@@ -285,9 +283,3 @@ def driven_start(
         return MarkovTables(table(statistics) * mask, None, None)  # type: ignore[arg-type]
 
     return Factor(named(block, elog), (chain, block), {chain: to_chain}, mask=mask, convex=(block,))
-
-
-def _beside(statistics: Float[Tensor, "*r I P"], design: Float[Tensor, "*b D"]) -> Tensor:
-    """Statistics with axes of length 1 for sequences and steps."""
-    lead, n_axes = statistics.shape[:-2], design.ndim - 1
-    return statistics.reshape(*lead, *(1,) * n_axes, *statistics.shape[-2:])

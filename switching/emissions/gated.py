@@ -103,8 +103,7 @@ class Gated(Emission):
 
     @property
     def inputs_of(self) -> dict[str, Inputs]:
-        held = {OF_BACKGROUND.get(dim, dim): inputs for dim, inputs in self.background.inputs_of.items()}
-        return self.emission.inputs_of | held
+        return self.emission.inputs_of | _of_background(self.background.inputs_of)
 
     @property
     def joined(self) -> Joined | None:
@@ -139,8 +138,7 @@ class Gated(Emission):
 
     @property
     def sizes(self) -> dict[str, int]:
-        held = {OF_BACKGROUND.get(dim, dim): size for dim, size in self.background.sizes.items()}
-        return held | self.emission.sizes
+        return _of_background(self.background.sizes) | self.emission.sizes
 
     @property
     def parts(self) -> tuple[Part, ...]:
@@ -237,3 +235,8 @@ class Gated(Emission):
 
     def embed(self, x: Tensor) -> Tensor:
         return self.emission.embed(x)
+
+
+def _of_background(by_axis: Mapping[str, Any]) -> dict[str, Any]:
+    """The same by the names of the background's axes."""
+    return {OF_BACKGROUND.get(axis, axis): value for axis, value in by_axis.items()}

@@ -77,7 +77,9 @@ class GeneralizedLinear(DrivenEmission):
     def __post_init__(self) -> None:
         check_kind("plain_emission", self.plain_emission, Emission, "an emission such as Poisson(n_features)")
         if self.link.size(self.plain_emission) < 1:
-            raise ValueError(f"inputs: got some for {self.plain_emission!r}, whose one category depends on nothing.")
+            raise ValueError(
+                f"inputs: {self.plain_emission!r} has one category, which no input changes; leave them out."
+            )
         object.__setattr__(self, "inputs", named_or_counted(self.inputs, least=1))
         object.__setattr__(self, "shared", tuple((self.shared,) if isinstance(self.shared, str) else self.shared))
         names = () if isinstance(self.inputs, int) else tuple(self.inputs)

@@ -21,10 +21,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from ..ascent import LONGEST_STEP, newton
+from ..ascent import LONGEST_STEP, chunk_size, newton
 
 MAX_STEPS = 25
-ROOM = 2**17  # numbers in the curvatures of a chunk on a CPU
 
 
 class Curve(NamedTuple):
@@ -87,7 +86,7 @@ class Scoring:
     def _chunks(self) -> list[tuple[Tensor, Tensor, Tensor]]:
         """Observations, design and weights of chunks of steps."""
         n_numbers = math.prod((*self.weights.shape[:-2], self.weights.shape[-1])) * self.n_outputs**2
-        size = max(1, len(self.x)) if self.x.device.type != "cpu" else max(64, ROOM // max(1, n_numbers))
+        size = chunk_size(len(self.x), n_numbers, self.x.device)
         return list(zip(self.x.split(size), self.design.split(size), self.weights.split(size, -2), strict=True))
 
     def step(self, flat: Float[Tensor, "*r B P"]) -> tuple[Float[Tensor, "*r B P"], Float[Tensor, "*r B"]]:
@@ -99,7 +98,7 @@ class Scoring:
         for x, design, weights in self._chunks:
             weights = weights.unsqueeze(-1)
             slope, curvature = self.likelihood(x)(_predictors(local, design)).slopes()
-            slope = torch.where(weights > 0, weights * slope, 0.0)  # it may be infinite where none are expected
+            slope = torch.where(weights > 0, weights * slope, 0.0)  # a slope of weight 0 may be infinite
             gradient = gradient + torch.einsum("...bnkj,nq->...bkjq", slope, design)
             weights = weights.unsqueeze(-1)
             curvature = torch.where(weights > 0, weights * curvature, 0.0)

@@ -8,7 +8,7 @@ paths is an E-step under expected logs. An update of the parameters adds expecte
 
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, cast
 
 import torch
 from jaxtyping import Int
@@ -20,13 +20,12 @@ from ...inference.message_passing.factor_graph import Block, Factor, add_message
 from ..data.series import Series
 from ..dynamics.contract import PATHS, Dynamics
 from ..dynamics.factors import named
-from ..dynamics.logits import LogitRows
 from ..emissions.by_subject import of_one
 from ..emissions.conjugate import ConjugateEmission
 from ..emissions.contract import Emission, Part
 from ..emissions.driven import rows_read
 from ..emissions.generalized import GeneralizedLinear
-from ..known import FixedBlock, block_beside
+from ..known import block_beside
 from ..parameters import Parameters, prefixed, with_prefix
 from ..priors import Conjugate
 from ..problem import Problem
@@ -133,10 +132,8 @@ class ChainGraph(Graph):
 
     @property
     def width(self) -> int:
-        """The numbers of each step and state in the widest table of an update."""
-        blocks = [block.block if isinstance(block, FixedBlock) else block for _, block in self.blocks.values()]
-        widths = [block.width for block in blocks if isinstance(block, LogitRows | LogitEmission)]
-        return max([1, *widths])
+        """The numbers for each step and state in the widest table of an update."""
+        return max(block.width for _, block in self.blocks.values())
 
     def linear(self, etas: Etas) -> frozenset[str]:
         """`VMP.linear` of the engine; its blocks and factors are tested on two steps."""
@@ -235,29 +232,28 @@ def collected(blocks: Blocks) -> Callable[[Points], Parameters]:
 
 def message_form(emission: Emission) -> ConjugateEmission | LogitEmission:
     """The block of an emission's parameters in message passing; TypeError if there is none."""
-    if isinstance(emission, GeneralizedLinear):
-        return LogitEmission.of(emission)
-    if isinstance(of_one(emission), GeneralizedLinear):
+    driven = of_one(emission)
+    if isinstance(driven, GeneralizedLinear) and driven is not emission:
         raise TypeError(
-            f"pooled: message passing has no parameters by subject of {of_one(emission)!r}; "
+            f'pooled: message passing cannot fit parameters by subject of {driven!r}; use method="em", "svi" or "nuts".'
+        )
+    plain = driven.plain if isinstance(driven, GeneralizedLinear) else emission
+    if not isinstance(plain, ConjugateEmission):
+        raise TypeError(
+            f"emission: {plain.name} has no conjugate family, which message passing needs; "
             'use method="em", "svi" or "nuts".'
         )
-    if not isinstance(emission, ConjugateEmission):
+    if plain.not_conjugate and not plain.is_conjugate:
         raise TypeError(
-            f"emission: {emission.name} has no conjugate family, which message passing needs; "
-            'use method="em", "svi" or "nuts".'
-        )
-    if emission.not_conjugate and not emission.is_conjugate:
-        raise TypeError(
-            f"emission: {emission.not_conjugate}, so {emission.name} has no conjugate family, which message "
+            f"emission: {plain.not_conjugate}, so {plain.name} has no conjugate family, which message "
             'passing needs; use method="em", "svi" or "nuts".'
         )
-    if not emission.is_conjugate:
+    if not plain.is_conjugate:
         raise TypeError(
-            f"prior: {emission.name} has priors of {', '.join(sorted(emission.user_priors))} that are not of its "
+            f"prior: {plain.name} has priors of {', '.join(sorted(plain.user_priors))} that are not of its "
             'conjugate family, which message passing needs; use method="em", "svi" or "nuts".'
         )
-    return emission
+    return plain if plain is emission else LogitEmission.of(cast(GeneralizedLinear, driven))
 
 
 def emissions(emission: Emission, chain: str, series: Series, counted: Tensor | None = None) -> list[Factor]:

@@ -30,10 +30,10 @@ PROBS, WEIGHTS = "probs", "weights"
 
 @dataclass(frozen=True)
 class LogitEmission(Conjugate):
-    """The block of parameters of a Bernoulli or categorical emission with inputs, of states each with its own.
+    """The parameters of a Bernoulli or categorical emission with inputs, as one block.
 
     Attributes:
-        emission: with the coefficients of each state.
+        emission: each state has its own coefficients.
     """
 
     emission: GeneralizedLinear
@@ -42,21 +42,21 @@ class LogitEmission(Conjugate):
 
     @staticmethod
     def of(emission: GeneralizedLinear) -> "LogitEmission":
-        """Raise TypeError for an emission without such a bound."""
-        if not isinstance(emission.link, Logit | Logits):
-            raise TypeError(
-                f"emission: the expected log-likelihood of {emission.plain.name} with inputs has no bound that message "
-                'passing could use; use method="em", "svi" or "nuts".'
-            )
+        """The block of an emission with inputs; TypeError if there is no bound for it."""
         if emission.shared:
             raise TypeError(
                 f"emission: all states share coefficients of {', '.join(emission.shared)}, and message passing "
                 'estimates those of each state; use method="em", "svi" or "nuts".'
             )
-        if not emission.plain.is_conjugate:
+        if emission.have_unit:
             raise TypeError(
-                f"prior: {emission.plain.name} has priors of {', '.join(sorted(emission.plain.user_priors))} that are "
-                'not of its conjugate family, which message passing needs; use method="em", "svi" or "nuts".'
+                f"emission: all states share a scale of {emission!r}, and message passing estimates that of each "
+                'state; use method="em", "svi" or "nuts".'
+            )
+        if not isinstance(emission.link, Logit | Logits):
+            raise TypeError(
+                f"emission: message passing has no bound for {emission.plain.name} with inputs; "
+                'use method="em", "svi" or "nuts".'
             )
         return LogitEmission(emission)
 
@@ -94,8 +94,7 @@ class LogitEmission(Conjugate):
         return 2 if self._binary else 1 + self.emission.sizes[self.emission.link.axis]
 
     @property
-    def width(self) -> int:
-        """The numbers of each step and state in a table of bounds."""
+    def width(self) -> int:  # type: ignore[override]
         return self._n_rows * self._n_moves
 
     # ---- tables of rows --------------------------------------------------------------------------------------------
@@ -166,10 +165,9 @@ class LogitEmission(Conjugate):
     ) -> Float[Tensor, "*rb T K"]:
         """Bounds on E log p(x_t | s) of every step and state, from rows of observations and their inputs."""
         observed, inputs = self.emission.split(x)
-        n_states, n_axes = statistics.shape[-2] // self._n_rows, x.ndim - 1
-        beside = statistics.reshape(*statistics.shape[:-2], *(1,) * n_axes, *statistics.shape[-2:])
+        n_states = statistics.shape[-2] // self._n_rows
         design = torch.nn.functional.pad(inputs, (1, 0), value=1.0)
-        logs = self._rows(n_states).expected_logs(beside, design)  # [*r, *b, T, I, M]
+        logs = self._rows(n_states).expected_logs(statistics, design)  # [*r, *b, T, I, M]
         seen = ~torch.isnan(observed)
         filled = torch.where(seen, observed, 0.0)
         if self._binary:

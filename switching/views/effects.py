@@ -47,7 +47,8 @@ def plot_effect(fit: Any, name: str, level: float = 0.9) -> Figure:
         ValueError: no such input; level outside (0, 1); parameters by subject.
     """
     if fit.model.subjects:
-        raise ValueError("name: each subject has effects of its own; use fit.subject(name).plot_effect(...).")
+        one = f"fit.subject({fit.model.subjects[0]!r}).plot_effect({name!r})"
+        raise ValueError(f"fit: effects differ between subjects; plot those of one subject: {one}.")
     level = check_probability("level", level, proper=True)
     names = () if isinstance(fit.model.inputs, int) else fit.model.inputs
     column = places_of([name], names)[0]

@@ -174,7 +174,10 @@ def test_what_is_asked_of_a_fit(emission, tmp_path):
 def test_what_has_no_bound_is_refused_by_name():
     x, inputs = torch.tensor([0.0, 1.0, 1.0, 0.0]), {"dose": [0.0, 1.0, 2.0, 1.0]}
     refused = {
-        r"^emission: the expected log-likelihood of Poisson with inputs has no bound": sh.Poisson(1, inputs=["dose"]),
+        r"^emission: message passing has no bound for Poisson with inputs": sh.Poisson(1, inputs=["dose"]),
+        r"^emission: all states share a scale of LinearRegression": sh.LinearRegression(
+            1, inputs=["dose"], tied={"scale": "all states"}
+        ),
         r"^emission: all states share coefficients of dose": sh.Bernoulli(1, inputs=["dose"], shared=["dose"]),
     }
     for said, emission in refused.items():
@@ -185,7 +188,7 @@ def test_what_has_no_bound_is_refused_by_name():
 def test_parameters_by_subject_are_refused_by_name():
     x, inputs = series_of(FORMS["binary"], 2, 9)
     model, given = sh.SwitchingSSM(sh.Markov(K), FORMS["binary"]), {"inputs": inputs, "subjects": ["a", "b"]}
-    with pytest.raises(TypeError, match=r"^pooled: message passing has no parameters by subject of Bernoulli"):
+    with pytest.raises(TypeError, match=r"^pooled: message passing cannot fit parameters by subject of Bernoulli"):
         model.fit(x, "vmp", pooled={"emission": "none"}, progress=False, **given)
 
 

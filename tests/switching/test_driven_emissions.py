@@ -316,7 +316,7 @@ def test_the_message_is_the_gradient_of_the_expected_table():
 @pytest.mark.parametrize(
     ("make", "error", "said"),
     [
-        (lambda: sh.Categorical(1, inputs="a"), ValueError, r"^inputs: got some for Categorical"),
+        (lambda: sh.Categorical(1, inputs="a"), ValueError, r"^inputs: Categorical.* has one category"),
         (lambda: sh.LayeredSSM([2, 2], sh.Poisson(1, inputs="a")), ValueError, r"^emission: got Poisson.* takes"),
         (
             lambda: sh.Poisson(1, inputs=["a"], shared=["b"]),

@@ -56,9 +56,9 @@ def test_bounds_are_equal_at_a_point_and_below_the_mean_of_draws(dynamics):
     eta, points = drawn(rows, 20_000)
     exact = log_rows(rows, points, design)
     possible = rows.possible.expand_as(exact[0])
-    at_points = rows.expected_logs(rows.family.statistics(points[:50])[:, None], design)
+    at_points = rows.expected_logs(rows.family.statistics(points[:50]), design)
     assert_close(at_points[:, possible], exact[:50][:, possible], rtol=1e-9, atol=1e-9)
-    bound, mean = rows.expected_logs(rows.family.mean(eta)[None], design), exact.mean(0)
+    bound, mean = rows.expected_logs(rows.family.mean(eta), design), exact.mean(0)
     spread = exact.std(0) / math.sqrt(len(points))
     assert bool((bound <= mean + 4 * spread)[possible].all())
     assert float(bound[~possible].abs().sum()) == 0
@@ -168,7 +168,7 @@ def test_the_bound_is_the_sum_of_its_parts(weight, row):
             total = total - square[state, 1, 1] / 2 / 2.5**2 - math.log(2.5 * math.sqrt(2 * math.pi))
     start, dirichlet = fit.posterior.blocks["initial"], torch.distributions.Dirichlet
     divergence = torch.distributions.kl_divergence(dirichlet(start), dirichlet(prior["initial_concentration"]))
-    table = rows.expected_logs(statistics[None], torch.cat([torch.ones(9, 1).double(), inputs], -1))[1:]
+    table = rows.expected_logs(statistics, torch.cat([torch.ones(9, 1).double(), inputs], -1))[1:]
     likelihood = model.emission.table(x, {"loc": KNOWN["loc"], "precision": KNOWN["scale"]})
     chain = sh.chains.MarkovChain(torch.digamma(start) - torch.digamma(start.sum()), table, likelihood)
     assert_close(fit.objective[-1], chain.log_normalizer() + total - divergence, rtol=0, atol=1e-7)

@@ -77,6 +77,6 @@ def test_effects_of_subjects_are_drawn_one_by_one():
     model = sh.SwitchingSSM(sh.Copy(2), sh.LinearRegression(1, inputs=["a"]))
     few = {"restarts": 1, "max_steps": 3, "progress": False}
     fit = model.fit(x, inputs=inputs, subjects=["anna", "bo"], pooled="none", **few)
-    with pytest.raises(ValueError, match=r"use fit.subject\(name\).plot_effect"):
+    with pytest.raises(ValueError, match=r"^fit: .* fit.subject\('anna'\).plot_effect\('a'\)"):
         fit.plot_effect("a")
     assert fit.subject("anna").plot_effect("a").axes[0].lines
