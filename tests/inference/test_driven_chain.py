@@ -104,10 +104,11 @@ def test_an_impossible_observation_is_named(mode, bad):
             getattr(DrivenMarkovChain(*tables, lengths=lengths), method)()
 
 
-def test_tables_of_many_sequences_are_made_by_and_by(monkeypatch):
-    tables, lengths = rows_of(2, 3, 30, 3, 1)
+@pytest.mark.parametrize("sequences", [0.5, 1, 2, 5])
+def test_tables_of_many_sequences_are_made_by_and_by(sequences, monkeypatch):
+    tables, lengths = rows_of(5, 3, 30, 3, 1)
     whole = plain_rows.posterior(*tables, lengths)
-    monkeypatch.setattr(plain_rows, "MOST", 1)
+    monkeypatch.setattr(plain_rows, "MOST", sequences * 3 * 30 * 9)
     for ours, theirs in zip(plain_rows.posterior(*tables, lengths), whole, strict=True):
         assert_close(ours, theirs, rtol=1e-12, atol=1e-13)
 

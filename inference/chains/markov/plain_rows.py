@@ -10,7 +10,7 @@ $$\frac{\partial \log p(x)}{\partial (P_{ij}, w_{ij})} = \sum_t (n_t(i, j) - m_t
 Arguments and results are those of `op`. The tables of many sequences are made by and by.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import torch
 from torch import Tensor
@@ -68,14 +68,24 @@ def _by_parts(function: Callable[..., Results], arguments: tuple[Tensor, ...]) -
     size = lengths.numel() * arguments[3].shape[-2] * k**2
     if size <= MOST or lengths.dim() == 0 or lengths.numel() <= 1 or differentiated(*arguments):
         return function(*arguments)
-    parts = []
-    for n in range(len(lengths)):
-        some = []
-        for table, n_own in zip(arguments, (1, 2, 3, 2, 2, 0), strict=True):
-            shared = table.dim() - n_own < lengths.dim()
-            some.append(table if shared else table[n if len(table) > 1 else 0])
-        parts.append(_by_parts(function, tuple(some)))
-    return tuple(torch.stack(tables) for tables in zip(*parts, strict=True))
+    n = max(1, len(lengths) * MOST // size)
+    if n == 1 and lengths.dim() > 1:
+        parts = [_by_parts(function, tuple(_places(arguments, place))) for place in range(len(lengths))]
+        return tuple(torch.stack(tables) for tables in zip(*parts, strict=True))
+    parts = [function(*_places(arguments, slice(first, first + n))) for first in range(0, len(lengths), n)]
+    return tuple(torch.cat(tables) for tables in zip(*parts, strict=True))
+
+
+def _places(arguments: tuple[Tensor, ...], place: int | slice) -> Iterator[Tensor]:
+    """Some places of the first axis of `lengths`; a table may lack that axis, or have it with the length 1."""
+    lengths = arguments[-1]
+    for table, n_own in zip(arguments, (1, 2, 3, 2, 2, 0), strict=True):
+        if table.dim() - n_own < lengths.dim():
+            yield table
+        elif len(table) == len(lengths):
+            yield table[place]
+        else:
+            yield table if isinstance(place, slice) else table[0]
 
 
 def row_sums(log_base: Tensor, changes: Tensor, design: Tensor, leaving: Tensor) -> Results:
