@@ -108,6 +108,7 @@ class Ascent:
         self.tol, self.n_even, self.known = tol, n_even, known
         self.heights: Tensor | None = None  # until the first step
         self.slopes = self.inverse = at.new_empty(0)
+        self.stuck = at.new_zeros(len(at), dtype=torch.bool)  # no share of their step rises, so they rest
 
     @property
     def tables(self) -> dict[str, Any]:
@@ -120,6 +121,7 @@ class Ascent:
     def select(self, restarts: Tensor) -> "Ascent":
         some = self.at({"y": self.point[restarts]})
         some.heights = None if self.heights is None else self.heights[restarts]
+        some.stuck = self.stuck[restarts]
         for name in ("slopes", "inverse"):
             table = getattr(self, name)
             setattr(some, name, table[restarts] if len(table) else table)
@@ -167,7 +169,7 @@ class Ascent:
         move = torch.where(uphill, move, self.slopes)
         move = move * (FARTHEST / move.norm(dim=-1, keepdim=True).clamp_min(FARTHEST))
         promised = (move * self.slopes).sum(-1)
-        rests = promised <= (ROUNDING * before.abs()).clamp_min(self.tol)
+        rests = self.stuck | (promised <= (ROUNDING * before.abs()).clamp_min(self.tol))
         n_going = len(rests) - int(rests.sum()) if self.tol else len(rests)
         if not n_going:
             return before
@@ -185,6 +187,8 @@ class Ascent:
             if not n_unresolved:
                 break
             going, size = going[risen.int().argsort(stable=True)[:n_unresolved]], size / 2
+        else:
+            self.stuck = self.stuck.index_fill(0, going, True)
         self._learn(point - self.point, self.slopes - slopes)
         self.point, self.heights, self.slopes = point, heights, slopes
         self._reflect()

@@ -6,7 +6,7 @@ import pytest
 import samplehold as sh
 import torch
 from samplehold.inference.families import tree_map
-from samplehold.switching.ascent import Ascent
+from samplehold.switching.ascent import Ascent, Differentiable
 from samplehold.switching.fitting.points import AtPoints
 from samplehold.switching.slds.graph import LINEAR, blank_states, graph_of, priors_of
 
@@ -84,6 +84,22 @@ def test_quasi_newton_steps_never_lower_the_bound_and_pass_em():
     assert bool((surface.tables(ascent.point)[1] >= run.elbo[-1] - 1e-9).all())
     em = surface_of(50)
     assert bool((run.elbo[-1] > em.climb(em.start)[0] - 1e-6).all())
+
+
+def test_a_restart_at_a_kink_rests_and_the_others_go_on():
+    evaluations = []
+
+    def height(points: torch.Tensor) -> torch.Tensor:
+        evaluations.append(points)
+        return -3 * (points - 1).abs().sum(-1) - points.square().sum(-1)
+
+    ascent = Ascent(Differentiable(height), torch.tensor([[1.0, 1.0], [3.0, -2.0]], dtype=torch.float64))
+    heights = ascent.run(40).elbo
+    assert torch.equal(ascent.point[0], torch.ones(2, dtype=torch.float64))
+    assert float(heights[-1, 1]) > float(heights[0, 1])
+    before = len(evaluations)
+    assert torch.equal(ascent.run(10).elbo, heights[-1].expand(10, 2))
+    assert len(evaluations) - before <= 10
 
 
 def _row(r: int, table: torch.Tensor) -> torch.Tensor:
