@@ -19,7 +19,7 @@ from pyro.distributions import TorchDistribution
 from torch import Tensor
 from torch.distributions import constraints
 
-from ..inference.numerics.checks import ImpossibleError
+from ..inference.numerics.checks import ImpossibleError, broadcast_shapes
 from ..inference.numerics.randomness import Seed
 from ..inference.numerics.records import Record
 from .data.lags import with_past
@@ -203,7 +203,7 @@ def explicit_program(problem: Problem, values: Parameters, observed: bool) -> Te
 
 def _of_state(table: Float[Tensor, "*b K"], state: Tensor) -> Tensor:
     """The entries of a table at states that broadcast against its batch axes."""
-    shape = torch.broadcast_shapes(table.shape[:-1], state.shape)
+    shape = broadcast_shapes(table.shape[:-1], state.shape)
     return table.expand(*shape, -1).gather(-1, state.expand(shape).unsqueeze(-1)).squeeze(-1)
 
 

@@ -2,15 +2,17 @@
 
 Compiling a kernel takes seconds, and a small fit is done before. So an operator serves its plain form, and counts what
 that costs beyond the kernel, until this would have paid for compiling, or until one call alone would. Then the kernel
-serves. That is at most twice as long as knowing all calls ahead would take. The count is made from the sizes of the
-arguments, never from a clock or from what lies on disk, so that the same script always takes the same path.
+serves. That is at most twice as long as knowing all calls ahead would take. A loop that knows the number of its calls
+says so by `expected_calls`. The count is made from the sizes of the arguments, never from a clock or from what lies on
+disk, so that the same script always takes the same path.
 
 `COSTS` holds round figures of a present-day processor.
 """
 
 import math
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any, NamedTuple
 
@@ -108,6 +110,7 @@ if _mode not in MODES:
     raise ValueError(f"{VARIABLE}: got {_mode!r} in the environment, expected one of {', '.join(MODES)}.")
 
 _within: ContextVar[str | None] = ContextVar("form", default=None)  # of a backward pass: that of its forward pass
+_expected: ContextVar[int] = ContextVar("calls", default=1)
 
 
 class kernels:  # a name for users, who call it as a function
@@ -155,6 +158,16 @@ class same_form:
         _within.reset(self._token)
 
 
+@contextmanager
+def expected_calls(n: int) -> Iterator[None]:
+    """Within, an operator will be called n times with arguments of the same sizes, or more."""
+    token = _expected.set(max(1, n))
+    try:
+        yield
+    finally:
+        _expected.reset(token)
+
+
 def mode() -> str:
     """The mode that holds here."""
     return _within.get() or _mode
@@ -178,9 +191,11 @@ class Account:
         chosen = mode()
         if chosen != "auto":
             return chosen == "always"
-        if spent.get(self.name, 0.0) < self.cost.compile:
-            self.spend(arguments)
-        return spent.get(self.name, 0.0) >= self.cost.compile
+        before = spent.get(self.name, 0.0)
+        if before < self.cost.compile:
+            cost = self.cost.plain(arguments)
+            spent[self.name] = before + (cost if cost * _expected.get() < self.cost.compile else self.cost.compile)
+        return spent[self.name] >= self.cost.compile
 
     def spend(self, arguments: Iterable[Any]) -> None:
         """Count the plain form on these arguments."""

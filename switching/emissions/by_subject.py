@@ -20,6 +20,7 @@ from torch import Tensor
 from torch.distributions import constraints
 
 from ...inference.families import VectorFamily
+from ...inference.numerics.checks import broadcast_shapes
 from ..inputs import Inputs
 from ..parameters import Parameter, Parameters, widened
 from ..priors import Site, by_subject_sites, for_subjects
@@ -355,7 +356,7 @@ class AtSubjects(Emission):
         return self.emission.distribution(values)
 
     def at_states(self, values: Parameters, state: Tensor) -> Parameters:
-        subjects = self.subjects.expand(torch.broadcast_shapes(self.subjects.shape, state.shape))
+        subjects = self.subjects.expand(broadcast_shapes(self.subjects.shape, state.shape))
         return {name: values[name][subjects, state.clamp(max=values[name].shape[1] - 1)] for name in self.parameters}
 
     def default_prior(self, n_states: int, x: Tensor | None) -> Parameters:

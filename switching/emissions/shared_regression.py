@@ -17,6 +17,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from ...inference.numerics.checks import broadcast_shapes
 from ..parameters import Parameters
 from .contract import Maximized
 
@@ -85,7 +86,7 @@ class Sharing:
         by_rest = prior["coefficients_count"] * emission.precision_of("coefficients", near, prior).unsqueeze(-1)
         by_loc = by_loc.expand(*by_loc.shape[:-2], n_loc, n_features)
         by_rest = by_rest.transpose(-2, -1).reshape(*by_rest.shape[:-3], n_rows * size, n_features)
-        lead = torch.broadcast_shapes(by_loc.shape[:-2], by_rest.shape[:-2])
+        lead = broadcast_shapes(by_loc.shape[:-2], by_rest.shape[:-2])
         weight = torch.cat([by_loc.expand(*lead, -1, -1), by_rest.expand(*lead, -1, -1)], -2)
         target = torch.cat([prior["loc"], prior["loc"].new_zeros(n_rows * size, n_features)])
         return torch.cat([of_loc, of_rest]), weight, target

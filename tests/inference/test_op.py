@@ -6,7 +6,7 @@ import sys
 
 import pytest
 import torch
-from samplehold.inference.numerics.costs import COSTS, Cost, kernels
+from samplehold.inference.numerics.costs import COSTS, Cost, expected_calls, kernels
 from samplehold.inference.numerics.op import Call, Op, _defined, blank, compiles, load_kernels
 from torch import Tensor
 from torch.autograd import gradcheck, gradgradcheck
@@ -190,6 +190,14 @@ def test_the_kernel_serves_at_once_where_one_call_repays_compiling_it(costly):
     with kernels("auto"):
         costly(torch.ones(12), torch.ones(12), 3)
     assert called == ["kernel"]
+
+
+@pytest.mark.parametrize(("calls", "server"), [(2, "plain"), (3, "kernel")])
+def test_the_kernel_serves_at_once_where_the_calls_to_come_repay_compiling_it(costly, tables, calls, server):
+    x, weight = (table.detach() for table in tables)
+    with kernels("auto"), expected_calls(calls):
+        costly(x, weight, 3)
+    assert called == [server]
 
 
 @pytest.mark.parametrize(("mode", "server"), [("always", "kernel"), ("never", "plain")])

@@ -17,7 +17,7 @@ from typing import NamedTuple
 import numpy as np
 
 from ...numerics.compilation import kernel, lean_kernel
-from ...numerics.small_matrices import copy, copy_row
+from ...numerics.small_matrices import copy_row, multiply, multiply_transposed
 from .cpu_steps import observe, put, root_of
 
 
@@ -71,7 +71,15 @@ def _condense(omega, root, chol, turned):
     return log_det
 
 
-@kernel
+@lean_kernel
+def _multiply_vector(matrix, vector, out):
+    for i in range(len(out)):
+        out[i] = 0.0
+        for j in range(len(vector)):
+            out[i] += matrix[i, j] * vector[j]
+
+
+@lean_kernel
 def backward_sweep(p, x, path, end, future, work):
     """Fills `future` of a sequence x [T, F] and its path [T]; the step whose observation has no density, or -1."""
     omega, mu, m, v, root, chol, turned, gone, row = future
@@ -86,12 +94,21 @@ def backward_sweep(p, x, path, end, future, work):
         a = p.transition[z]
         root_of(v, root)
         _condense(omega[t + 1], root, chol, turned)
-        left = omega[t + 1] @ turned.T  # times turned: Omega G, with G the covariance given later observations
-        less = omega[t + 1] - left @ (turned @ omega[t + 1])
-        into = work.rest @ a
-        copy_row(mu[t + 1] - left @ (turned @ mu[t + 1]) - less @ m, gone)
-        copy(into.T @ (less @ into), omega[t])
-        copy_row(into.T @ gone, mu[t])
+        explained, less, into, half, inner = v, root, chol, turned, m
+        multiply(turned, omega[t + 1], explained)
+        _multiply_vector(turned, mu[t + 1], gone)
+        for i in range(n):  # less = Omega - Omega G Omega, with G the covariance given later observations
+            mu[t, i] = mu[t + 1, i]
+            for j in range(n):
+                less[i, j] = omega[t + 1, i, j]
+                for k in range(n):
+                    less[i, j] -= explained[k, i] * explained[k, j]
+                mu[t, i] -= explained[j, i] * gone[j] + less[i, j] * m[j]
+        multiply(work.rest, a, into)
+        multiply(less, into, half)
+        multiply_transposed(into, half, omega[t])
+        copy_row(mu[t], inner)
+        _multiply_vector(into.T, inner, mu[t])
         e = 0
         for f in range(n_features):
             if math.isnan(x[t + 1, f]):

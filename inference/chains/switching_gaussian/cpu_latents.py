@@ -16,7 +16,7 @@ from typing import NamedTuple
 import numpy as np
 
 from ...numerics.compilation import inlined, kernel
-from ...numerics.small_matrices import copy
+from ...numerics.small_matrices import add, copy, multiply, multiply_transposed
 from .cpu_steps import predict, update
 
 
@@ -146,17 +146,23 @@ def _take_in(rows, work, t, shift, steps):
 def _smooth(p, path, steps, drawn, mean, covariance):
     """Means and covariances given all of x; the prior's draw is moved by the mean of the difference."""
     n, (means, shifts, spreads, maps, whitened, innovation) = mean.shape[1], steps
-    back, back_square, square, half = np.zeros((2, n)), np.zeros((n, n)), np.empty((n, n)), np.empty((n, n))
+    back, moved = np.zeros((2, n)), np.empty((2, n))
+    back_square, square, half = np.zeros((n, n)), np.empty((n, n)), np.empty((n, n))
     for t in range(len(path) - 1, -1, -1):
-        copy(innovation[t] @ whitened[t] + back @ maps[t], back)
-        copy(whitened[t].T @ whitened[t] + maps[t].T @ (back_square @ maps[t]), square)
+        multiply(back, maps[t], moved)
+        multiply(innovation[t], whitened[t], back)
+        add(moved, back)
+        multiply(back_square, maps[t], half)
+        multiply_transposed(maps[t], half, square)
+        multiply_transposed(whitened[t], whitened[t], half)
+        add(half, square)
         for i in range(n):
             mean[t, i] = means[t, i]
             drawn[t, i] += shifts[t, i]
             for j in range(n):
                 mean[t, i] += spreads[t, i, j] * back[0, j]
                 drawn[t, i] += spreads[t, i, j] * back[1, j]
-        copy(spreads[t] @ square, half)
+        multiply(spreads[t], square, half)
         for i in range(n):
             for j in range(n):
                 value = spreads[t, i, j]
@@ -164,8 +170,10 @@ def _smooth(p, path, steps, drawn, mean, covariance):
                     value -= half[i, e] * spreads[t, e, j]
                 covariance[t, i, j] = value
         a = p.transition[path[t]]
-        copy(back @ a, back)
-        copy(a.T @ (square @ a), back_square)
+        multiply(back, a, moved)
+        copy(moved, back)
+        multiply(square, a, half)
+        multiply_transposed(a, half, back_square)
 
 
 @kernel
