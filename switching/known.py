@@ -17,7 +17,7 @@ from functools import cached_property
 from typing import Any, cast
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from pyro.distributions import TorchDistribution
 from torch import Tensor
 from torch.distributions import Transform, biject_to, constraints
@@ -25,6 +25,7 @@ from torch.distributions.constraints import Constraint
 
 from ..inference.families import VectorFamily
 from ..inference.message_passing.factor_graph import Factor
+from ..inference.numerics.delegation import delegated
 from .definite import free_coordinates
 from .entries import Entries, PossibleRows
 from .parameters import Parameter, Parameters, is_simplex
@@ -266,17 +267,13 @@ class FixedBlock(Conjugate):
     def family(self) -> VectorFamily[Any]:  # type: ignore[override]
         return self.block.given(self.at)
 
-    @property
-    def parameters(self) -> Mapping[str, Parameter]:  # type: ignore[override]
-        return self.block.parameters
-
-    @property
-    def prior_is_factor(self) -> bool:  # type: ignore[override]
-        return self.block.prior_is_factor
-
-    @property
-    def width(self) -> int:  # type: ignore[override]
-        return self.block.width
+    parameters = delegated("block")
+    prior_is_factor = delegated("block")
+    width = delegated("block")
+    natural = delegated("block")
+    reordered = delegated("block")
+    point = delegated("block")
+    values = delegated("block")
 
     def prior_factor(self, block: str, prior: Parameters, share: float) -> Factor:
         """The prior factor of the free parameters."""
@@ -289,18 +286,6 @@ class FixedBlock(Conjugate):
 
         elog.__name__ = whole.name
         return replace(whole, elog=elog)
-
-    def natural(self, prior: Parameters) -> Tensor:
-        return self.block.natural(prior)
-
-    def reordered(self, eta: Tensor, order: Int[Tensor, "K"]) -> Tensor:
-        return self.block.reordered(eta, order)
-
-    def point(self, values: Parameters) -> Any:
-        return self.block.point(values)
-
-    def values(self, point: Any) -> Parameters:
-        return self.block.values(point)
 
 
 def _density_of_known(site: Site, at: Parameters) -> Tensor:

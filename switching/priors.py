@@ -39,6 +39,7 @@ from ..inference.families import (
 from ..inference.families.wishart import wishart_normalizer
 from ..inference.message_passing.factor_graph import Factor
 from ..inference.numerics.cholesky import cholesky, cholesky_inverse, log_det
+from ..inference.numerics.delegation import delegated
 from .definite import Wishart
 from .parameters import Parameter, Parameters, reordered, with_prefix
 
@@ -345,39 +346,24 @@ class BySubject(Conjugate):
     block: Conjugate
     n_subjects: int
 
-    @property
-    def family(self) -> VectorFamily[Any]:  # type: ignore[override]
-        return self.block.family
-
-    @property
-    def prior_is_factor(self) -> bool:  # type: ignore[override]
-        return self.block.prior_is_factor
+    family = delegated("block")
+    prior_is_factor = delegated("block")
+    prior_factor = delegated("block")
+    hyperparameters_of = delegated("block")
+    point = delegated("block")
+    values = delegated("block")
+    given = delegated("block")
 
     @property
     def parameters(self) -> Mapping[str, Parameter]:  # type: ignore[override]
         return for_subjects(self.block.parameters)
 
-    def prior_factor(self, block: str, prior: Parameters, share: float) -> Factor:
-        return self.block.prior_factor(block, prior, share)
-
     def natural(self, prior: Parameters) -> Tensor:
         eta = self.block.natural(prior)
         return eta.expand(self.n_subjects, *eta.shape)
 
-    def hyperparameters_of(self, eta: Tensor) -> Parameters:
-        return self.block.hyperparameters_of(eta)
-
     def sites(self, prior: Parameters) -> list[Site]:
         return by_subject_sites(self.block.sites(prior), self.n_subjects)
-
-    def point(self, values: Parameters) -> Any:
-        return self.block.point(values)
-
-    def values(self, point: Any) -> Parameters:
-        return self.block.values(point)
-
-    def given(self, known: Parameters) -> VectorFamily[Any]:
-        return self.block.given(known)
 
     def reordered(self, eta: Tensor, order: Int[Tensor, "K"]) -> Tensor:
         return torch.stack([self.block.reordered(one, order) for one in eta])

@@ -10,6 +10,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Generator, Tensor
 
+from ..numerics.delegation import delegated
 from .entries import GivenInputs, GivenNoise, GivenProbabilities
 from .family import VectorFamily
 from .normal import Gaussian, LocPrecision, NormalGamma, NormalWishart
@@ -45,9 +46,10 @@ class InPieces(VectorFamily[Any]):
         # a normal-Wishart density is a regression on the single input 1
         self._regression = family if isinstance(family, MatrixNormalWishart) else MatrixNormalWishart(1)
 
-    @property
-    def latent(self) -> bool:  # type: ignore[override]
-        return self.family.latent
+    latent = delegated("family")
+    log_base = delegated("family")
+    statistics = delegated("family")
+    tilted = delegated("family")
 
     def _take(self, eta: Tensor, piece: Piece) -> Tensor:
         """Natural parameters [*lead, n, Q] of a piece."""
@@ -106,15 +108,6 @@ class InPieces(VectorFamily[Any]):
     @property
     def _n_columns(self) -> int:
         return 1 + max(int(piece.columns.max()) for piece in self.pieces if piece.columns is not None)
-
-    def log_base(self, statistics: Float[Tensor, "*plates P"]) -> Float[Tensor, "*plates"]:
-        return self.family.log_base(statistics)
-
-    def statistics(self, point: Any) -> Float[Tensor, "*plates P"]:
-        return self.family.statistics(point)
-
-    def tilted(self, eta: Float[Tensor, "*plates P"]) -> Float[Tensor, "*plates P"]:
-        return self.family.tilted(eta)
 
     def expected(self, eta: Float[Tensor, "*plates P"]) -> Any:
         return self._joined([p.family.expected(self._take(eta, p)) for p in self.pieces])

@@ -6,6 +6,7 @@ import torch
 from jaxtyping import Float
 from torch import Generator, Tensor
 
+from ..numerics.delegation import delegated
 from .family import VectorFamily
 
 LEAST = -69.0  # log of about 1e-30, used for a probability of 0, so that no message is infinite
@@ -85,9 +86,8 @@ class Held(VectorFamily[Any]):
         self.family, self.point = family, point
         self._known = family.statistics(point).nan_to_num(nan=torch.nan, neginf=LEAST)
 
-    @property
-    def latent(self) -> bool:  # type: ignore[override]
-        return self.family.latent
+    latent = delegated("family")
+    statistics = delegated("family")
 
     def check(self, eta: Tensor) -> None:
         """Any natural parameters are valid."""
@@ -100,9 +100,6 @@ class Held(VectorFamily[Any]):
 
     def kl(self, eta: Float[Tensor, "*#plates P"], eta0: Float[Tensor, "*#plates P"]) -> Float[Tensor, "*out"]:
         return torch.zeros_like(eta[..., 0])
-
-    def statistics(self, point: object) -> Float[Tensor, "*plates P"]:
-        return self.family.statistics(point)
 
     def sample(self, eta: Float[Tensor, "*plates P"], n: int, generator: Generator | None = None) -> Any:
         """The point itself, n times."""

@@ -24,6 +24,7 @@ from jaxtyping import Float
 from torch import Generator, Tensor
 
 from ..numerics.cholesky import cholesky, log_det
+from ..numerics.delegation import delegated
 from .family import VectorFamily
 from .normal import Gaussian, LocPrecision, NormalGamma, NormalWishart
 from .numerics import pack
@@ -38,9 +39,10 @@ class Restricted(VectorFamily[Any]):
     def __init__(self, family: VectorFamily[Any], free: VectorFamily[Any]) -> None:
         self.family, self.free = family, free
 
-    @property
-    def latent(self) -> bool:  # type: ignore[override]
-        return self.family.latent
+    latent = delegated("family")
+    log_base = delegated("family")
+    statistics = delegated("family")
+    tilted = delegated("family")
 
     @abstractmethod
     def whole(self, statistics: Tensor) -> Tensor:
@@ -75,14 +77,8 @@ class Restricted(VectorFamily[Any]):
     def mean(self, eta: Float[Tensor, "*plates P"]) -> Float[Tensor, "*plates P"]:
         return self.whole(self.free.mean(self.free_eta(eta)))
 
-    def log_base(self, statistics: Float[Tensor, "*plates P"]) -> Float[Tensor, "*plates"]:
-        return self.family.log_base(statistics)
-
     def kl(self, eta: Float[Tensor, "*#plates P"], eta0: Float[Tensor, "*#plates P"]) -> Float[Tensor, "*out"]:
         return self.free.kl(self.free_eta(eta), self.free_eta(eta0))
-
-    def statistics(self, point: Any) -> Float[Tensor, "*plates P"]:
-        return self.family.statistics(point)
 
     def sample(self, eta: Float[Tensor, "*plates P"], n: int, generator: Generator | None = None) -> Any:
         return self.completed(self.free.sample(self.free_eta(eta), n, generator))
@@ -92,9 +88,6 @@ class Restricted(VectorFamily[Any]):
 
     def peak(self, eta: Float[Tensor, "*plates P"]) -> Any:
         return self.completed(self.free.peak(self.free_eta(eta)))
-
-    def tilted(self, eta: Float[Tensor, "*plates P"]) -> Float[Tensor, "*plates P"]:
-        return self.family.tilted(eta)
 
     def mode(self, eta: Float[Tensor, "*plates P"]) -> Any:
         return self.completed(self.free.mode(self.free_eta(eta)))

@@ -1,18 +1,15 @@
 """A model of several chains as one chain over their joint states, for exact inference."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
-from pyro.distributions.torch_distribution import TorchDistributionMixin
 from torch import Tensor
-from torch.distributions import constraints
 
+from ...inference.numerics.delegation import delegated
 from ...inference.numerics.placement import constant
 from ...inference.numerics.records import Record
 from ..emissions.contract import ByGate, Emission
-from ..parameters import Parameter, Parameters
-from ..priors import Site
+from ..parameters import Parameters
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -31,41 +28,20 @@ class Indexed(Record, Emission):
     state: tuple[int, ...]
     redrawn: tuple[bool, ...]
 
-    @property
-    def n_features(self) -> int:  # type: ignore[override]
-        return self.emission.n_features
-
-    @property
-    def support(self) -> constraints.Constraint:  # type: ignore[override]
-        return self.emission.support
-
-    @property
-    def parameters(self) -> Mapping[str, Parameter]:  # type: ignore[override]
-        return self.emission.parameters
-
-    @property
-    def sizes(self) -> dict[str, int]:
-        return self.emission.sizes
-
-    def check(self, x: Tensor) -> None:
-        self.emission.check(x)
+    n_features = delegated("emission")
+    support = delegated("emission")
+    parameters = delegated("emission")
+    sizes = delegated("emission")
+    check = delegated("emission")
+    sites = delegated("emission")
+    log_prob = delegated("emission")
+    distribution = delegated("emission")
 
     def check_values(self, values: Parameters, n_states: int) -> Parameters:
         return self.emission.check_values(values, self.n_states)
 
     def default_prior(self, n_states: int, x: Tensor | None) -> Parameters:
         return self.emission.default_prior(self.n_states, x)
-
-    def sites(self, prior: Parameters) -> list[Site]:
-        return self.emission.sites(prior)
-
-    def log_prob(self, x: Tensor, values: Parameters) -> Tensor:
-        """The log density of the other emission."""
-        return self.emission.log_prob(x, values)
-
-    def distribution(self, values: Parameters) -> TorchDistributionMixin:
-        """The distribution of the other emission."""
-        return self.emission.distribution(values)
 
     def log_likelihood(self, x: Tensor, values: Parameters) -> ByGate:
         return self._chosen(self.emission.log_likelihood(x, values), -1)

@@ -15,11 +15,10 @@ from jaxtyping import Int
 from torch import Tensor
 
 from ...inference.chains.contract import Chain, Marginals
-from ...inference.families import CopyTables, FactoredTables, Family, MarkovTables
 from ...inference.message_passing.factor_graph import Factor
+from ...inference.numerics.delegation import delegated
 from ..data.series import Drive, Series
 from ..emissions.contract import ByGate
-from ..inputs import Inputs
 from ..known import block_beside
 from ..parameters import Parameters, kept, of_subject
 from ..priors import BySubject, Conjugate
@@ -51,9 +50,18 @@ class SubjectDynamics(Dynamics):
     common: tuple[str, ...] = ()
     partial: tuple[str, ...] = ()
 
-    @property
-    def n_states(self) -> int:  # type: ignore[override]
-        return self.dynamics.n_states
+    n_states = delegated("dynamics")
+    inputs = delegated("dynamics")
+    reads = delegated("dynamics")
+    inputs_of = delegated("dynamics")
+    holds = delegated("dynamics")
+    forward = delegated("dynamics")
+    not_conjugate = delegated("dynamics")
+    default_prior = delegated("dynamics")
+    hyperparameters = delegated("dynamics")
+    check_drive = delegated("dynamics")
+    marginals = delegated("dynamics")
+    paths = delegated("dynamics")
 
     @property
     def n_subjects(self) -> int:
@@ -61,33 +69,9 @@ class SubjectDynamics(Dynamics):
         return len(self.subjects)
 
     @property
-    def inputs(self) -> Inputs:  # type: ignore[override]
-        return self.dynamics.inputs
-
-    @property
-    def reads(self) -> Inputs:
-        return self.dynamics.reads
-
-    @property
-    def inputs_of(self) -> dict[str, Inputs]:
-        return self.dynamics.inputs_of
-
-    @property
-    def holds(self) -> bool:  # type: ignore[override]
-        return self.dynamics.holds
-
-    @property
-    def forward(self) -> bool:
-        return self.dynamics.forward
-
-    @property
     def numbered(self) -> bool:
         """True: states keep the numbers that they have in the fit of all subjects, so that they mean the same."""
         return True
-
-    @property
-    def not_conjugate(self) -> str | None:
-        return self.dynamics.not_conjugate
 
     @property
     def no_messages(self) -> str | None:
@@ -103,15 +87,6 @@ class SubjectDynamics(Dynamics):
     @property
     def sizes(self) -> dict[str, int]:
         return {"subject": self.n_subjects} | self.dynamics.sizes
-
-    def default_prior(self) -> Parameters:
-        return self.dynamics.default_prior()
-
-    def hyperparameters(self, distributions: Mapping[str, Any]) -> Parameters:
-        return self.dynamics.hyperparameters(distributions)
-
-    def check_drive(self, drive: Drive, batch_shape: torch.Size, n_steps: int) -> None:
-        self.dynamics.check_drive(drive, batch_shape, n_steps)
 
     # ---- the parameters of each sequence ---------------------------------------------------------------------------
 
@@ -174,9 +149,6 @@ class SubjectDynamics(Dynamics):
         return one
 
     # ---- fits ------------------------------------------------------------------------------------------------------
-
-    def marginals(self, chain: Any) -> Marginals:
-        return self.dynamics.marginals(chain)
 
     def counts(self, marginals: Marginals, lead: torch.Size) -> dict[str, Tensor]:
         raise TypeError(f"{self.name}: counts need subjects; see `maximize`.")
@@ -249,11 +221,6 @@ class SubjectDynamics(Dynamics):
             else value
             for name, value in started.items()
         }
-
-    def paths(
-        self, series: Series, lead: tuple[int, ...], gated: bool, alike: bool
-    ) -> tuple[Family, CopyTables | FactoredTables | MarkovTables]:
-        return self.dynamics.paths(series, lead, gated, alike)
 
     def factors(self, series: Series, counted: Tensor | None, gated: bool) -> list[Factor]:
         alone = Alone(**{field.name: getattr(series, field.name) for field in fields(series)})

@@ -17,14 +17,12 @@ import torch
 from jaxtyping import Float, Int
 from pyro.distributions.torch_distribution import TorchDistributionMixin
 from torch import Tensor
-from torch.distributions import constraints
 
-from ...inference.families import VectorFamily
 from ...inference.numerics.checks import broadcast_shapes
-from ..inputs import Inputs
+from ...inference.numerics.delegation import delegated
 from ..parameters import Parameter, Parameters, widened
 from ..priors import Site, by_subject_sites, for_subjects
-from .conjugate import ConjugateEmission, Representative
+from .conjugate import ConjugateEmission
 from .contract import Emission, Maximized
 from .driven import Beside, DrivenEmission
 
@@ -88,17 +86,23 @@ class SubjectEmission(ConjugateEmission):
 
     # ---- what the inner emission says ------------------------------------------------------------------------------
 
-    @property
-    def n_features(self) -> int:  # type: ignore[override]
-        return self.emission.n_features
-
-    @property
-    def inputs(self) -> Inputs:  # type: ignore[override]
-        return self.emission.inputs
-
-    @property
-    def inputs_of(self) -> dict[str, Inputs]:
-        return self.emission.inputs_of
+    n_features = delegated("emission")
+    inputs = delegated("emission")
+    inputs_of = delegated("emission")
+    family = delegated("emission")
+    support = delegated("emission")
+    expects = delegated("emission")
+    have_unit = delegated("emission")
+    takes_noise = delegated("emission")
+    is_conjugate = delegated("emission")
+    default_prior = delegated("emission")
+    prior_scaled = delegated("emission")
+    in_units = delegated("emission")
+    embed = delegated("emission")
+    hyperparameters_of = delegated("emission")
+    point = delegated("emission")
+    values = delegated("emission")
+    representative = delegated("emission")
 
     @cached_property
     def parameters(self) -> Mapping[str, Parameter]:  # type: ignore[override]
@@ -109,42 +113,12 @@ class SubjectEmission(ConjugateEmission):
         return {"subject": self.n_subjects} | self.emission.sizes
 
     @property
-    def family(self) -> VectorFamily[Any]:  # type: ignore[override]
-        return self._conjugate.family
-
-    @property
-    def support(self) -> constraints.Constraint:  # type: ignore[override]
-        return self.emission.support
-
-    @property
-    def expects(self) -> str:  # type: ignore[override]
-        return self.emission.expects
-
-    @property
-    def have_unit(self) -> bool:  # type: ignore[override]
-        return self.emission.have_unit
-
-    @property
-    def takes_noise(self) -> bool:  # type: ignore[override]
-        return self.emission.takes_noise
-
-    @property
     def fills_in(self) -> bool:  # type: ignore[override]
         return getattr(self.emission, "fills_in", False)
 
     @property
-    def is_conjugate(self) -> bool:
-        return self.emission.is_conjugate
-
-    @property
     def _conjugate(self) -> ConjugateEmission:
         return cast(ConjugateEmission, self.emission)
-
-    def default_prior(self, n_states: int, x: Tensor | None) -> Parameters:
-        return self.emission.default_prior(n_states, x)
-
-    def prior_scaled(self, n_states: int, x: Tensor | None) -> Parameters:
-        return self.emission.prior_scaled(n_states, x)
 
     def with_user_priors(self, prior: Mapping[str, Any]) -> "SubjectEmission":
         return replace(self, emission=self.emission.with_user_priors(prior))
@@ -153,20 +127,11 @@ class SubjectEmission(ConjugateEmission):
         inner = self.emission.in_fit_units(about, unit)
         return self if inner is self.emission else replace(self, emission=inner)
 
-    def in_units(self, table: Parameters, unit: Tensor) -> Parameters:
-        return self.emission.in_units(table, unit)
-
-    def embed(self, x: Tensor) -> Tensor:
-        return self.emission.embed(x)
-
     # ---- the prior, the same for each subject ----------------------------------------------------------------------
 
     def natural(self, prior: Parameters) -> Tensor:
         eta = self._conjugate.natural(prior)
         return eta.expand(self.n_subjects, *eta.shape)
-
-    def hyperparameters_of(self, eta: Tensor) -> Parameters:
-        return self._conjugate.hyperparameters_of(eta)
 
     def sites(self, prior: Parameters) -> list[Site]:
         return by_subject_sites(self.emission.sites(prior), self.n_subjects)
@@ -174,12 +139,6 @@ class SubjectEmission(ConjugateEmission):
     def start(self, prior: Parameters) -> Parameters:
         typical = self.emission.start(prior)
         return {name: value.expand(self.n_subjects, *value.shape) for name, value in typical.items()}
-
-    def point(self, values: Parameters) -> Any:
-        return self._conjugate.point(values)
-
-    def values(self, point: Any) -> Parameters:
-        return self._conjugate.values(point)
 
     def reordered(self, eta: Tensor, order: Int[Tensor, "K"]) -> Tensor:
         return torch.stack([self._conjugate.reordered(one, order) for one in eta])
@@ -214,9 +173,6 @@ class SubjectEmission(ConjugateEmission):
         seen = seen if constant.shape[-1] == seen.shape[-1] else seen.any(-1, keepdim=True)
         return table + seen.to(x) @ constant.mT
 
-    def representative(self, statistics: Tensor) -> Representative:
-        return self._conjugate.representative(statistics)
-
     def beside(self, inputs: Tensor) -> Emission:
         return replace(self, emission=self.emission.beside(inputs))
 
@@ -237,11 +193,6 @@ class SubjectEmission(ConjugateEmission):
 
     def message(self, x: Tensor, weights: Tensor, near: Parameters | None = None) -> Tensor:
         return self._each(lambda *some: self._conjugate.message(*some[:3]), x, weights, near)
-
-    def expected_message(self, x: Tensor, weights: Tensor, statistics: Tensor) -> Tensor:
-        near = self.representative(statistics).values
-        message = self.message(x, weights, near)
-        return self.family.moved(message, self.point(near).loc) if "loc" in near else message
 
     def maximize(
         self, x: Tensor, weights: Tensor, near: Parameters, prior: Parameters | None, floor: Tensor
@@ -315,9 +266,10 @@ class AtSubjects(Emission):
         self.emission, self.subjects, self.parameters = emission, subjects, parameters
         self.n_features, self.support = emission.n_features, emission.support
 
-    @property
-    def sizes(self) -> dict[str, int]:
-        return self.emission.sizes
+    sizes = delegated("emission")
+    log_prob = delegated("emission")
+    distribution = delegated("emission")
+    default_prior = delegated("emission")
 
     def cut(self, part: Callable[[Tensor], Tensor]) -> "AtSubjects":
         return AtSubjects(self.emission.cut(part), part(self.subjects), self.parameters)
@@ -349,15 +301,6 @@ class AtSubjects(Emission):
         emission, here = self._plain(values)
         return emission.category_probs(here)
 
-    def log_prob(self, x: Tensor, values: Parameters) -> Tensor:
-        return self.emission.log_prob(x, values)
-
-    def distribution(self, values: Parameters) -> TorchDistributionMixin:
-        return self.emission.distribution(values)
-
     def at_states(self, values: Parameters, state: Tensor) -> Parameters:
         subjects = self.subjects.expand(broadcast_shapes(self.subjects.shape, state.shape))
         return {name: values[name][subjects, state.clamp(max=values[name].shape[1] - 1)] for name in self.parameters}
-
-    def default_prior(self, n_states: int, x: Tensor | None) -> Parameters:
-        return self.emission.default_prior(n_states, x)

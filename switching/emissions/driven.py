@@ -13,8 +13,8 @@ import torch
 from jaxtyping import Bool, Float
 from pyro.distributions.torch_distribution import TorchDistributionMixin
 from torch import Tensor
-from torch.distributions import constraints
 
+from ...inference.numerics.delegation import delegated
 from ..data.series import Drive, Series
 from ..inputs import Inputs, columns_of, select_columns
 from ..parameters import Parameters, widened
@@ -61,12 +61,9 @@ class DrivenEmission(Emission):
 
     # ---- the contract ------------------------------------------------------------------------------------------------
 
-    @property
-    def support(self) -> constraints.Constraint:  # type: ignore[override]
-        return self.plain.support
-
-    def check(self, x: Float[Tensor, "*b T F"]) -> None:
-        self.plain.check(x)
+    support = delegated("plain")
+    check = delegated("plain")
+    embed = delegated("plain")
 
     @property
     def sizes(self) -> dict[str, int]:
@@ -92,9 +89,6 @@ class DrivenEmission(Emission):
         """Of an observation whose inputs are 0."""
         return self.plain.marginal_cdf(x, self.at_zero(values))
 
-    def embed(self, x: Tensor) -> Tensor:
-        return self.plain.embed(x)
-
 
 class Beside(Emission):
     """A driven emission at steps with known inputs `[*b, T, C]`: its moments have axes `[*r, *b, T, K, F]`. One step
@@ -105,9 +99,8 @@ class Beside(Emission):
         self.unknown = emission.unknown(inputs) if emission.order else None  # nothing is known about these features
         self.n_features, self.parameters, self.support = emission.n_features, emission.parameters, emission.support
 
-    @property
-    def sizes(self) -> dict[str, int]:
-        return self.driven.sizes
+    sizes = delegated("driven")
+    default_prior = delegated("driven")
 
     def cut(self, part: Callable[[Tensor], Tensor]) -> "Beside":
         cut = copy(self)
@@ -146,9 +139,6 @@ class Beside(Emission):
 
     def category_probs(self, values: Parameters) -> ByGate:
         return self.driven.plain.category_probs(self.driven.at(values, self.inputs_here))
-
-    def default_prior(self, n_states: int, x: Tensor | None) -> Parameters:
-        return self.driven.default_prior(n_states, x)
 
 
 def rows_read(emission: Emission, series: Series) -> Float[Tensor, "*b T R"]:

@@ -24,8 +24,8 @@ from typing import Any, cast
 import torch
 from pyro.distributions.torch_distribution import TorchDistributionMixin
 from torch import Tensor
-from torch.distributions import constraints
 
+from ...inference.numerics.delegation import delegated
 from ...inference.numerics.scalars import check_flag
 from ..inputs import Inputs, all_inputs, columns_of, select_columns
 from ..parameters import PREFIX, Parameter, Parameters, prefixed
@@ -109,13 +109,10 @@ class Gated(Emission):
     def joined(self) -> Joined | None:
         return Joined(cast(NormalEmission, self.emission), self.by_state) if self.tied is not None else None
 
-    @property
-    def n_features(self) -> int:  # type: ignore[override]
-        return self.emission.n_features
-
-    @property
-    def support(self) -> constraints.Constraint:  # type: ignore[override]
-        return self.emission.support
+    n_features = delegated("emission")
+    support = delegated("emission")
+    reads_subjects = delegated("emission")
+    embed = delegated("emission")
 
     @property
     def parameters(self) -> Mapping[str, Parameter]:  # type: ignore[override]
@@ -165,10 +162,6 @@ class Gated(Emission):
             scaled = part.emission.in_units(part.own(table), unit)
             converted |= {name: value for name, value in prefixed(scaled, part.prefix).items() if name in table}
         return converted
-
-    @property
-    def reads_subjects(self) -> bool:  # type: ignore[override]
-        return self.emission.reads_subjects
 
     def mapped(self, change: Callable[[Emission], Emission]) -> "Gated":
         return replace(self, emission=change(self.emission), background=change(self.background))
@@ -232,9 +225,6 @@ class Gated(Emission):
     def distribution(self, values: Parameters) -> TorchDistributionMixin:
         """The distribution of a redrawn step."""
         return self.emission.distribution(values)
-
-    def embed(self, x: Tensor) -> Tensor:
-        return self.emission.embed(x)
 
 
 def _of_background(by_axis: Mapping[str, Any]) -> dict[str, Any]:

@@ -24,6 +24,7 @@ from jaxtyping import Int
 from torch import Tensor
 
 from ...inference.families import Held, SharedPrecision, VectorFamily
+from ...inference.numerics.delegation import delegated
 from ..parameters import PREFIX, Parameter, Parameters, kept
 from ..priors import Conjugate, Site
 from .conjugate import ConjugateEmission
@@ -152,13 +153,8 @@ class Joined(Conjugate):
     emission: NormalEmission
     by_state: bool
 
-    @property
-    def n_features(self) -> int:
-        return self.emission.n_features
-
-    @property
-    def family(self) -> VectorFamily[Any]:  # type: ignore[override]
-        return self.emission.family
+    n_features = delegated("emission")
+    family = delegated("emission")
 
     @property
     def parameters(self) -> Mapping[str, Parameter]:  # type: ignore[override]

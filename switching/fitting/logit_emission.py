@@ -19,11 +19,12 @@ from torch.distributions import constraints
 
 from ...inference.families import Gaussian, VectorFamily
 from ...inference.message_passing.factor_graph import Factor
+from ...inference.numerics.delegation import delegated
 from ..dynamics.logits import LogitRows
 from ..emissions.generalized import GeneralizedLinear
 from ..emissions.links import Logit, Logits
 from ..parameters import Parameter, Parameters
-from ..priors import Conjugate, Probabilities, Site
+from ..priors import Conjugate, Probabilities
 
 PROBS, WEIGHTS = "probs", "weights"
 
@@ -60,9 +61,8 @@ class LogitEmission(Conjugate):
             )
         return LogitEmission(emission)
 
-    @property
-    def parameters(self) -> Mapping[str, Parameter]:  # type: ignore[override]
-        return self.emission.parameters
+    parameters = delegated("emission")
+    sites = delegated("emission")
 
     @cached_property
     def _made(self) -> dict[int, LogitRows]:
@@ -133,9 +133,6 @@ class LogitEmission(Conjugate):
             shape = n_states, self._n_rows
             probs, weights = probs[..., 1].unflatten(-1, shape), weights.squeeze(-2).unflatten(-2, shape)
         return {"probs": probs, "coefficients": weights}
-
-    def sites(self, prior: Parameters) -> list[Site]:
-        return self.emission.sites(prior)
 
     def given(self, known: Parameters) -> VectorFamily[Any]:
         if set(known) < set(self.parameters) or any(bool(table.isnan().any()) for table in known.values()):
