@@ -185,7 +185,27 @@ class _Wrapped(nn.RNNBase):
         return (total.relu() if self.nonlinearity == "relu" else total.tanh(),)
 
 
-class GRU(_Wrapped, nn.GRU):  # pyright: ignore[reportIncompatibleMethodOverride]
+class _WithGates(_Wrapped):
+    """Layers whose nonlinearities are given."""
+
+    def __init__(
+        self,
+        input_size: int,
+        hidden_size: int,
+        num_layers: int = 1,
+        bias: bool = True,
+        batch_first: bool = True,
+        dropout: float = 0.0,
+        bidirectional: bool = False,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        sizes = check_sizes(input_size, hidden_size, num_layers, bias, batch_first, dropout, bidirectional)
+        check_dtype("dtype", dtype)
+        super().__init__(*sizes, device=device, dtype=dtype)  # pyright: ignore[reportArgumentType] that of nn.GRU or nn.LSTM
+
+
+class GRU(_WithGates, nn.GRU):  # pyright: ignore[reportIncompatibleMethodOverride]
     """`torch.nn.GRU` with `lengths` and `step`; batch_first is True by default.
 
     Arguments:
@@ -218,24 +238,8 @@ class GRU(_Wrapped, nn.GRU):  # pyright: ignore[reportIncompatibleMethodOverride
     True
     """
 
-    def __init__(
-        self,
-        input_size: int,
-        hidden_size: int,
-        num_layers: int = 1,
-        bias: bool = True,
-        batch_first: bool = True,
-        dropout: float = 0.0,
-        bidirectional: bool = False,
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
-    ) -> None:
-        sizes = check_sizes(input_size, hidden_size, num_layers, bias, batch_first, dropout, bidirectional)
-        check_dtype("dtype", dtype)
-        super().__init__(*sizes, device=device, dtype=dtype)
 
-
-class LSTM(_Wrapped, nn.LSTM):  # pyright: ignore[reportIncompatibleMethodOverride]
+class LSTM(_WithGates, nn.LSTM):  # pyright: ignore[reportIncompatibleMethodOverride]
     r"""`torch.nn.LSTM` with `lengths` and `step`; its states are pairs (h, c).
 
     $c' = f \odot c + i \odot g$, $h' = o \odot \tanh c'$. Arguments, parameters (gates i, f, g, o), errors and
@@ -251,22 +255,6 @@ class LSTM(_Wrapped, nn.LSTM):  # pyright: ignore[reportIncompatibleMethodOverri
     >>> torch.equal(h[0, 1], out[1, 4]), out[1, 5:].any().item()  # ends at its fifth step, with zeros after it
     (True, False)
     """
-
-    def __init__(
-        self,
-        input_size: int,
-        hidden_size: int,
-        num_layers: int = 1,
-        bias: bool = True,
-        batch_first: bool = True,
-        dropout: float = 0.0,
-        bidirectional: bool = False,
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
-    ) -> None:
-        sizes = check_sizes(input_size, hidden_size, num_layers, bias, batch_first, dropout, bidirectional)
-        check_dtype("dtype", dtype)
-        super().__init__(*sizes, device=device, dtype=dtype)
 
 
 class Elman(_Wrapped, nn.RNN):  # pyright: ignore[reportIncompatibleMethodOverride]
