@@ -7,6 +7,7 @@ import re
 import pytest
 import samplehold as sh
 import torch
+from oracles.networks import with_normal_weights
 
 LONG = 2000
 NETWORKS = {
@@ -200,9 +201,7 @@ def test_a_qrnn_layer_ends_alike_on_a_balanced_word_and_one_that_is_not():
     assert [balanced(word, None) for word in words] == [True, False]
     for seed in range(10):
         layer = sh.QRNN(2, 5, pooling="ifo", window=2, dtype=torch.float64).requires_grad_(False)
-        random_ = torch.Generator().manual_seed(seed)
-        for parameter in layer.parameters():
-            parameter.normal_(generator=random_)
+        with_normal_weights(layer, seed)
         x = torch.eye(2).double()[torch.tensor([["()".index(z) for z in word] for word in words])]
         out, _ = sh.automata.saturated(layer)(x)
         assert torch.equal(out[0, -1], out[1, -1])

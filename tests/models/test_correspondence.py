@@ -36,15 +36,6 @@ pytestmark = pytest.mark.kernels
 CANDIDATES = ("linear", "tanh", "positive", "simplex")
 
 
-@pytest.fixture
-def one_thread():
-    """Many small operators: two threads would wait for each other more than they work."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
 def build(kind=MinGRU, tokens=5, units=3, scale=2.0, seed=0, dtype=torch.float64, **options):
     random = torch.Generator().manual_seed(seed)
     layer = kind(tokens, units, dtype=dtype, **options).requires_grad_(False)

@@ -6,6 +6,7 @@ import re
 import pytest
 import samplehold as sh
 import torch
+from oracles.networks import with_normal_weights
 from samplehold.models.automata import reachable
 from samplehold.models.automata.counters import LANGUAGES
 from torch.testing import assert_close
@@ -37,10 +38,7 @@ BOXED = [name for name in CALLS if name not in ("LSTM", "QRNN, ifo", "DoublingLS
 def build(name, seed=0, scale=2.0):
     kind, options = CALLS[name]
     layer = kind(3, 4, dtype=torch.float64, **options).requires_grad_(False)
-    random = torch.Generator().manual_seed(seed)
-    for parameter in layer.parameters():
-        parameter.normal_(0, scale, generator=random)
-    return layer
+    return with_normal_weights(layer, seed, scale)[0]
 
 
 def symbols(steps, seed=1):
@@ -196,9 +194,7 @@ def test_a_saturated_qrnn_layer_ends_alike_on_words_that_anbnw_tells_apart(windo
     end = "".join("".join(letters) for letters in itertools.product("ab", repeat=3))  # every window
     for seed in range(40):
         layer = sh.QRNN(2, 5, pooling="ifo", window=window, dtype=torch.float64).requires_grad_(False)
-        random = torch.Generator().manual_seed(seed)
-        for parameter in layer.parameters():
-            parameter.normal_(generator=random)
+        with_normal_weights(layer, seed)
         words = ["a" * 7 + "b" * p + "a" * 5 + "b" * r + end for p, r in ((7, 4), (4, 7))]
         assert [bool(RULES["anbnw"](word)) for word in words] == [True, False]
         x = torch.eye(2).double()[torch.tensor([["ab".index(z) for z in word] for word in words])]
@@ -257,10 +253,7 @@ def test_a_saturated_network_in_a_box_has_as_many_states_after_long_words_as_aft
     kind, options = CALLS[name]
     reached = []
     for seed in range(12):
-        layer = kind(2, 3, dtype=torch.float64, **options).requires_grad_(False)
-        draw = torch.Generator().manual_seed(seed)
-        for parameter in layer.parameters():
-            parameter.normal_(generator=draw)
+        layer, _ = with_normal_weights(kind(2, 3, dtype=torch.float64, **options).requires_grad_(False), seed)
         limit = sh.automata.saturated(layer)
         reached.append(sh.automata.count_states(sh.automata.Acceptor(limit, torch.nn.Linear(3, 1).double(), "ab"), 24))
     assert max(map(max, reached)) <= BOUNDS[name]

@@ -6,6 +6,7 @@ import pyro
 import pyro.distributions as dist
 import pytest
 import torch
+from oracles.networks import with_normal_weights
 from oracles.operators import unchecked
 from pyro.nn import PyroSample
 from pyro.nn.module import to_pyro_module_
@@ -26,11 +27,7 @@ each_peer = pytest.mark.parametrize("kind", PEERS)
 
 def made(kind, features=3, **options):
     layer = kind(features, 4, dtype=torch.float64, **OWN.get(kind, {}), **options)
-    random = torch.Generator().manual_seed(0)
-    with torch.no_grad():
-        for parameter in layer.parameters():
-            parameter.normal_(generator=random)
-    return layer
+    return with_normal_weights(layer)[0]
 
 
 def normal(*shape, seed=0):

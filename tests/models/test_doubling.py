@@ -6,6 +6,7 @@ import random
 
 import pytest
 import torch
+from oracles.networks import with_normal_weights
 from samplehold import DoublingLSTM
 from samplehold.face.automata import Acceptor, palindrome_lstm, saturated
 from torch.testing import assert_close
@@ -14,11 +15,7 @@ DIGITS = {torch.bfloat16: 8, torch.float16: 11, torch.float32: 24, torch.float64
 
 
 def build(**options):
-    layer = DoublingLSTM(3, 4, dtype=torch.float64, **options)
-    random = torch.Generator().manual_seed(0)
-    with torch.no_grad():
-        for parameter in layer.parameters():
-            parameter.normal_(generator=random)
+    layer, random = with_normal_weights(DoublingLSTM(3, 4, dtype=torch.float64, **options))
     return layer, torch.randn(2, 7, 3, generator=random, dtype=torch.float64)
 
 

@@ -7,6 +7,7 @@ import torch
 from examples import examples
 from hypothesis import given
 from hypothesis import strategies as st
+from oracles.networks import with_normal_weights
 from samplehold import (
     GRU,
     LSTM,
@@ -30,11 +31,8 @@ ROUNDING = 1e-13
 
 
 def build(layer_class, seed, scale=1.0, features=3, units=4, **options):
-    random = torch.Generator().manual_seed(seed)
     layer = layer_class(features, units, dtype=torch.float64, **options).requires_grad_(False)
-    for parameter in layer.parameters():
-        parameter.normal_(generator=random).mul_(scale)
-    return layer, random
+    return with_normal_weights(layer, seed, scale)
 
 
 def normal(random, *shape):

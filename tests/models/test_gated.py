@@ -1,6 +1,7 @@
 """MinGRU and MinLSTM: parallel form, step form and textbook loop are one function, in value and in gradient."""
 
 from copy import deepcopy
+from functools import partial
 from itertools import pairwise
 
 import pytest
@@ -18,12 +19,7 @@ KINDS = ("linear", "tanh", "positive", "simplex")
 
 
 def build(layer_class, features, units, seed, scale=1.0, **options):
-    layer = layer_class(features, units, dtype=torch.float64, **options)
-    random = torch.Generator().manual_seed(seed)
-    with torch.no_grad():
-        for parameter in layer.parameters():
-            parameter.normal_(generator=random).mul_(scale)
-    return layer, random
+    return networks.with_normal_weights(layer_class(features, units, dtype=torch.float64, **options), seed, scale)
 
 
 def normal(random, *shape):
@@ -79,16 +75,9 @@ def test_parallel_step_and_loop_agree_in_value_and_gradient(
     exact = x.double().requires_grad_(), h0.double().requires_grad_()
     x, h0 = x.requires_grad_(), h0.requires_grad_()
 
-    def stepped(x, h):
-        rows = []
-        for x_t in x.unbind(1):
-            out, h = layer.step(x_t, h)
-            rows.append(out)
-        return torch.stack(rows, 1), h
-
     expected = textbook(wide, *exact)
     expected_gradients = gradients(wide, sum((a * b).sum() for a, b in zip(expected, seeds, strict=True)), *exact)
-    for form in (layer, stepped):
+    for form in (layer, partial(networks.stepped, layer)):
         got = form(x, h0)
         for a, b in zip(got, expected, strict=True):
             close(a, b, dtype, rtol=1e-12, atol=1e-12)

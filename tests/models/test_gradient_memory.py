@@ -6,6 +6,7 @@ from functools import partial
 import pytest
 import torch
 from oracles.copy_paths import enumerate_paths
+from oracles.networks import with_normal_weights
 from samplehold import GRU, LSTM, QRNN, Elman, MinGRU, MinLSTM, as_ssm
 from samplehold.face.chains import CopyChain
 from samplehold.face.studies import gradient_memory
@@ -28,9 +29,7 @@ RECURRENT = {"GRU": GRU, "LSTM": LSTM, "Elman": Elman}
 
 def drawn(make, seed, scale=1.0):
     """A layer with normal weights of some scale, and normal inputs."""
-    layer, random = make().requires_grad_(False), torch.Generator().manual_seed(seed)
-    for parameter in layer.parameters():
-        parameter.normal_(generator=random).mul_(scale)
+    layer, random = with_normal_weights(make().requires_grad_(False), seed, scale)
     return layer, torch.randn(STEPS, TOKENS, generator=random, dtype=torch.float64)
 
 

@@ -10,16 +10,7 @@ from samplehold.models.studies import input_driven
 from samplehold.models.studies.input_driven import CHAINS, QUICK, K, chain_of, member, second_eigenvalue, trained
 from torch.testing import assert_close
 
-pytestmark = pytest.mark.cpu("the study makes its networks there")
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread():
-    """Small operators: two threads would wait for each other more than they work."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+pytestmark = [pytest.mark.cpu("the study makes its networks there"), pytest.mark.usefixtures("one_thread")]
 
 
 @pytest.mark.parametrize("name", CHAINS)

@@ -20,12 +20,7 @@ def normal(*shape):
 
 
 def of_torch(cell, seed=0):
-    layer = LAYERS[cell](F, H, dtype=torch.float64)
-    generator = torch.Generator().manual_seed(seed)
-    with torch.no_grad():
-        for parameter in layer.parameters():
-            parameter.normal_(generator=generator)
-    return layer
+    return networks.with_normal_weights(LAYERS[cell](F, H, dtype=torch.float64), seed)[0]
 
 
 def run(cell, weights, x):

@@ -9,14 +9,7 @@ from samplehold.face.studies import PriceOfExactness, price_of_exactness, train_
 from samplehold.models.studies.next_token import held_model, make_layer
 from torch.testing import assert_close
 
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread():
-    """Small operators: two threads would wait for each other more than they work."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 @pytest.mark.slow

@@ -1,5 +1,7 @@
 """QRNN: all three poolings against the loop of the paper, whole, step by step, in chunks and ragged."""
 
+from functools import partial
+
 import pytest
 import torch
 from examples import examples
@@ -12,12 +14,7 @@ from torch.testing import assert_close
 
 
 def build(features, units, seed, **options):
-    layer = QRNN(features, units, dtype=torch.float64, **options)
-    random = torch.Generator().manual_seed(seed)
-    with torch.no_grad():
-        for parameter in layer.parameters():
-            parameter.normal_(generator=random)
-    return layer, random
+    return networks.with_normal_weights(QRNN(features, units, dtype=torch.float64, **options), seed)
 
 
 def normal(random, *shape):
@@ -72,13 +69,6 @@ def test_parallel_step_chunks_and_loop_agree_in_value_and_gradient(pooling, size
     x = normal(random, B, T, F).requires_grad_()
     h0 = start(layer, random, B)
 
-    def stepped(x, h):
-        rows = []
-        for x_t in x.unbind(1):
-            out, h = layer.step(x_t, h)
-            rows.append(out)
-        return torch.stack(rows, 1), h
-
     def chunked(x, h):
         first, h = layer(x[:, :cut], h)
         second, h = layer(x[:, cut:], h)
@@ -88,7 +78,7 @@ def test_parallel_step_chunks_and_loop_agree_in_value_and_gradient(pooling, size
     seeds = [normal(random, *piece.shape) for piece in expected]
     wanted = gradients(layer, expected, seeds, x, h0.cell, *h0.inputs)
     size = max(1.0, *(g.abs().max().item() for g in wanted if g.numel()))
-    for form in (layer, stepped, chunked):
+    for form in (layer, partial(networks.stepped, layer), chunked):
         got = flat(*form(x, h0))
         for a, b in zip(got, expected, strict=True):
             assert_close(a, b, rtol=1e-12, atol=1e-12)

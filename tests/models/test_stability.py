@@ -5,6 +5,7 @@ import torch
 from examples import examples
 from hypothesis import given
 from hypothesis import strategies as st
+from oracles.networks import with_normal_weights
 from samplehold import GRU, LSTM, Elman
 from samplehold.face.studies import stability, stabilize
 from torch.testing import assert_close
@@ -13,12 +14,8 @@ LAYERS = (GRU, LSTM, Elman)
 
 
 def build(layer_class, seed, scale, num_layers=1, units=4, **options):
-    random = torch.Generator().manual_seed(seed)
     layer = layer_class(3, units, num_layers=num_layers, dtype=torch.float64, **options)
-    with torch.no_grad():
-        for parameter in layer.parameters():
-            parameter.normal_(generator=random).mul_(scale)
-    return layer, random
+    return with_normal_weights(layer, seed, scale)
 
 
 def uniform(random, *shape):

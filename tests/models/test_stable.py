@@ -8,6 +8,7 @@ import torch
 from examples import examples
 from hypothesis import given
 from hypothesis import strategies as st
+from oracles.networks import with_normal_weights
 from samplehold import GRU, LSTM, QRNN, Elman, MinGRU, MinLSTM, PeepholeLSTM, stable
 from samplehold.face.studies import stability
 from torch import nn
@@ -28,12 +29,7 @@ EVERY = [(Elman, {}), (LSTM, {}), (GRU, {}), *GATED]
 
 
 def build(kind, seed, scale, **options):
-    random = torch.Generator().manual_seed(seed)
-    network = kind(3, 4, dtype=torch.float64, **options)
-    with torch.no_grad():
-        for parameter in network.parameters():
-            parameter.normal_(generator=random).mul_(scale)
-    return network, random
+    return with_normal_weights(kind(3, 4, dtype=torch.float64, **options), seed, scale)
 
 
 def uniform(random, *shape):

@@ -7,6 +7,7 @@ import math
 import pytest
 import samplehold as sh
 import torch
+from oracles.networks import with_normal_weights
 from samplehold import GRU, LSTM, Elman, MinGRU, MinLSTM, PeepholeLSTM, StateRegularized, as_ssm, compare
 from torch import nn
 from torch.nn.functional import cosine_similarity
@@ -19,11 +20,8 @@ SIMILARITIES = ("dot", "cosine", "l2")
 
 def build(cell=GRU, states=3, temperature=0.7, similarity="dot", mode="soft", scale=1.0, seed=0, **options):
     """A network whose centroids are far apart, so that they matter, and inputs."""
-    random = torch.Generator().manual_seed(seed)
     network = StateRegularized(cell(2, 4, dtype=torch.float64, **options), states, temperature, similarity, mode)
-    with torch.no_grad():
-        for parameter in network.parameters():
-            parameter.normal_(0.0, scale, generator=random)
+    network, random = with_normal_weights(network, seed, scale)
     return network, torch.randn(3, 5, 2, generator=random, dtype=torch.float64)
 
 

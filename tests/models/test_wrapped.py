@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from oracles.networks import with_normal_weights
 from samplehold import GRU, LSTM, Elman
 from torch.testing import assert_close
 
@@ -9,12 +10,8 @@ PEERS = {GRU: torch.nn.GRU, LSTM: torch.nn.LSTM, Elman: torch.nn.RNN}
 
 
 def build(layer_class, **options):
-    torch_random = torch.Generator().manual_seed(0)
-    layer = layer_class(3, 4, num_layers=2, dtype=torch.float64, **options)
-    with torch.no_grad():
-        for parameter in layer.parameters():
-            parameter.normal_(generator=torch_random)
-    return layer, torch.randn(3, 7, 3, generator=torch_random, dtype=torch.float64)
+    layer, random = with_normal_weights(layer_class(3, 4, num_layers=2, dtype=torch.float64, **options))
+    return layer, torch.randn(3, 7, 3, generator=random, dtype=torch.float64)
 
 
 def parts(state):

@@ -9,6 +9,24 @@ def sigmoid(x):
     return 1 / (1 + np.exp(-x))
 
 
+def with_normal_weights(layer, seed=0, scale=1.0):
+    """The layer with normal weights of this scale, and the generator that drew them."""
+    random = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for parameter in layer.parameters():
+            parameter.normal_(generator=random).mul_(scale)
+    return layer, random
+
+
+def stepped(layer, x: Tensor, h):
+    """A call of a layer, step by step."""
+    rows = []
+    for x_t in x.unbind(1):
+        out, h = layer.step(x_t, h)
+        rows.append(out)
+    return torch.stack(rows, 1), h
+
+
 # --- minimal networks, in torch so that they can be differentiated -------------------------------------------------
 
 

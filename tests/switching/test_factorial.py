@@ -2,11 +2,9 @@
 
 import itertools
 
-import pyro
 import pytest
 import torch
-from oracles.coupled import factorial_of
-from torch.nn.functional import one_hot
+from oracles.coupled import check_point_masses, enumerate_all, factorial_of
 from torch.testing import assert_close
 
 
@@ -23,38 +21,6 @@ def random_model(seed=0, n_states=(2, 3), counts=False):
         loc=[0.5 * draw(k, 2) if counts else 2 * draw(k, 2) for k in n_states],
         precision=None if counts else root @ root.T + 0.5 * torch.eye(2),
     )
-
-
-def enumerate_all(model, x):
-    """log p(x) and P(s_dt | x): the program's density at every path of states and gates."""
-    n_steps, chains = len(x), model.n_chains
-    log_weights, paths, redraws = [], [], []
-    gates = itertools.product((0.0, 1.0), repeat=(n_steps - 1) * chains)
-    every = list(itertools.product(*(range(k) for _ in range(n_steps) for k in model.chain_sizes)))
-    for z, s in itertools.product(list(gates), every):
-        redraw = torch.cat([torch.ones(chains), torch.tensor(z)]).double().reshape(n_steps, chains)
-        path = torch.tensor(s).reshape(n_steps, chains)
-        if ((redraw[1:] == 0) & (path[1:] != path[:-1])).any():
-            continue
-        data = point(path, redraw)
-        log_weights.append(pyro.poutine.trace(pyro.condition(model, data)).get_trace(x).log_prob_sum())
-        paths.append(path)
-        redraws.append(redraw)
-    log_weights = torch.stack(log_weights)
-    share = log_weights.softmax(0)
-    gates = torch.einsum("n,ntd->td", share, torch.stack(redraws))
-    marginals = [
-        torch.stack([share[i] * one_hot(path[:, d], k) for i, path in enumerate(paths)]).sum(0)
-        for d, k in enumerate(model.chain_sizes)
-    ]
-    return log_weights.logsumexp(0), marginals, gates
-
-
-def point(path, redraw):
-    data = {}
-    for t, d in itertools.product(range(path.shape[0]), range(path.shape[1])):
-        data[f"s_{t + 1}_{d + 1}"], data[f"z_{t + 1}_{d + 1}"] = path[t, d], redraw[t, d]
-    return data
 
 
 @pytest.mark.parametrize("counts", [False, True])
@@ -75,16 +41,7 @@ def test_product_chain_equals_enumeration(counts):
 def test_log_joint_at_point_masses_equals_the_program(counts):
     model = random_model(2, (2, 3), counts)
     draw = model.simulate(6, seed=3)
-    engine = model.engine(draw.x)
-    redraw = draw.redraw.double()
-    statistics = {}
-    for d, k in enumerate(model.chain_sizes):
-        state, z = one_hot(draw.path[:, d], k).double(), redraw[:, d, None]
-        tables = engine.blocks[f"chain_{d + 1}"].eta
-        statistics[f"chain_{d + 1}"] = type(tables)(state * z, state * (1 - z))
-    conditioned = pyro.condition(model, point(draw.path, redraw))
-    expected = pyro.poutine.trace(conditioned).get_trace(draw.x).log_prob_sum()
-    assert_close(engine.log_joint(statistics), expected, rtol=1e-10, atol=1e-10)
+    check_point_masses(model, draw, "chain")
 
 
 @pytest.mark.parametrize("counts", [False, True])

@@ -2,13 +2,11 @@
 
 import itertools
 
-import pyro
 import pytest
 import torch
-from oracles.coupled import layered_of
+from oracles.coupled import check_point_masses, enumerate_all, layered_of
 from oracles.models import EMISSIONS
 from samplehold.inference.chains.copy.chain import CopyChain
-from torch.nn.functional import one_hot
 from torch.testing import assert_close
 
 
@@ -37,38 +35,6 @@ def random_model(seed=0, n_states=(2, 3), emission="normal"):
     )
 
 
-def point(path, redraw):
-    data = {}
-    for t, layer in itertools.product(range(path.shape[0]), range(path.shape[1])):
-        data[f"s_{t + 1}_{layer + 1}"], data[f"z_{t + 1}_{layer + 1}"] = path[t, layer], redraw[t, layer]
-    return data
-
-
-def enumerate_all(model, x):
-    """log p(x) and P(s^l_t | x): the program's density at every path of states and gates."""
-    n_steps, layers = len(x), model.n_chains
-    log_weights, paths, redraws = [], [], []
-    gates = list(itertools.product((0.0, 1.0), repeat=(n_steps - 1) * layers))
-    every = itertools.product(*(range(k) for _ in range(n_steps) for k in model.chain_sizes))
-    for s, z in itertools.product(every, gates):
-        redraw = torch.cat([torch.ones(layers), torch.tensor(z)]).double().reshape(n_steps, layers)
-        path = torch.tensor(s).reshape(n_steps, layers)
-        if ((redraw[1:] == 0) & (path[1:] != path[:-1])).any():
-            continue
-        conditioned = pyro.condition(model, point(path, redraw))
-        log_weights.append(pyro.poutine.trace(conditioned).get_trace(x).log_prob_sum())
-        paths.append(path)
-        redraws.append(redraw)
-    log_weights = torch.stack(log_weights)
-    share = log_weights.softmax(0)
-    gates = torch.einsum("n,ntd->td", share, torch.stack(redraws))
-    marginals = [
-        torch.stack([share[i] * one_hot(path[:, layer], k) for i, path in enumerate(paths)]).sum(0)
-        for layer, k in enumerate(model.chain_sizes)
-    ]
-    return log_weights.logsumexp(0), marginals, gates
-
-
 @pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("emission", "n_states", "n_steps"), [("normal", (2, 3), 2), ("gated", (2, 2), 3), ("categorical", (2, 2, 2), 2)]
@@ -90,15 +56,7 @@ def test_product_chain_equals_enumeration(emission, n_states, n_steps):
 def test_log_joint_at_point_masses_equals_the_program(emission):
     model = random_model(2, (3, 2, 2), emission)
     draw = model.simulate(6, seed=3)
-    engine, redraw = model.engine(draw.x), draw.redraw.double()
-    statistics = {}
-    for layer, k in enumerate(model.chain_sizes):
-        state, z = one_hot(draw.path[:, layer], k).double(), redraw[:, layer, None]
-        tables = engine.blocks[f"layer_{layer + 1}"].eta
-        statistics[f"layer_{layer + 1}"] = type(tables)(state * z, state * (1 - z))
-    conditioned = pyro.condition(model, point(draw.path, redraw))
-    expected = pyro.poutine.trace(conditioned).get_trace(draw.x).log_prob_sum()
-    assert_close(engine.log_joint(statistics), expected, rtol=1e-10, atol=1e-10)
+    check_point_masses(model, draw, "layer")
 
 
 @pytest.mark.parametrize("emission", ["normal", "gated"])
