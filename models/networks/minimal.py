@@ -96,9 +96,6 @@ class Minimal(Recurrent):
         expected = (self.num_layers * self._directions, *batch, self.hidden_size)
         return list(check_state(name, hx, expected, weight_of(self, hx), finite=name == "hx").unbind())
 
-    def _joined(self, ends: list[Tensor]) -> Tensor:
-        return torch.stack(ends)
-
     def _sweep(self, rows: Tensor, start: Tensor, some: Observed, layer: int, reverse: bool) -> tuple[Tensor, Tensor]:
         pre = self.product(rows, layer, reverse)
         states = gated_scan(*promoted(pre, start), self.gate, self.candidate, self._block)

@@ -33,6 +33,7 @@ from .inputs import (
     check_one_dtype,
     check_step,
     keep,
+    last,
     observed,
     repacked,
     reversed_in_time,
@@ -53,6 +54,15 @@ class Reading(NamedTuple):
 
     seen: Tensor
     after: Callable[[Tensor, Any], Any]
+
+    def sweep(self, state: tuple[Tensor, ...], some: Observed) -> tuple[Tensor, tuple[Tensor, ...]]:
+        """All steps after a state: every h [*batch, T, D], and the states after each sequence's last step."""
+        track = []
+        for seen in self.seen.unbind(-2):
+            state = self.after(seen, state)
+            track.append(state)
+        states = [torch.stack(part, -2) for part in zip(*track, strict=True)]
+        return states[0], tuple(last(part, some).squeeze(-2) for part in states)
 
 
 class Recurrent(nn.Module):
@@ -150,9 +160,9 @@ class Recurrent(nn.Module):
     def _started(self, hx: Any, x: Tensor, batch: torch.Size, name: str = "hx") -> list[Any]:
         """The states before the first step, checked, for each layer and direction."""
 
-    @abstractmethod
     def _joined(self, ends: list[Any]) -> Any:
         """The states of each layer and direction, in the form that a call returns."""
+        return torch.stack(ends)
 
     @abstractmethod
     def _sweep(self, rows: Tensor, start: Any, some: Observed, layer: int, reverse: bool) -> tuple[Tensor, Any]:

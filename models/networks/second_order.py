@@ -14,8 +14,8 @@ from torch import Tensor, nn
 
 from ...inference.numerics.checks import check_dtype
 from ...inference.numerics.scalars import check_choice
-from .inputs import Observed, check_state, last, weight_of
-from .recurrent import Recurrent, name_of
+from .inputs import Observed, check_state, weight_of
+from .recurrent import Reading, Recurrent, name_of
 
 
 class SecondOrder(Recurrent):
@@ -93,18 +93,12 @@ class SecondOrder(Recurrent):
         expected = (self.num_layers * self._directions, *batch, self.hidden_size)
         return list(check_state(name, hx, expected, weight_of(self, hx)).unbind())
 
-    def _joined(self, ends: list[Tensor]) -> Tensor:
-        return torch.stack(ends)
-
     def _sweep(self, rows: Tensor, start: Tensor, some: Observed, layer: int, reverse: bool) -> tuple[Tensor, Tensor]:
         if not rows.shape[-2]:
             return rows.new_zeros(*rows.shape[:-1], self.hidden_size), start
-        weights, state, track = self._weights(rows, layer, reverse), start, []
-        for x in rows.unbind(-2):
-            state = self._after(weights, x, state)
-            track.append(state)
-        out = torch.stack(track, -2)
-        return out, last(out, some).squeeze(-2)
+        weights = self._weights(rows, layer, reverse)
+        out, (end,) = Reading(rows, lambda x, state: (self._after(weights, x, *state),)).sweep((start,), some)
+        return out, end
 
     def _step(self, x: Tensor, start: Tensor, layer: int) -> tuple[Tensor, Tensor]:
         state = self._after(self._weights(x, layer), x, start)

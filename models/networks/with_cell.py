@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from ...inference.numerics.checks import check_dtype
-from .inputs import Observed, check_pair, last
+from .inputs import Observed, check_pair
 from .recurrent import Reading, Recurrent
 
 Pair = tuple[Tensor, Tensor]
@@ -54,12 +54,8 @@ class WithCell(Recurrent):
     def _sweep(self, rows: Tensor, start: Pair, some: Observed, layer: int, reverse: bool) -> tuple[Tensor, Pair]:
         if not rows.shape[-2]:
             return rows.new_zeros(*rows.shape[:-1], self.hidden_size), start
-        reading, state, track = self.reading(rows, layer, reverse), start, []
-        for seen in reading.seen.unbind(-2):
-            state = reading.after(seen, state)
-            track.append(state)
-        h, c = (torch.stack(part, -2) for part in zip(*track, strict=True))
-        return h, (last(h, some).squeeze(-2), last(c, some).squeeze(-2))
+        out, (h, c) = self.reading(rows, layer, reverse).sweep(start, some)
+        return out, (h, c)
 
     def _step(self, x: Tensor, start: Pair, layer: int) -> tuple[Tensor, Pair]:
         reading = self.reading(x, layer)

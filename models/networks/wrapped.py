@@ -28,7 +28,6 @@ from .inputs import (
     check_pair,
     check_state,
     check_step,
-    last,
     observed,
     repacked,
     time_major,
@@ -145,7 +144,7 @@ class _Wrapped(nn.RNNBase):
         parts = tuple(hx) if n_parts == 2 else (hx[0] if isinstance(hx, tuple) else hx,)
         out, ends = over_layers(
             self,
-            lambda rows, start, layer, reverse: self._sweep(rows, start, some, layer, reverse),
+            lambda rows, start, layer, reverse: self.reading(rows, layer, reverse).sweep(start, some),
             x,
             list(zip(*(part.unbind() for part in parts), strict=True)),
             some,
@@ -160,16 +159,6 @@ class _Wrapped(nn.RNNBase):
         at_x, at_h = biases or (None, None)
         after = lambda seen, state: self._cell(seen, linear(state[0], of_h, at_h), state)
         return Reading(linear(x, of_x, at_x), after)
-
-    def _sweep(
-        self, rows: Tensor, state: tuple[Tensor, ...], some: Observed, layer: int, reverse: bool
-    ) -> tuple[Tensor, tuple[Tensor, ...]]:
-        reading, track = self.reading(rows, layer, reverse), []
-        for seen in reading.seen.unbind(-2):
-            state = reading.after(seen, state)
-            track.append(state)
-        states = [torch.stack(part, -2) for part in zip(*track, strict=True)]
-        return states[0], tuple(last(part, some).squeeze(-2) for part in states)
 
     def _cell(self, seen: Tensor, held: Tensor, state: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         """The states after a step, from `W x + b` and `U h + b'`."""

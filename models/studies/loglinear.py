@@ -81,6 +81,17 @@ class SoftmaxRegression(Record):
             raise ValueError(f"regression: got {len(self.bias)} classes, but a logistic regression has 2.")
         return self.weight[1] - self.weight[0], self.bias[1] - self.bias[0]
 
+    def _shifted(self, shift: Tensor | None) -> Tensor:
+        """The weights of an equal regression: those of every class plus the shift."""
+        if shift is None:
+            return self.weight
+        weight = self.weight + check_table(
+            "shift", shift, self.weight.shape[1], like=self.weight, finite=True, alone=True
+        )
+        if not bool((weight.abs() < torch.finfo(weight.dtype).max ** 0.5).all()):
+            raise ValueError(f"shift: got {shift.tolist()}, whose squares {weight.dtype} does not hold.")
+        return weight
+
     def gaussian_classes(
         self, covariance: Float[Tensor, "F F"] | None = None, shift: Float[Tensor, "F"] | None = None
     ) -> "GaussianClasses":
@@ -94,11 +105,7 @@ class SoftmaxRegression(Record):
         Raises:
             ValueError: a covariance that is not symmetric and positive definite.
         """
-        weight = self.weight
-        if shift is not None:
-            weight = weight + check_table("shift", shift, weight.shape[1], like=weight, finite=True, alone=True)
-            if not bool((weight.abs() < torch.finfo(weight.dtype).max ** 0.5).all()):
-                raise ValueError(f"shift: got {shift.tolist()}, whose squares {weight.dtype} does not hold.")
+        weight = self._shifted(shift)
         if covariance is None:
             covariance = torch.eye(weight.shape[1], dtype=weight.dtype, device=weight.device)
         size = weight.shape[1]
@@ -120,11 +127,7 @@ class SoftmaxRegression(Record):
         Raises:
             ValueError: sizes that do not make up the inputs.
         """
-        weight = self.weight
-        if shift is not None:
-            weight = weight + check_table("shift", shift, weight.shape[1], like=weight, finite=True, alone=True)
-            if not bool((weight.abs() < torch.finfo(weight.dtype).max ** 0.5).all()):
-                raise ValueError(f"shift: got {shift.tolist()}, whose squares {weight.dtype} does not hold.")
+        weight = self._shifted(shift)
         sizes = [check_integer("sizes", size) for size in check_parts("sizes", sizes)]
         if sum(sizes) != weight.shape[1]:
             raise ValueError(
