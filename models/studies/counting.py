@@ -42,6 +42,7 @@ from ..networks.saturated import saturated
 from ..networks.stack import NondeterministicStackRNN, StratificationStackRNN, SuperpositionStackRNN
 from ..networks.wrapped import GRU, LSTM, Elman
 from .study import Findings, Track, note_of, seeds_from
+from .training import Descent
 
 HIDDEN, BATCH, RATE, THRESHOLD = 10, 16, 0.01, 0.01
 LONGEST = {"ab": 99, "abc": 49}  # block of the strings in training
@@ -90,15 +91,10 @@ def block_strings(letters: str, sizes: Iterable[int]) -> tuple[Tensor, Tensor]:
 
 def train(reader: Reader, batches: Iterable[tuple[Tensor, Tensor]], n_updates: int) -> None:
     """Adam, gradients of norm 1 at most, at a rate that falls to 0 as a cosine does; cross-entropy of all steps."""
-    optimizer = torch.optim.Adam(reader.parameters(), RATE)
-    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, n_updates)
+    descent = Descent(reader.parameters(), RATE, n_updates)
     for read, follow in batches:
-        optimizer.zero_grad()
         each = cross_entropy(reader(read).mT, follow, reduction="none")
-        (each.sum(1) / (follow >= 0).sum(1)).mean().backward()
-        nn.utils.clip_grad_norm_(reader.parameters(), 1.0)
-        optimizer.step()
-        schedule.step()
+        descent.step((each.sum(1) / (follow >= 0).sum(1)).mean())
 
 
 def block_batches(letters: str, longest: int, n_updates: int, seed: int) -> Iterable[tuple[Tensor, Tensor]]:

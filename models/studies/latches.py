@@ -35,6 +35,7 @@ from ..networks.wrapped import GRU, LSTM
 from .gradient_memory import crossing, log_norms
 from .next_token import make_layer
 from .study import Track
+from .training import Descent
 
 STARTS = ("default", "open gates")
 LEARNERS: dict[str, Callable[[int, int], Any]] = {
@@ -143,15 +144,10 @@ def learned(plan: Learning, seeds: tuple[int, ...], units: int, track: Track[Any
 
 def trained(network: Latch, model: SwitchingSSM, plan: Learning, seed: int) -> None:
     """Adam on fresh sequences, with a rate that falls to 0 as a cosine."""
-    optimizer = torch.optim.Adam(network.parameters(), RATE)
-    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, plan.updates)
+    descent = Descent(network.parameters(), RATE, plan.updates)
     tokens, states = examples(model, BATCH * plan.updates, plan.length, seed)
     for read, follow in zip(tokens.split(BATCH), states.split(BATCH), strict=True):
-        optimizer.zero_grad()
-        loss_of(network(read), follow).backward()
-        nn.utils.clip_grad_norm_(network.parameters(), 1.0)
-        optimizer.step()
-        schedule.step()
+        descent.step(loss_of(network(read), follow))
 
 
 def loss_of(logits: Tensor, states: Tensor) -> Tensor:

@@ -36,6 +36,7 @@ from ...switching.seeding import number_of, seeded
 from ...switching.views.drawing import NotebookFigure
 from ..bridge.tokens import one_hot
 from ..networks.minimal import MinGRU
+from .training import Descent
 
 REDRAW_PROBS = (0.02, 0.1, 0.3, 1.0)
 OVERLAPS = (0.3, 0.6)
@@ -100,18 +101,13 @@ def train_next_token(
         weight = torch.empty(tokens, width, dtype=x.dtype, device="cpu")
         head.weight.copy_(weight.normal_(0, 1 / math.sqrt(width), generator=random))
         head.bias.zero_()
-    parameters = [*layer.parameters(), *head.parameters()]
-    optimizer = torch.optim.Adam(parameters, rate)
-    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, n_steps)
+    descent = Descent([*layer.parameters(), *head.parameters()], rate, n_steps, clipped=False)
     target, losses = torch.where(x.any(-1), x.argmax(-1), UNSEEN), []
     for _ in range(n_steps):
         rows = torch.randint(len(x), (BATCH,), generator=random, device="cpu")
         out = layer(x[rows, :-1])[0]
         loss = nn.functional.cross_entropy(head(out).flatten(0, 1), target[rows, 1:].flatten(), ignore_index=UNSEEN)
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        schedule.step()
+        descent.step(loss)
         losses.append(loss.detach())
     return NextTokenPredictor(layer, head, torch.stack(losses))
 

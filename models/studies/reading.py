@@ -13,9 +13,10 @@ from ...inference.numerics.records import Record
 from ...switching.seeding import seeded
 from ..bridge.correspondence import as_ssm
 from ..networks.state_regularized import StateRegularized
+from .training import Descent
 
 NO_LABEL = -100  # as torch's cross-entropy has it
-BATCH, CLIP = 64, 1.0
+BATCH = 64
 
 
 @dataclass(frozen=True, repr=False)
@@ -116,16 +117,10 @@ class Recipe:
     def _descend(
         self, reader: Reader, data: Labelled, seed: int, n_steps: int, loss: Callable[[Tensor, Tensor], Tensor]
     ) -> Reader:
-        random, parameters = torch.Generator().manual_seed(seed), list(reader.parameters())
-        adam = torch.optim.Adam(parameters, self.rate)
-        schedule = torch.optim.lr_scheduler.CosineAnnealingLR(adam, n_steps)
+        random, descent = torch.Generator().manual_seed(seed), Descent(reader.parameters(), self.rate, n_steps)
         for _ in range(n_steps):
             rows = torch.randint(len(data.x), (BATCH,), generator=random)
-            adam.zero_grad()
-            loss(data.x[rows], data.label[rows]).backward()
-            nn.utils.clip_grad_norm_(parameters, CLIP)
-            adam.step()
-            schedule.step()
+            descent.step(loss(data.x[rows], data.label[rows]))
         return reader
 
 
