@@ -85,14 +85,12 @@ def check_parameters(
     values: Parameters,
     sizes: Mapping[str, int],
     owner: str,
-    called: Mapping[str, str] | None = None,
 ) -> Parameters:
     """The parameters under their names, if their shapes and supports are right.
 
     Arguments:
         sizes: the length of each known one of the `dims`.
         owner: the object that needs them, for error messages.
-        called: the caller's names of parameters, if they differ.
 
     Raises:
         ValueError: a parameter is missing, of another shape, not finite, or outside its support.
@@ -112,8 +110,7 @@ def check_parameters(
                     "units, or numbers nearer to each other."
                 ) from None
         elif name in values:
-            named = (called or {}).get(name, name)
-            checked[name] = _checked(named, parameter.support, parameter, values[name], sizes, owner)
+            checked[name] = _checked(name, parameter.support, parameter, values[name], sizes, owner)
         else:
             raise ValueError(f"{name}: missing; {owner} needs it, of shape {_shape(parameter, sizes)}.")
     return checked

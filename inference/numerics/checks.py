@@ -205,8 +205,8 @@ def check_call(name: str, function: Callable[..., Any], table: Tensor, *others: 
         ) from error
 
 
-def check_each(name: str, values: object, least: float = 0.0, most: float = float("inf")) -> list[float]:
-    """The finite numbers of a list, each from `least` to `most`.
+def check_each(name: str, values: object, most: float) -> list[float]:
+    """The finite numbers of a list, each from 0 to `most`.
 
     Raises:
         TypeError: values that are not numbers.
@@ -215,10 +215,9 @@ def check_each(name: str, values: object, least: float = 0.0, most: float = floa
     table = numbers(values, name)
     if table.dtype == torch.bool:
         raise TypeError(f"{name}: got truth values, expected numbers.")
-    within = (table >= least) & (table <= most) & table.isfinite()
+    within = (table >= 0) & (table <= most) & table.isfinite()
     if table.dim() != 1 or not table.numel() or not bool(within.all()):
-        bounds = f"from {least:g} to {most:g}" if most < float("inf") else f"of at least {least:g}"
-        raise ValueError(f"{name}: got {table.tolist()}, expected a list of finite numbers {bounds}.")
+        raise ValueError(f"{name}: got {table.tolist()}, expected a list of finite numbers from 0 to {most:g}.")
     return table.double().tolist()
 
 

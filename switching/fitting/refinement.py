@@ -15,7 +15,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from ...inference.families.numerics import log_gamma_draw
-from ...inference.numerics.randomness import Seed, generator_of
+from ...inference.numerics.randomness import generator_of
 from ..parameters import Parameters
 from ..problem import Problem
 from .density import Density, FreeDensity
@@ -30,7 +30,7 @@ LEAST = math.log(torch.finfo(torch.float64).tiny)
 NEAR = 1e-10  # remaining gain in nats at the peak
 
 
-def draw_posterior(problem: Problem, near: Parameters, seed: Seed = 0) -> tuple[Parameters, float]:
+def draw_posterior(problem: Problem, near: Parameters) -> tuple[Parameters, float]:
     """Draws `[DRAWS, ...]` of the parameters, and Pareto's k of their weights; NaN if they were not weighted.
 
     Arguments:
@@ -39,7 +39,7 @@ def draw_posterior(problem: Problem, near: Parameters, seed: Seed = 0) -> tuple[
     like = problem.series.like
     density = Density(problem.double(), {name: value.double() for name, value in near.items()})
     point, variances, axes = peak(density)
-    generator, n = generator_of(seed, like.device), len(point)
+    generator, n = generator_of(0, like.device), len(point)
     normal = torch.randn(DRAWS, n, generator=generator, device=like.device, dtype=torch.float64)
     moves, points, k = normal * variances.sqrt() @ axes.mT, None, math.nan
     if problem.size * DRAWS <= MOST:
