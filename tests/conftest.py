@@ -11,7 +11,7 @@ quick run takes n cases, evenly spread. A test compiles no kernel until its work
 import os
 import signal
 from collections import defaultdict
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from contextlib import ExitStack, nullcontext
 
 import examples  # noqa: F401  registers the profiles of hypothesis
@@ -104,6 +104,33 @@ def device(pytestconfig: pytest.Config) -> torch.device:
 def dtype(pytestconfig: pytest.Config) -> torch.dtype:
     """That of the tests' tensors, where a test asks for it; see `oracles.placement.tolerances`."""
     return getattr(torch, pytestconfig.getoption("--dtype"))
+
+
+@pytest.fixture
+def as_users_call() -> Generator[None, None, None]:
+    """Without the run-time checks of types, which would see first what is wrong, and take most of the time of many
+    small calls."""
+    from oracles.operators import unchecked
+
+    with unchecked():
+        yield
+
+
+@pytest.fixture
+def n_threads() -> Generator[Callable[[int], None], None, None]:
+    """Sets the number of threads until the test ends."""
+    before = torch.get_num_threads()
+    yield torch.set_num_threads
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="module")
+def one_thread() -> Generator[None, None, None]:
+    """For many small operators: two threads would wait for each other more than they work."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
 
 
 @pytest.fixture

@@ -3,7 +3,6 @@
 import datetime
 from decimal import Decimal
 
-import jaxtyping
 import numpy as np
 import pandas as pd
 import pytest
@@ -13,14 +12,7 @@ from oracles.coupled import factorial_of, layered_of
 from samplehold.inference.numerics import checks, scalars
 from samplehold.inference.numerics.randomness import generator_of
 
-
-@pytest.fixture(autouse=True)
-def _as_users_call():
-    """Without the run-time type checks of the tests, which would see first what is wrong."""
-    jaxtyping.config.update("jaxtyping_disable", True)
-    yield
-    jaxtyping.config.update("jaxtyping_disable", False)
-
+pytestmark = pytest.mark.usefixtures("as_users_call")
 
 NAN, INF = float("nan"), float("inf")
 NO_NUMBERS = (None, "3", b"3", True, np.True_, torch.tensor(True), 3j, [3], {3}, object(), datetime.date(2020, 1, 1))

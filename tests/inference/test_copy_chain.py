@@ -480,13 +480,6 @@ def test_calls_from_two_threads_at_once_do_not_disturb_each_other():
     assert not wrong
 
 
-@pytest.fixture
-def n_threads():
-    before = torch.get_num_threads()
-    yield torch.set_num_threads
-    torch.set_num_threads(before)
-
-
 @pytest.mark.parametrize("n", [5, 1])
 @pytest.mark.cpu("threads of its kernels")
 def test_results_do_not_depend_on_the_number_of_threads(n, n_threads):

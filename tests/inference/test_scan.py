@@ -169,13 +169,6 @@ def test_the_layout_of_the_arguments_does_not_matter():
     assert_close(gradient, expected, rtol=0, atol=0)
 
 
-@pytest.fixture
-def n_threads():
-    before = torch.get_num_threads()
-    yield torch.set_num_threads
-    torch.set_num_threads(before)
-
-
 @pytest.mark.parametrize("shape", [(5, 300, 64), (1, 2000, 50)])
 @pytest.mark.cpu("threads of its kernels")
 def test_results_do_not_depend_on_the_number_of_threads(shape, n_threads):

@@ -45,6 +45,11 @@ KINDS += [("driven", name) for name in ("normal", "full", "poisson", "categorica
 CONJUGATE = (*KINDS, ("driven start", "normal"))  # those that message passing takes
 
 
+def numbers(*shape: int, seed: int = 0) -> Tensor:
+    """Standard normal numbers."""
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
 def random_model(dynamics: str, emission: str, seed: int = 0) -> SwitchingSSM:
     """A model whose parameters are a draw from its own prior, with scales around 1."""
     model = SwitchingSSM(DYNAMICS[dynamics], EMISSIONS[emission])

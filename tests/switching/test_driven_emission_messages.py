@@ -5,6 +5,7 @@ import math
 import pytest
 import samplehold as sh
 import torch
+from oracles.models import numbers
 from samplehold.switching.emissions.generalized import GeneralizedLinear
 from samplehold.switching.fitting import chunked
 from samplehold.switching.fitting.chain_graph import ChainGraph
@@ -20,10 +21,6 @@ FORMS = {
     "letters": sh.Categorical(2, inputs=C),
 }
 each = pytest.mark.parametrize("emission", FORMS.values(), ids=FORMS)
-
-
-def numbers(*shape: int, seed: int = 0) -> Tensor:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
 def values_of(emission: GeneralizedLinear, size: float = 1.0) -> dict[str, Tensor]:

@@ -5,6 +5,7 @@ import math
 import pytest
 import samplehold as sh
 import torch
+from oracles.models import numbers
 from samplehold.switching.dynamics.logits import LogitRows
 from samplehold.switching.parameters import reordered
 from torch import Tensor
@@ -19,10 +20,6 @@ FORMS = {
     "start": sh.Markov(3, initial_inputs=C),
 }
 each = pytest.mark.parametrize("dynamics", FORMS.values(), ids=FORMS)
-
-
-def numbers(*shape: int, seed: int = 0) -> Tensor:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
 def rows_of(dynamics: sh.Markov) -> tuple[str, LogitRows]:

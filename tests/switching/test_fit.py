@@ -18,11 +18,6 @@ pytestmark = pytest.mark.kernels
 DATA = Path(sh.__file__).parent / "notebooks" / "data"
 
 
-@pytest.fixture(scope="module")
-def nile():
-    return pd.read_csv(DATA / "nile.csv", index_col="year")
-
-
 @pytest.mark.few(3)
 @pytest.mark.parametrize(("dynamics", "emission"), KINDS)
 @pytest.mark.parametrize("prior", ["weak", None])

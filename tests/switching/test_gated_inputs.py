@@ -3,7 +3,7 @@
 import pytest
 import samplehold as sh
 import torch
-from oracles.models import enumerate_evidence, enumerated_by_pyro, trace_log_prob
+from oracles.models import enumerate_evidence, enumerated_by_pyro, numbers, trace_log_prob
 from samplehold.switching.emissions.driven import rows_read
 from torch import Tensor
 from torch.testing import assert_close
@@ -20,10 +20,6 @@ PARTS = {
 }
 NOT_BY_MESSAGES = {"counts", "shared"}
 each = pytest.mark.parametrize("name", PARTS)
-
-
-def numbers(*shape: int, seed: int = 0) -> Tensor:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
 def made(name: str, n: int, steps: int, dynamics: sh.Copy | None = None) -> tuple[sh.SwitchingSSM, Tensor, dict]:

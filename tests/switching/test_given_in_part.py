@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 import samplehold as sh
 import torch
-from oracles.models import CONJUGATE, drive, random_model
+from oracles.models import CONJUGATE, drive, numbers, random_model
 from samplehold.switching.fitting import chunked
 from samplehold.switching.fitting.chain_graph import ChainGraph
 from samplehold.switching.fitting.chunked import ChunkedVMP, engine_from
@@ -20,10 +20,6 @@ pytestmark = pytest.mark.kernels
 
 QUIET = {"method": "vmp", "progress": False}
 N, F = 12, 2
-
-
-def numbers(*shape: int, seed: int = 0) -> Tensor:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
 def matrix(seed: int) -> Tensor:

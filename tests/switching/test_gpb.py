@@ -3,7 +3,6 @@
 import math
 from dataclasses import replace
 
-import jaxtyping
 import pytest
 import samplehold as sh
 import torch
@@ -24,14 +23,6 @@ MODELS = {
     "features": st.integers(1, 2),
     "rank": st.integers(0, 2),
 }
-
-
-@pytest.fixture
-def as_users_call():
-    """Without the run-time type checks of the tests, which would see first what is wrong."""
-    jaxtyping.config.update("jaxtyping_disable", True)
-    yield
-    jaxtyping.config.update("jaxtyping_disable", False)
 
 
 def series(regimes: Regimes, n_steps: int, seed: int, missing: float = 0.0) -> Tensor:

@@ -1,14 +1,13 @@
 """Profile intervals of structures, beside profiles of the evidence of the chain by scipy, in standard deviations."""
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from oracles.operators import unchecked
 from samplehold import Autoregression, Fit, LinearSSM, LocalLevel, LocalLinearTrend, Regression
 from scipy.optimize import minimize
 from scipy.stats import chi2
@@ -19,11 +18,7 @@ from tests.switching.test_linear_structures import nile
 FAR = -1e8  # height of impossible parameters
 
 
-@pytest.fixture(autouse=True)
-def without_type_checks() -> Iterator[None]:
-    """At run time, where they would take most of the time of many small calls."""
-    with unchecked():
-        yield
+pytestmark = pytest.mark.usefixtures("as_users_call")
 
 
 def profile(height: Callable[[np.ndarray], float], place: int, number: float, best: np.ndarray) -> float:

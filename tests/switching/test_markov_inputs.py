@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 from oracles.markov_paths import enumerate_paths
-from oracles.models import enumerate_evidence, trace_log_prob
+from oracles.models import enumerate_evidence, numbers, trace_log_prob
 from samplehold import Markov, MultivariateNormal, Normal, Poisson, SwitchingSSM, load
 from samplehold.inference.numerics.costs import kernels
 from samplehold.switching.data.series import Drive
@@ -19,10 +19,6 @@ from torch.testing import assert_close
 
 K, C, T = 3, 2, 4
 MODEL = SwitchingSSM(Markov(K, transition_prior=2.0, inputs=["dose", "rain"]), Normal(1))
-
-
-def numbers(*shape: int, seed: int = 0) -> torch.Tensor:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
 def weights(k: int = K, c: int = C, seed: int = 1) -> torch.Tensor:

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 from oracles.markov_paths import enumerate_paths
-from oracles.models import enumerate_evidence
+from oracles.models import enumerate_evidence, numbers
 from samplehold import Categorical, Markov, Normal, Poisson, SwitchingSSM, automata, load
 from samplehold.switching.data.series import Drive
 from samplehold.switching.dynamics.initial import has_one_class, stationary
@@ -20,10 +20,6 @@ STARTS = {
     "stationary, driven": Markov(K, inputs=["dose", "rain"], initial="stationary"),
     "both driven": Markov(K, inputs=["dose", "rain"], initial_inputs=["age", "dose"]),
 }
-
-
-def numbers(*shape: int, seed: int = 0) -> torch.Tensor:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
 def valued(dynamics: Markov, seed: int = 0) -> SwitchingSSM:

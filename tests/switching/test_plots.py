@@ -2,7 +2,6 @@
 
 import io
 import itertools
-from pathlib import Path
 
 import matplotlib.dates
 import numpy as np
@@ -23,8 +22,6 @@ from samplehold.switching.views.colors import from_dark_to_light, state_colors
 from samplehold.switching.views.drawing import TimeAxis, apart, draw_gate, new_figure
 from samplehold.switching.views.figures import plot_fit
 
-DATA = Path(__file__).parents[2] / "notebooks" / "data"
-
 
 def tensor(values) -> torch.Tensor:
     return torch.tensor(values, dtype=torch.float64)
@@ -37,11 +34,6 @@ def nile_model() -> SwitchingSSM:
         loc=tensor([[1100.0], [850.0]]),
         scale=tensor([[130.0], [125.0]]),
     )
-
-
-@pytest.fixture(scope="module")
-def nile() -> pd.DataFrame:
-    return pd.read_csv(DATA / "nile.csv", index_col="year")
 
 
 def steps(panel) -> list[StepPatch]:

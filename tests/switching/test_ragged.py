@@ -21,12 +21,7 @@ from oracles.operators import unchecked
 from pandas.testing import assert_frame_equal
 from torch.testing import assert_close
 
-
-@pytest.fixture(autouse=True)
-def without_checks():
-    """Checks of annotations take most of the time of so many small calls."""
-    with unchecked():
-        yield
+pytestmark = pytest.mark.usefixtures("as_users_call")
 
 
 def draw(seed: int, *shape: int) -> torch.Tensor:

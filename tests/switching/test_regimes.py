@@ -1,6 +1,5 @@
 """Switching linear models in one form: chains along a path of regimes, chains side by side, draws."""
 
-import jaxtyping
 import pytest
 import samplehold as sh
 import torch
@@ -11,14 +10,6 @@ from torch import Tensor
 from torch.testing import assert_close
 
 TIGHT = {"rtol": 1e-10, "atol": 1e-10}
-
-
-@pytest.fixture
-def as_users_call():
-    """Without the run-time type checks of the tests, which would see first what is wrong."""
-    jaxtyping.config.update("jaxtyping_disable", True)
-    yield
-    jaxtyping.config.update("jaxtyping_disable", False)
 
 
 @pytest.mark.parametrize(("latent", "features", "rank"), [(1, 1, 1), (2, 2, 1), (3, 2, 0)])

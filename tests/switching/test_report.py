@@ -1,7 +1,6 @@
 """What a fit tells ArviZ is what the model computes, under names that a reader knows."""
 
 import itertools
-from pathlib import Path
 
 import arviz as az
 import numpy as np
@@ -14,17 +13,11 @@ from samplehold.switching import problem
 from samplehold.switching.views import arviz as report
 from torch.testing import assert_close
 
-DATA = Path(__file__).parents[2] / "notebooks" / "data"
 DRAWN = ("chain", "draw")
 
 
 def tensor(values) -> torch.Tensor:
     return torch.tensor(values, dtype=torch.float64)
-
-
-@pytest.fixture(scope="module")
-def nile() -> pd.DataFrame:
-    return pd.read_csv(DATA / "nile.csv", index_col="year")
 
 
 @pytest.fixture(scope="module")

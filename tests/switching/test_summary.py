@@ -2,10 +2,8 @@
 
 import math
 from functools import partial
-from pathlib import Path
 
 import numpy as np
-import pandas as pd
 import pytest
 import samplehold as sh
 import torch
@@ -15,13 +13,7 @@ from oracles.models import KINDS, drive, random_model
 
 pytestmark = pytest.mark.kernels
 
-DATA = Path(sh.__file__).parent / "notebooks" / "data"
 FIT = {"progress": False, "restarts": 2, "max_steps": 3000}
-
-
-@pytest.fixture(scope="module")
-def nile() -> pd.DataFrame:
-    return pd.read_csv(DATA / "nile.csv", index_col="year")
 
 
 @pytest.fixture(scope="module")
