@@ -192,21 +192,16 @@ class KnownDistribution(TorchDistribution):
     of the known ones."""
 
     arg_constraints: dict = {}  # noqa: RUF012 the interface of torch.distributions
+    has_rsample = delegated("base")
+    log_prob = delegated("base")
 
     def __init__(self, base: Any, known: KnownEntries, batch_shape: torch.Size = NO_AXES) -> None:
         self.base, self.known = base, known
         super().__init__(batch_shape, base.event_shape, validate_args=False)
 
     @property
-    def has_rsample(self) -> bool:  # type: ignore[override]
-        return self.base.has_rsample
-
-    @property
     def support(self) -> Constraint:
         return self.known
-
-    def log_prob(self, value: Tensor) -> Tensor:
-        return self.base.log_prob(value)
 
     def rsample(self, sample_shape: torch.Size = NO_AXES) -> Tensor:
         drawn = self.base.rsample(sample_shape + self.batch_shape)

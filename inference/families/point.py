@@ -24,6 +24,8 @@ class Point(VectorFamily[Any]):
             then be those of `nothing`.
     """
 
+    statistics = delegated("family")
+
     def __init__(self, family: VectorFamily[Any], flat: bool = False) -> None:
         self.family = family
         self.flat = flat
@@ -55,9 +57,6 @@ class Point(VectorFamily[Any]):
         if self.flat:
             return torch.zeros_like(statistics[..., 0])
         return self.family.log_normalizer(eta0) - (self.family.tilted(eta0) * statistics).sum(-1)
-
-    def statistics(self, point: object) -> Float[Tensor, "*plates P"]:
-        return self.family.statistics(point)
 
     def sample(self, eta: Float[Tensor, "*plates P"], n: int, generator: Generator | None = None) -> Any:
         """The point itself, n times."""
