@@ -135,6 +135,11 @@ class SeriesProblem(Record, ABC):
         """The number of draws of the parameters whose likelihood tables fit into memory at once."""
         return max(1, TABLE_SIZE // max(1, self.size))
 
+    @property
+    def evidences_at_once(self) -> int:
+        """The same for `evidence`, which has no padding."""
+        return max(1, TABLE_SIZE // max(1, sum(part.size for _, part in self.groups)))
+
     def double(self: Own) -> Own:
         """The same problem in float64."""
         prior = None if self.prior is None else {name: table.double() for name, table in self.prior.items()}

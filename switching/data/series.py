@@ -241,6 +241,13 @@ class Series(Record):
         return self.padded_rows if self.lengths is None else self.x[self.inside]
 
     @property
+    def design_rows(self) -> Float[Tensor, "n C"] | None:
+        """The inputs of the steps of all sequences, in the order of `parts`; None if there are none."""
+        drives = [(part.drive.inputs, part.inside) for part in self.parts()]
+        rows = [inputs[inside] for inputs, inside in drives if inputs is not None]
+        return torch.cat(rows) if rows else None
+
+    @property
     def sequence_of_rows(self) -> Int[Tensor, "n"]:
         """The number of the sequence of each of `rows`."""
         lengths = (self.last + 1).flatten()

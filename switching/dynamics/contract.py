@@ -196,11 +196,9 @@ class Dynamics(Named, ABC):
         """Warn of weights of maximum likelihood that are infinite, because inputs decide a gate or a move."""
         for name, parameter in self.parameters.items():
             inputs = self.inputs_of.get(parameter.dims[-1]) if parameter.dims else None
-            if not inputs or series.inputs is None or not name.endswith("weights"):
+            if not inputs or not name.endswith("weights") or (rows := series.design_rows) is None:
                 continue
-            places = columns_of(inputs, self.reads)
-            drives = ((part.drive.inputs, part.inside) for part in series.parts())
-            rows = torch.cat([select_columns(table, places)[inside] for table, inside in drives if table is not None])
+            rows = select_columns(rows, columns_of(inputs, self.reads))
             reach = values[name].abs().to(rows) * (rows.amax(0) - rows.amin(0))
             if float(reach.max()) > SEPARATED:
                 warnings.warn(

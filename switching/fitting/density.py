@@ -165,7 +165,7 @@ class Density(FreeDensity):
 
     @property
     def at_once(self) -> int:
-        return self.problem.at_once
+        return self.problem.evidences_at_once
 
 
 class Whitened(FreeDensity):

@@ -32,8 +32,8 @@ class StructureCoordinates:
 
     Arguments:
         fixed: parameters that have no coordinates, `[...]`.
-        inputs: `[*b, T, C]`; the standard deviation of a coefficient counts in units of 1 / root mean square of
-            its input.
+        inputs: `[N, C]` of all steps; the standard deviation of a coefficient counts in units of 1 / root mean square
+            of its input.
     """
 
     def __init__(self, structure: Structure, fixed: Parameters, inputs: Tensor | None = None) -> None:
@@ -42,7 +42,7 @@ class StructureCoordinates:
         self.weights = [names_of for names_of in structure.orders.values() if not set(names_of) & set(fixed)]
         self.ranges = {name: ends for name, ends in structure.ranges.items() if name not in fixed}
         self.fixed = fixed
-        sizes = [] if inputs is None else inputs.flatten(0, -2).double().square().mean(0).sqrt().tolist()
+        sizes = [] if inputs is None else inputs.double().square().mean(0).sqrt().tolist()
         names = [f"sigma2.{structure.latents[place]}" for place in structure.driven]
         units = dict(zip(names, sizes, strict=False))
         self.units = [units.get(name) or 1.0 for name in self.variances]
@@ -146,7 +146,7 @@ class LinearDensity(FreeDensity):
         self.problem, self.units, self.volume = problem, units, volume
         emission = problem.emission
         if isinstance(emission, Irregular):
-            self.coordinates = StructureCoordinates(emission.structure, problem.fixed, problem.series.drive.inputs)
+            self.coordinates = StructureCoordinates(emission.structure, problem.fixed, problem.series.design_rows)
         else:
             self.coordinates = TableCoordinates(emission, near, problem.fixed)
         self.start = {"y": self.coordinates.of(near)}
@@ -175,4 +175,4 @@ class LinearDensity(FreeDensity):
 
     @property
     def at_once(self) -> int:
-        return self.problem.at_once
+        return self.problem.evidences_at_once

@@ -6,8 +6,10 @@ from torch import Tensor
 
 from ...inference.chains.one_series.op import evidence
 from ...inference.numerics.placement import constant
+from ..parameters import Parameters
 from .coordinates import LinearDensity
 from .emission import Irregular
+from .problem import LinearProblem
 
 STEP, FORWARD = 1e-4, 3e-5  # of central and of forward differences, relative to the size of a coordinate
 LEAST = 1e-2  # smallest size of a standard deviation that counts
@@ -56,27 +58,35 @@ class QuickDensity(LinearDensity):
     @torch.no_grad()
     def _quickly(self, flat: Float[Tensor, "R P"]) -> Float[Tensor, "R"] | None:
         """The log joint by the kernel, if it serves; -inf if the data are impossible."""
-        problem, n = self.problem, len(flat)
-        assert isinstance(problem.emission, Irregular)
-        values, x = self.coordinates.values(flat), problem.series.observations
-        moves, sights = problem.dynamics.moves(values), problem.emission.sights(values, problem.series.drive.inputs)
-        emission, unit = _in_like_units(sights.emission, list(problem.emission.structure.driven))
-        size = moves.transition.shape[-1]
-        start = torch.zeros_like(moves.transition) if moves.initial_covariance is None else moves.initial_covariance
-        arguments = (
-            x.reshape(-1, x.shape[-2]),
-            moves.transition.expand(n, size, size),
-            (moves.state_noise.diagonal(dim1=-2, dim2=-1) * unit.square()).expand(n, size),
-            emission.reshape(-1, x.shape[-2] if problem.varies else 1, size),
-            sights.observation_noise.reshape(-1).expand(n),
-            start.expand(n, size, size),
-            constant(tuple(problem.dynamics.diffuse), torch.bool, x.device),
-        )
-        kernel = evidence.serving(*arguments)
-        if kernel is None:
-            return None
-        total = (kernel(*arguments) - unit.log().sum()).sum(-1) + problem.log_prior(values)
+        values = self.coordinates.values(flat)
+        groups = []
+        for _, part in reversed(self.problem.groups):  # the longest first: its work repays compiling the kernel
+            groups.append(_evidence(part, values, len(flat)))
+            if groups[-1] is None:
+                return None
+        total = torch.stack(groups).sum(0) + self.problem.log_prior(values)
         return total.nan_to_num(-torch.inf, posinf=-torch.inf, neginf=-torch.inf)
+
+
+def _evidence(problem: LinearProblem, values: Parameters, n: int) -> Float[Tensor, "R"] | None:
+    """log p(x) of all sequences under n parameters by the kernel, if it serves."""
+    assert isinstance(problem.emission, Irregular)
+    x = problem.series.observations
+    moves, sights = problem.dynamics.moves(values), problem.emission.sights(values, problem.series.drive.inputs)
+    emission, unit = _in_like_units(sights.emission, list(problem.emission.structure.driven))
+    size = moves.transition.shape[-1]
+    start = torch.zeros_like(moves.transition) if moves.initial_covariance is None else moves.initial_covariance
+    arguments = (
+        x.reshape(-1, x.shape[-2]),
+        moves.transition.expand(n, size, size),
+        (moves.state_noise.diagonal(dim1=-2, dim2=-1) * unit.square()).expand(n, size),
+        emission.reshape(-1, x.shape[-2] if problem.varies else 1, size),
+        sights.observation_noise.reshape(-1).expand(n),
+        start.expand(n, size, size),
+        constant(tuple(problem.dynamics.diffuse), torch.bool, x.device),
+    )
+    kernel = evidence.serving(*arguments)
+    return None if kernel is None else (kernel(*arguments) - unit.log().sum()).sum(-1)
 
 
 def _signs(flat: Tensor, kinds: tuple[float, float]) -> Float[Tensor, "n P"]:

@@ -81,9 +81,8 @@ def plot_effect(fit: Any, name: str, level: float = 0.9) -> Figure:
 
 def _grid(problem: Problem, column: int) -> tuple[Tensor, Drive]:
     """Values of an input, and a drive with them, the other inputs at their means, `[G, 1, C]`."""
-    series = problem.series
-    tables = [(part.drive.inputs, part.inside) for part in series.parts()]
-    rows = torch.cat([table[inside] for table, inside in tables if table is not None])
+    rows = problem.series.design_rows
+    assert rows is not None
     low, high = rows[:, column].quantile(torch.tensor(REACH).to(rows)).tolist()
     grid = torch.linspace(low, high, POINTS).to(rows)
     inputs = rows.mean(0).expand(POINTS, -1).clone()

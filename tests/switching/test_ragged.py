@@ -19,6 +19,9 @@ from oracles.linear_models import FLOAT, model_of
 from oracles.models import drive, random_model
 from oracles.operators import unchecked
 from pandas.testing import assert_frame_equal
+from samplehold.inference.numerics.costs import kernels
+from samplehold.switching.linear.problem import typical
+from samplehold.switching.linear.quick import QuickDensity
 from torch.testing import assert_close
 
 pytestmark = pytest.mark.usefixtures("as_users_call")
@@ -264,6 +267,26 @@ def test_fits_of_packed_series_are_those_of_padded_ones(name, method, never_pack
     never_packed()
     padded = model.fit(x, **options, **driven)
     assert_close(packed.objective[-1], padded.objective[-1], rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("mode", ["never", "always"])
+def test_the_density_of_a_packed_structure_is_that_of_the_padded_one(mode, never_packed):
+    x, driven = sequences("structure", [40, 5, 6, 5, 4])
+    structure = sh.LocalLevel() + sh.Regression(1, varying=True)
+
+    def heights() -> tuple[torch.Tensor, torch.Tensor]:
+        problem = sh.LinearSSM(structure).problem(x, **driven)
+        units = problem.units
+        inner = problem.in_units(units)
+        density = QuickDensity(inner, units, typical(inner.dynamics, inner.emission), volume=False)
+        points = 0.1 + draw(9, 3, len(density.point)).abs()
+        with kernels(mode):
+            return density.at(points), density.gradient(points)
+
+    packed = heights()
+    never_packed()
+    for got, expected in zip(packed, heights(), strict=True):
+        assert_close(got, expected, rtol=1e-9, atol=1e-9)
 
 
 def test_panels_and_rows_are_packed_too():
