@@ -111,7 +111,7 @@ class VMP:
         self.blocks: Mapping[str, Block] = MappingProxyType(self._blocks)
         self._factors = neighbors(self._blocks, self.factors)
         self._moments: dict[str, tuple[Block, Tensor | None, Stats]] = {}
-        self._optimal: str | None = None  # the block that is at its optimum, given all others
+        self._optimal: frozenset[str] = frozenset()  # blocks at their optima given all others; no factor joins two
         self._stale = False  # whether a block follows replaced statistics, so that the bound has no meaning yet
         self.linear = linear
         if check:
@@ -127,7 +127,7 @@ class VMP:
         if not set(named) <= set(self._blocks):
             raise ValueError(f"block: got {block.name!r}, expected one of {list(self._blocks)}; it has no factors.")
         self._blocks.update(named)
-        self._optimal = None
+        self._optimal = frozenset()
         if near is not None:
             self._moments[block.name] = replace(block, eta=None), None, near
 
@@ -164,7 +164,8 @@ class VMP:
             eta = tree_map(lambda new, old: torch.lerp(old, new, block.step), eta, block.eta)
         self._blocks[name] = replace(block, eta=eta)
         optimal = block.step == 1 and block.prior is None and name in self.linear and not under
-        self._optimal, self._stale = name if optimal else None, bool(under)
+        joined = {other for factor in self._factors[name] for other in factor.blocks}
+        self._optimal, self._stale = (self._optimal - joined) | ({name} if optimal else set()), bool(under)
 
     def _is_bounded(self, name: str) -> bool:
         """Whether a message to a block comes from a bound."""
@@ -289,7 +290,7 @@ class VMP:
         """
         parts: list[tuple[str, Tensor]] = []
         for factor in self.factors:
-            if self._optimal not in factor.blocks:
+            if self._optimal.isdisjoint(factor.blocks):
                 value = factor.value(*map(self.stats, factor.blocks))
                 parts.append((f"factor {factor.name!r}", factor.scale * self._total(value)))
         for name, block in self._blocks.items():
@@ -299,7 +300,7 @@ class VMP:
             if block.prior is not None:
                 value = -divergence
             else:
-                value = divergence if name == self._optimal else divergence - block.family.dot(block.eta, mean)
+                value = divergence if name in self._optimal else divergence - block.family.dot(block.eta, mean)
             parts.append((f"block {name!r}", block.scale * self._total(value)))
         terms = torch.stack([part for _, part in parts])
 
@@ -349,7 +350,7 @@ class VMP:
 
     def _restore(self, blocks: Mapping[str, Block]) -> None:
         self._blocks.update(blocks)
-        self._optimal = None
+        self._optimal = frozenset()
 
     def _total(self, plates: Tensor) -> Tensor:
         """Sum over plates, but not over restarts."""

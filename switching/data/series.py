@@ -402,6 +402,17 @@ class Series(Record):
         classes = self.lengths.flatten().cpu().double().log2().floor()
         return [(classes == size).nonzero().flatten() for size in classes.unique()]
 
+    def by_group(self, rows: Shaped[Tensor, "n *f"]) -> list[Tensor]:
+        """Numbers of all steps inside, one sequence after another, as a table `[*b, T, ...]` for each of `groups`; 0
+        after the end of a sequence."""
+        groups = self.groups()
+        if len(groups) > 1:
+            steps = Packed(rows, self.last.flatten() + 1, 0.0)
+            return [steps.part(members) for members in groups]
+        table = rows.new_zeros(*self.inside.shape, *rows.shape[1:])
+        table[self.inside] = rows
+        return [table]
+
     def parts(self) -> Iterator["Series"]:
         """The series; if it is packed, each of its `groups`."""
         if not self.packed:

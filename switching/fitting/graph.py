@@ -3,7 +3,7 @@ r"""The graph of a model for message passing: blocks of parameters and of paths,
 $$q = \prod_b q(\theta_b)\, \prod_d q_d(\text{path}_d)$$
 
 Restarts are the first axis of every block. Expectation-maximisation is the special case in which every $q(\theta_b)$ is
-a point. With one chain its bound is the evidence.
+a point. If no factor joins two paths, its bound is the evidence.
 """
 
 from collections.abc import Callable, Collection, Sequence
@@ -58,6 +58,12 @@ class Graph:
     def kept(self) -> Collection[str]:
         """The blocks whose natural parameters define the state of a fit."""
         return [*self.families, *(block.name for block in self.paths)]
+
+    @property
+    def exact(self) -> bool:
+        """Whether no factor joins two blocks of paths; then the bound at points is the evidence."""
+        names = {block.name for block in self.paths}
+        return all(len(names & set(factor.blocks)) <= 1 for factor in self.factors)
 
     def at_points(self: SomeGraph, flat: bool) -> SomeGraph:
         """The graph with points instead of densities, except for blocks that are held; `flat`: without priors."""

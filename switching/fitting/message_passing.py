@@ -101,7 +101,7 @@ def fit_graph(
         shift: the increase of the objective in the user's units.
     """
     graph = graph.at_points(flat=options.prior is None) if options.method == "em" else graph
-    newton = options.method == "em" and len(graph.paths) == 1 and points.repays(graph)
+    newton = options.method == "em" and graph.exact and points.repays(graph)
     with multi_start(options, series, shift) as search:
         search.max_steps = min(search.max_steps, points.BEFORE) if newton else search.max_steps
         search.run(Passing(graph.engine(graph.start(len(kinds))), graph), kinds, n_kept)

@@ -3,12 +3,13 @@ r"""Linear models by message passing: $q = q(A, c, Q)\, q(C, d, R)\, q(m, P)\, q
 Expectation-maximisation uses points instead of the first three factors, and is exact.
 """
 
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 
 import torch
 
-from ...inference.families import GaussianPaths, GaussianTables
+from ...inference.families import GaussianPaths, GaussianTables, tree_map
 from ...inference.message_passing.factor_graph import Block
 from ..fitting.climbs import SearchResult
 from ..fitting.graph import Graph, Points
@@ -38,14 +39,15 @@ def learn(
     start, kinds = first_paths(inner.series, problem.dynamics.n_latent, options.n_tried, options.number)
     if user_start is not None:
         near = paths_at(graph_of(inner, start), one_point(in_states(units.values(user_start), known.unit), emission))
-        start = GaussianTables(*(torch.cat([one, rest[1:]]) for one, rest in zip(near, start, strict=True)))
+        pairs = zip(near, start, strict=True)
+        start = [tree_map(lambda one, rest: torch.cat([one, rest[1:]]), own, others) for own, others in pairs]
         kinds = ["own", *kinds[1:]]
     graph = graph_of(inner, start)
     if known.tables:
         whole = open_values(problem.parameters, sizes(problem.dynamics, emission), known.inner)
         graph = graph.held(held(one_point(whole, emission, inverse_in_groups)))
     elif options.prior is not None:
-        graph = replace(graph, rebase=partial(rebase, paths=PATHS))
+        graph = replace(graph, rebase=partial(rebase, paths=[block.name for block in graph.paths]))
     shift = -float(units.log_volume(problem.series).sum())
     if options.method == "em" and options.prior is not None:
         shift -= float(prior_volume(problem.dynamics, emission, units.unit))
@@ -60,23 +62,28 @@ def learn(
     return replace(posterior, collect=back), search
 
 
-def graph_of(problem: LinearProblem, start: GaussianTables) -> Graph:
-    """The graph of a problem in units of the data; its paths start at `start`, `[R, *b, 1, T, ...]`."""
-    emission, series = problem.emission, problem.series
+def graph_of(problem: LinearProblem, start: Sequence[GaussianTables]) -> Graph:
+    """The graph of a problem in units of the data, with a block of paths for each group of sequences; these start at
+    `start`, `[R, *b, 1, T, ...]`."""
+    emission, factors, paths = problem.emission, [], []
     assert isinstance(emission, LinearEmission)
-    lengths = None if series.lengths is None else series.lengths.unsqueeze(-1)
+    for i, ((_, part), tables) in enumerate(zip(problem.groups, start, strict=True)):
+        name, lengths = f"{PATHS}_{i}", part.series.lengths
+        factors += of_blocks(name, part.series, emission.full).values()
+        paths.append(Block(name, GaussianPaths(None if lengths is None else lengths.unsqueeze(-1)), eta=tables))
     return Graph(
         families(problem.dynamics.n_latent),
-        weak(problem.dynamics.n_latent, emission, series.like),
-        list(of_blocks(PATHS, series, emission.full).values()),
-        [Block(PATHS, GaussianPaths(lengths), eta=start)],
+        weak(problem.dynamics.n_latent, emission, problem.series.like),
+        factors,
+        paths,
         lambda known: one_value(known, emission),
     )
 
 
-def paths_at(graph: Graph, known: Points) -> GaussianTables:
-    """Natural parameters of the paths given parameters, `[1, *b, 1, T, ...]`."""
-    paths = [replace(block, eta=GaussianTables(*(part[:1] for part in block.eta))) for block in graph.paths]
+def paths_at(graph: Graph, known: Points) -> list[GaussianTables]:
+    """Natural parameters of each block of paths given parameters, `[1, *b, 1, T, ...]`."""
+    paths = [replace(block, eta=tree_map(lambda part: part[:1], block.eta)) for block in graph.paths]
     engine = replace(graph, paths=paths).held(known).engine(graph.start(1), check=False)
-    engine.update(PATHS)
-    return engine.blocks[PATHS].eta
+    for block in paths:
+        engine.update(block.name)
+    return [engine.blocks[block.name].eta for block in paths]

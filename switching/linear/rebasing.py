@@ -5,6 +5,7 @@ per step. Here the divergences from the prior, which have a closed form in every
 2013, *Fast variational Bayesian linear state-space model*).
 """
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -27,8 +28,9 @@ JOINED = ("moves", "sights", "first", "recurrence")
 """The blocks that a basis changes."""
 
 
-def rebase(engine: VMP, paths: str) -> None:
-    """Move the blocks of an engine, for all restarts and chains, to bases in which the bound is higher."""
+def rebase(engine: VMP, paths: Sequence[str]) -> None:
+    """Move the blocks of an engine, for all restarts and chains, to bases in which the bound is higher; `paths` names
+    the blocks of paths in these bases."""
     blocks = {name: engine.blocks[name] for name in JOINED if name in engine.blocks}
     families: dict[str, Any] = {name: block.family for name, block in blocks.items()}
     # on the host: many steps with small tables, and each step reads numbers
@@ -36,7 +38,8 @@ def rebase(engine: VMP, paths: str) -> None:
     etas, priors = dict(zip(blocks, here[::2], strict=True)), dict(zip(blocks, here[1::2], strict=True))
     # a linear map takes the most probable point to the most probable point
     points = {name: family.expected(etas[name]) for name, family in families.items() if isinstance(family, Point)}
-    n, like = engine.blocks[paths].eta.linear.shape[-1], etas["first"]
+    path = engine.blocks[paths[0]].eta.linear
+    n, like = path.shape[-1], etas["first"]
     chains = like.shape[:2]
 
     def divergence(steps: Tensor) -> Tensor:
@@ -62,11 +65,11 @@ def rebase(engine: VMP, paths: str) -> None:
             moved = {name: in_basis(basis, name, family, etas[name]) for name, family in families.items()}
     except IMPOSSIBLE:
         return
-    device = engine.blocks[paths].eta.linear.device
     with deferred():
-        for block, eta in zip(blocks.values(), placed([moved[name] for name in blocks], device), strict=True):
+        for block, eta in zip(blocks.values(), placed([moved[name] for name in blocks], path.device), strict=True):
             engine.put(replace(block, eta=eta))
-        engine.update(paths)
+        for name in paths:
+            engine.update(name)
 
 
 class Basis(NamedTuple):

@@ -6,8 +6,9 @@ identification: Van Overschee & De Moor 1996); and random combinations. Missing 
 """
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
+from torch.nn.functional import pad
 
 from ...inference.families import GaussianTables
 from ..data.series import Series
@@ -18,15 +19,17 @@ SURE = 10.0  # precision of the guess
 RIDGE = 1e-3  # share of the variance of the past
 
 
-def first_paths(series: Series, n_latent: int, restarts: int, seed: int) -> tuple[GaussianTables, list[str]]:
-    """Natural parameters of paths near guesses, `[R, *b, 1, T, ...]`, and the kinds of the guesses."""
+def first_paths(series: Series, n_latent: int, restarts: int, seed: int) -> tuple[list[GaussianTables], list[str]]:
+    """Natural parameters of paths near guesses, `[R, *b, 1, T, ...]` for each group of sequences, and the kinds of the
+    guesses."""
     generator = torch.Generator().manual_seed(seed)
     paths, kinds = [], []
     for restart in range(restarts):
         kinds.append(KINDS[restart % len(KINDS)])
         width = WIDTHS[restart // len(KINDS) % len(WIDTHS)]
         paths.append(guess(series, n_latent, kinds[-1], width, generator))
-    return near_path(torch.stack(paths).unsqueeze(-3), SURE), kinds
+    by_group = series.by_group(torch.stack(paths, 1))  # [*b, T, R, L]
+    return [near_path(path.movedim(-2, 0).unsqueeze(-3), SURE) for path in by_group], kinds
 
 
 def near_path(path: Float[Tensor, "*c T L"], precision: float) -> GaussianTables:
@@ -36,13 +39,10 @@ def near_path(path: Float[Tensor, "*c T L"], precision: float) -> GaussianTables
     return GaussianTables(precision * path, square, torch.zeros_like(square[..., 1:, :, :]))
 
 
-def guess(series: Series, n_latent: int, kind: str, width: int, generator: torch.Generator) -> Float[Tensor, "*b T L"]:
-    """A latent path of variance 1 in each direction."""
-    x, inside = series.observations.nan_to_num(0.0), series.inside
-    width = min(width, max(1, x.shape[-2] - 1))
-    padded = torch.nn.functional.pad(torch.where(inside.unsqueeze(-1), x, 0.0), (0, 0, width, width))
-    windows = padded.unfold(-2, 2 * width + 1, 1)  # [*b, T, F, 2 width + 1]
-    rows = windows[inside]
+def guess(series: Series, n_latent: int, kind: str, width: int, generator: torch.Generator) -> Float[Tensor, "n L"]:
+    """A latent path of variance 1 in each direction, at the steps of all sequences."""
+    width = min(width, max(1, series.n_steps - 1))
+    rows = _windows(series.rows.nan_to_num(0.0), series.sequence_of_rows, width)
     past, future = rows[..., :width].flatten(1), rows[..., width:].flatten(1)
     if kind == "subspace":
         gram = past.mT @ past
@@ -53,9 +53,14 @@ def guess(series: Series, n_latent: int, kind: str, width: int, generator: torch
         if kind == "random directions":
             mixed = torch.randn(combined.shape[1], n_latent, generator=generator, dtype=combined.dtype, device="cpu")
             combined = combined @ mixed.to(combined)
-    path = x.new_zeros(*inside.shape, n_latent)
-    path[inside] = _whitened(combined, n_latent, generator)
-    return path
+    return _whitened(combined, n_latent, generator)
+
+
+def _windows(rows: Float[Tensor, "n F"], sequence: Int[Tensor, "n"], width: int) -> Float[Tensor, "n F w"]:
+    """The steps around each row, with 0 where there is none of its sequence."""
+    windows = pad(rows, (0, 0, width, width)).unfold(0, 2 * width + 1, 1)
+    same = pad(sequence, (width, width), value=-1).unfold(0, 2 * width + 1, 1) == sequence.unsqueeze(-1)
+    return torch.where(same.unsqueeze(1), windows, 0.0)
 
 
 def _whitened(rows: Tensor, n_latent: int, generator: torch.Generator) -> Tensor:

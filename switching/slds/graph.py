@@ -66,7 +66,7 @@ def graph_of(
     paths = [Block(CHAIN, GaussianPaths(lengths.unsqueeze(-1)), eta=states)]
     if log_weight is not None:
         paths.append(Block(SWITCH, MarkovPaths(lengths), eta=regimes(layout, log_weight)))
-    moves = partial(rebase, paths=CHAIN) if rebased else None
+    moves = partial(rebase, paths=[CHAIN]) if rebased else None
     return Graph(families_of(layout), priors, factors_of(layout, series), paths, collect, rebase=moves)
 
 

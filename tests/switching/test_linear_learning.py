@@ -36,7 +36,7 @@ def series_of(model: LinearSSM, n_sequences: int = 4, n_steps: int = 7) -> torch
 def fresh(model: LinearSSM, x: torch.Tensor) -> textbook.Expected:
     """The statistics of an observation's regression before any data, under maximum likelihood, in the units of x."""
     units = units_of(model.emission, model.read(x))
-    graph = graph_of(model.problem(x).in_units(units), GaussianTables(*[torch.zeros(1)] * 3)).at_points(flat=True)
+    graph = graph_of(model.problem(x).in_units(units), [GaussianTables(*[torch.zeros(1)] * 3)]).at_points(flat=True)
     point = graph.families["sights"].expected(graph.priors["sights"][0])
     loc, scale = point.loc.mT * units.unit.unsqueeze(-1), units.unit
     loc[..., -1] += units.about
