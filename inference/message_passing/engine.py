@@ -250,6 +250,17 @@ class VMP:
         return self._terms(without).sum(0)
 
     @torch.no_grad()
+    def bounds(self, n_axes: int) -> Tensor:
+        """The bound of each index of the first `n_axes` axes, such as those of restarts and sequences, where other
+        blocks than those without a prior are known, and add nothing."""
+        values = [factor.scale * factor.value(*map(self.stats, factor.blocks)) for factor in self.factors]
+        for name, block in self._blocks.items():
+            if block.prior is None:
+                log_normalizer, mean = self._evaluate(name)
+                values.append(log_normalizer - block.family.dot(block.eta, mean))
+        return torch.stack([value.flatten(n_axes).sum(-1) if value.ndim > n_axes else value for value in values]).sum(0)
+
+    @torch.no_grad()
     def log_joint(self, statistics: Mapping[str, Stats]) -> Tensor:
         """Log density of data and a point, which is given by the statistics t of each block."""
         terms = [f.scale * self._total(f.value(*(statistics[name] for name in f.blocks))) for f in self.factors]

@@ -24,6 +24,7 @@ from torch import Tensor
 
 from ...inference.chains.contract import Chain
 from ...inference.families import CopyTables
+from ...inference.message_passing.apart import run_apart
 from ...inference.message_passing.engine import VMP
 from ...inference.numerics.checks import check_parts, naming
 from ...inference.numerics.logs import log_complement, log_probability
@@ -31,7 +32,7 @@ from ...inference.numerics.randomness import Seed, generator_of
 from ...inference.numerics.records import Record
 from ...inference.numerics.scalars import check_batch_shape, check_integer, check_kind, check_number
 from ..base import Model, Probabilities
-from ..data.ragged import by_sequence
+from ..data.ragged import by_sequence, split
 from ..data.series import Given, Series
 from ..dynamics.contract import draw_gate, draw_state
 from ..emissions.contract import Emission, check_no_inputs
@@ -259,13 +260,22 @@ class CoupledSSM(Model):
         redraw = self._values["redraw_prob"].to(joint.state).expand(*joint.state.shape[:-1], -1)
         return replace(joint, state=self._split(joint.state), redraw=redraw, series=series, source=self)
 
-    @by_sequence(alone=True)
+    @by_sequence(apart="_inferred")
     def infer(self, x: Any, max_steps: int = 200, tol: float = 1e-10, **given: Unpack[Given]) -> CoupledPaths:
         """The best q of independent chains, by coordinate ascent from the prior; the bound rises with every update."""
         max_steps, tol = check_integer("max_steps", max_steps), check_number("tol", tol, least=0)
         engine = self.engine(x, **given)
         run = engine.run(max_steps, tol)
-        return paths_of([engine.stats(name) for name in engine.blocks], run.elbo, run.converged)
+        return paths_of(_used(engine), run.elbo, run.converged)
+
+    def _inferred(self, series: Series, max_steps: int, tol: float) -> list[CoupledPaths]:
+        """`infer` of each sequence `[N]` alone."""
+        max_steps, tol = check_integer("max_steps", max_steps), check_number("tol", tol, least=0)
+        engine = self.engine(series)
+        ends = run_apart(engine, 1, max_steps, tol)
+        together = paths_of(_used(engine), *ends[0])
+        pairs = zip(split(together, (series.last + 1).tolist()), ends, strict=True)
+        return [replace(one, elbo=trace, converged=converged) for one, (trace, converged) in pairs]
 
     @property
     @abstractmethod
@@ -375,6 +385,11 @@ class CoupledSSM(Model):
     def _apart(self, path: Tensor) -> Tensor:
         """Joint states as the states of the chains: `[*b, D]`."""
         return coordinates(path, self._axes)[..., -self.n_chains :]
+
+
+def _used(engine: VMP) -> list[CopyTables]:
+    """The expected uses of each chain's tables."""
+    return [engine.stats(name) for name in engine.blocks]
 
 
 def paths_of(used: Sequence[CopyTables], elbo: Tensor, converged: bool) -> CoupledPaths:

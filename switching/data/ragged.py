@@ -45,12 +45,15 @@ class Verb(Protocol[P, R]):
     def __get__(self, source: Any, kind: Any = None, /) -> Bound[P, R]: ...
 
 
-def by_sequence(draws: bool = False, alone: bool = False) -> Callable[[Callable[Concatenate[Any, P], R]], Verb[P, R]]:
+def by_sequence(
+    draws: bool = False, apart: str | None = None
+) -> Callable[[Callable[Concatenate[Any, P], R]], Verb[P, R]]:
     """Give a method `verb(x, ..., **given)` of an object that can `read` the argument `ragged`.
 
     Arguments:
         draws: whether the method draws paths with its `seed`; then every group has other random numbers.
-        alone: whether the sequences of one call end an iteration together; then each has a call of its own.
+        apart: if the sequences of one call end an iteration together, the name of a method that takes a series of
+            sequences and the options, and returns the record of each sequence alone.
     """
 
     def extended(verb: Callable[..., Any]) -> Any:
@@ -66,21 +69,23 @@ def by_sequence(draws: bool = False, alone: bool = False) -> Callable[[Callable[
             call.apply_defaults()
             numbers = _numbers(call.arguments["seed"]) if draws else None
 
-            def compute(part: Series) -> Any:
+            def compute(part: Series, verb: Callable[..., Any] = verb) -> Any:
                 call.arguments["x"] = part
                 if numbers is not None:
                     call.arguments["seed"] = next(numbers)
                 return verb(*call.args, **call.kwargs)
 
+            def of_each(part: Series) -> list[Any]:
+                if apart is not None:
+                    return compute(part, getattr(type(self), apart))
+                return split(compute(part), (part.last + 1).flatten().tolist(), shape.return_annotation)
+
             every = range(series.n_sequences)
-            groups = [torch.tensor([i], device="cpu") for i in every] if alone else series.groups() if every else []
             records: list[Any] = [None] * len(every)
-            for members in groups:
-                part = series.one(int(members[0])) if alone else series.part(members)
+            for members in series.groups() if every else []:
+                part = series.part(members)
                 with recompute(lambda: compute(series), ValueError):
-                    record = compute(part)
-                lengths = (part.last + 1).flatten().tolist()
-                cut = [record] if alone else split(record, lengths, shape.return_annotation)
+                    cut = of_each(part)
                 for i, one in zip(members.tolist(), cut, strict=True):
                     records[i] = one
             if isinstance(x, dict):

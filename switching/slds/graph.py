@@ -188,19 +188,3 @@ def _replaced(engine: VMP, part: VMP, places: Sequence[int]) -> VMP:
         replace(block, eta=tree_map(mixed, block.eta, part.blocks[name].eta)) for name, block in engine.blocks.items()
     ]
     return VMP(blocks, engine.factors, engine.restarts, check=False, linear=engine.linear)
-
-
-def bound_by_sequence(engine: VMP, series: Series) -> Tensor:
-    """The part of the bound of each sequence, [R, *b]; at known parameters they sum to the bound."""
-    axes, like = 1 + len(series.batch_shape), series.observations
-    total = like.new_zeros(())
-    for factor in engine.factors:
-        value = factor.value(*map(engine.stats, factor.blocks))
-        total = total + factor.scale * value.flatten(axes).sum(-1) if value.ndim > axes else total + value
-    for name in (CHAIN, SWITCH):
-        if name in engine.blocks:
-            block = engine.blocks[name]
-            log_normalizer, mean = block.family.evaluate(block.eta)
-            entropy = log_normalizer - block.family.dot(block.eta, mean)
-            total = total + (entropy.flatten(axes).sum(-1) if entropy.ndim > axes else entropy)
-    return total

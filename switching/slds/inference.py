@@ -21,6 +21,7 @@ from torch import Tensor
 
 from ...inference.chains.linear_gaussian.chain import LinearGaussianChain
 from ...inference.families import MarkovTables, tree_map
+from ...inference.message_passing.apart import run_apart
 from ...inference.message_passing.engine import VMP
 from ...inference.numerics.cholesky import cholesky
 from ...inference.numerics.randomness import Seed, generator_of
@@ -29,7 +30,7 @@ from ..data.series import Series
 from ..linear.factors import LOG_2PI
 from ..parameters import Parameters
 from .gpb import kim_smoother
-from .graph import CHAIN, LINEAR, SWITCH, annealed, blank_states, bound_by_sequence, graph_at, regimes
+from .graph import CHAIN, LINEAR, SWITCH, annealed, blank_states, graph_at, regimes
 from .layout import LinearRegimes
 
 STARTS = ("interpolated", "annealed", "random")
@@ -58,7 +59,7 @@ def infer(
     layout: LinearRegimes,
     values: Parameters,
     series: Series,
-    starts: tuple[str, ...] = ("interpolated", "annealed"),
+    starts: tuple[str, ...] = STARTS[:2],
     max_steps: int = 200,
     tol: float = 1e-9,
     seed: Seed = 0,
@@ -69,14 +70,43 @@ def infer(
     """
     if layout.singular(values):
         return backward(layout, values, series)
-    switched = layout.n_regimes > 1
-    weights = torch.stack([_start(kind, layout, values, series, seed, i) for i, kind in enumerate(starts)])
-    states = blank_states(layout, series, len(starts))
-    graph = graph_at(layout, series, values, states, weights if switched else None)
-    engine = graph.engine(graph.start(len(starts)), check=False, linear=LINEAR)
-    engine = annealed(engine, [HOT if kind == "annealed" else 1.0 for kind in starts], 0.5, 1)
+    engine = _engine(layout, values, series, starts, seed, apart=False)
     run = engine.run(max_steps, tol)
-    bound = bound_by_sequence(engine, series)
+    return _best(layout, engine, series, run.elbo, run.converged)
+
+
+def infer_apart(
+    layout: LinearRegimes,
+    values: Parameters,
+    series: Series,
+    starts: tuple[str, ...] = STARTS[:2],
+    max_steps: int = 200,
+    tol: float = 1e-9,
+    seed: Seed = 0,
+) -> tuple[SwitchingPaths, list[tuple[Tensor, bool]]]:
+    """`infer` of each sequence `[N]` alone, computed together, and for each its trace and whether it converged."""
+    if layout.singular(values):
+        paths = backward(layout, values, series)
+        return paths, [(paths.trace, paths.converged)] * series.n_sequences
+    engine = _engine(layout, values, series, starts, seed, apart=True)
+    ends = run_apart(engine, 2, max_steps, tol)
+    return _best(layout, engine, series, ends[0][0], all(converged for _, converged in ends)), ends
+
+
+def _engine(
+    layout: LinearRegimes, values: Parameters, series: Series, starts: tuple[str, ...], seed: Seed, apart: bool
+) -> VMP:
+    """The engine with a restart for each start, after annealing; `apart`: with the starts of sequences alone."""
+    weights = torch.stack([_start(kind, layout, values, series, seed, i, apart) for i, kind in enumerate(starts)])
+    states = blank_states(layout, series, len(starts))
+    graph = graph_at(layout, series, values, states, weights if layout.n_regimes > 1 else None)
+    engine = graph.engine(graph.start(len(starts)), check=False, linear=LINEAR)
+    return annealed(engine, [HOT if kind == "annealed" else 1.0 for kind in starts], 0.5, 1)
+
+
+def _best(layout: LinearRegimes, engine: VMP, series: Series, trace: Tensor, converged: bool) -> SwitchingPaths:
+    """The paths of each sequence's best start."""
+    bound, switched = engine.bounds(1 + len(series.batch_shape)), layout.n_regimes > 1
     best = bound.argmax(0)
     chain, switch = _kept(engine, CHAIN, best), _kept(engine, SWITCH, best) if switched else None
     state = series.inside.unsqueeze(-1).to(chain.linear) if switch is None else switch.likelihood
@@ -94,8 +124,8 @@ def infer(
         covariance=chain.square - outer,
         cross_covariance=chain.cross - crossed,
         switch=moves,
-        trace=run.elbo,
-        converged=run.converged,
+        trace=trace,
+        converged=converged,
     )
 
 
@@ -155,17 +185,24 @@ def interpolated(layout: LinearRegimes, values: Parameters, series: Series) -> F
     ).mT
 
 
-def _start(kind: str, layout: LinearRegimes, values: Parameters, series: Series, seed: Seed, number: int) -> Tensor:
+def _start(
+    kind: str, layout: LinearRegimes, values: Parameters, series: Series, seed: Seed, number: int, apart: bool
+) -> Tensor:
     """Log-weights [*b, T, K] of the switch."""
     x = series.observations
-    shape = (*x.shape[:-1], layout.n_regimes)
+
+    def random(*steps: int) -> Tensor:
+        generator = generator_of(seed, x.device)
+        shape = number + 1, *steps, layout.n_regimes
+        return torch.randn(shape, generator=generator, dtype=torch.float64, device=x.device)[number].to(x)
+
     if kind == "interpolated" and layout.n_regimes > 1:
         return interpolated(layout, values, series)
     if kind == "random":
-        generator = generator_of(seed, x.device)
-        draws = torch.randn(number + 1, *shape, generator=generator, dtype=torch.float64, device=x.device)
-        return draws[number].to(x)
-    return x.new_zeros(shape)
+        if not apart:
+            return random(*x.shape[:-1])
+        return torch.nn.utils.rnn.pad_sequence([random(n) for n in (series.last + 1).tolist()], True)
+    return x.new_zeros(*x.shape[:-1], layout.n_regimes)
 
 
 def _kept(engine: VMP, name: str, best: Tensor) -> Any:

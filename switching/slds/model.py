@@ -38,7 +38,7 @@ from ...inference.numerics.scalars import (
     check_number,
 )
 from ..base import Model, Probabilities
-from ..data.ragged import by_sequence
+from ..data.ragged import by_sequence, split
 from ..data.reading import read_row
 from ..data.series import Given, Series
 from ..fitting.options import Options
@@ -49,7 +49,7 @@ from ..program import sequence_plates
 from .forecast import SwitchingForecast, look_ahead
 from .gibbs import SwitchingSampled, gibbs
 from .gpb import SwitchingBelief, SwitchingFiltered, gpb_filter
-from .inference import STARTS, SwitchingPaths, backward, infer
+from .inference import STARTS, SwitchingPaths, backward, infer, infer_apart
 from .joint import Regimes, Simulated
 from .layout import LinearRegimes
 from .problem import SwitchingLinearProblem
@@ -262,7 +262,7 @@ class SwitchingLinearSSM(Model):
         with naming("x"):
             return problem.by_sequence(evidence)
 
-    @by_sequence(alone=True)
+    @by_sequence(apart="_smoothed")
     def smooth(
         self,
         x: Any,
@@ -285,25 +285,44 @@ class SwitchingLinearSSM(Model):
             order: of Kim's smoother instead of q, back over the filter GPB(order): exact for fewer than `order` steps.
                 None: q, or L + 1 if a noise is singular, or less if that has many histories.
         """
-        starts = (starts,) if isinstance(starts, str) else starts
-        for kind in starts:
-            check_choice("starts", kind, STARTS)
         series = self.read(x, **given)
-        max_steps, tol = check_integer("max_steps", max_steps), check_number("tol", tol, least=0)
+        options = _options(starts, max_steps, tol, seed)
         with naming("x"), torch.no_grad():
             values = self.values_like(series.like)
             if order is not None:
                 return backward(self.layout, values, series, order)
-            return infer(self.layout, values, series, tuple(starts) or STARTS[:1], max_steps, tol, seed)
+            return infer(self.layout, values, series, **options)
 
-    @by_sequence(alone=True)
+    def _smoothed(
+        self, series: Series, starts: Any, max_steps: int, tol: float, seed: Seed, order: int | None
+    ) -> list[SwitchingPaths]:
+        """`smooth` of each sequence `[N]` alone."""
+        options, lengths = _options(starts, max_steps, tol, seed), (series.last + 1).tolist()
+        with naming("x"), torch.no_grad():
+            values = self.values_like(series.like)
+            if order is not None:
+                return split(backward(self.layout, values, series, order), lengths)
+            paths, ends = infer_apart(self.layout, values, series, **options)
+        pairs = zip(split(paths, lengths), ends, strict=True)
+        return [replace(one, trace=trace, converged=converged) for one, (trace, converged) in pairs]
+
+    @by_sequence(apart="_best_paths")
     def viterbi(self, x: Any, **given: Unpack[Given]) -> SwitchingViterbi:
         """The most probable path of regimes under the q of `smooth`, and its exact log p(path, x).
 
         The log probability is NaN if the states choose the regimes, because then the states cannot be summed out.
         """
         series = self.read(x, **given)
-        smoothed, regimes = self.smooth(series), self.regimes(series.observations)
+        return self._along(series, self.smooth(series))
+
+    def _best_paths(self, series: Series) -> list[SwitchingViterbi]:
+        """`viterbi` of each sequence `[N]` alone."""
+        with naming("x"), torch.no_grad():
+            paths, _ = infer_apart(self.layout, self.values_like(series.like), series)
+        return split(self._along(series, paths), (series.last + 1).tolist())
+
+    def _along(self, series: Series, smoothed: SwitchingPaths) -> SwitchingViterbi:
+        regimes = self.regimes(series.observations)
         path = MarkovChain(*smoothed.switch, series.lengths).viterbi().path
         if self.layout.recurrent:
             return SwitchingViterbi(path, torch.full_like(smoothed.elbo, torch.nan))
@@ -457,3 +476,12 @@ class SwitchingLinearSSM(Model):
         from ..views import switching_linear_figures
 
         return switching_linear_figures
+
+
+def _options(starts: str | Sequence[str], max_steps: int, tol: float, seed: Seed) -> dict[str, Any]:
+    """The options of `infer`, checked."""
+    starts = (starts,) if isinstance(starts, str) else tuple(starts)
+    for kind in starts:
+        check_choice("starts", kind, STARTS)
+    max_steps, tol = check_integer("max_steps", max_steps), check_number("tol", tol, least=0)
+    return {"starts": starts or STARTS[:1], "max_steps": max_steps, "tol": tol, "seed": seed}

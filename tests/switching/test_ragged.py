@@ -120,6 +120,13 @@ def test_sequences_of_one_step_are_among_them(name, verb):
         assert_like(record, getattr(model, verb)(x[i], **alone(driven, i)))
 
 
+@pytest.mark.parametrize("options", [{"starts": ("random", "random")}, {"order": 3}, {"max_steps": 1}], ids=str)
+def test_options_of_smoothing_mean_the_same_for_each_sequence(options):
+    model, (x, _) = MODELS["one chain"], sequences("one chain", [4, 30, 5, 6])
+    for i, record in enumerate(model.smooth(x, ragged=True, **options)):
+        assert_like(record, model.smooth(x[i], **options))
+
+
 @pytest.mark.parametrize("name", DRAWN)
 def test_draws_have_the_lengths_and_the_moments_of_the_sequences(name):
     model, exact, (x, driven) = (
