@@ -104,10 +104,8 @@ class SeriesProblem(Record, ABC):
         tables = self.by_group(lambda part: {n: part.series.steps_of(t) for n, t in compute(part).items()})
         if len(tables) == 1:
             return tables[0]
-        number = [members.repeat_interleave(part.series.last.cpu() + 1) for members, part in self.groups]
-        order = torch.cat(number).argsort(stable=True)
-        rows = {name: torch.cat([part[name] for part in tables]) for name in tables[0]}
-        return {name: self.series.in_rows(table[order.to(table.device)]) for name, table in rows.items()}
+        rows = {name: self.series.joined([part[name] for part in tables]) for name in tables[0]}
+        return {name: self.series.in_rows(table) for name, table in rows.items()}
 
     def total(self, evidence: Float[Tensor, "*rb"]) -> Float[Tensor, "*r"]:
         """The evidence of all sequences times their weights, added up."""

@@ -94,6 +94,33 @@ class CoupledPaths(Record):
     converged: bool
 
 
+@dataclass(frozen=True, repr=False)
+class FittedPaths(Record):
+    """The `CoupledPaths` of a fit to sequences of very different lengths, kept without most of their padding."""
+
+    groups: tuple[CoupledPaths, ...]
+    series: Series
+    elbo: Float[Tensor, "steps"]
+    converged: bool
+
+    @property
+    def state(self) -> tuple[Float[Tensor, "*b T _"], ...]:
+        """q(s_dt), padded each time that it is read."""
+        return tuple(map(self._padded, zip(*(group.state for group in self.groups), strict=True)))
+
+    @property
+    def redraw(self) -> Float[Tensor, "*b T D"]:
+        """q(z_dt = 1), padded each time that it is read."""
+        return self._padded([group.redraw for group in self.groups])
+
+    def _padded(self, tables: Sequence[Tensor]) -> Tensor:
+        pairs = zip(tables, self.series.grouped(), strict=True)
+        rows = self.series.joined([table[part.inside] for table, part in pairs])
+        whole = rows.new_zeros(*self.series.inside.shape, rows.shape[-1])
+        whole[self.series.inside] = rows
+        return whole
+
+
 class CoupledSSM(Model):
     """D copy chains of one model.
 
@@ -346,7 +373,9 @@ class CoupledSSM(Model):
         check_enough(series, max(self.chain_sizes))
         with explains_singularity():
             result = fit_coupled(self.graph(series, options), series, options)
-        paths = paths_of(result.paths, result.objective, result.converged)
+        trace, converged = result.objective, result.converged
+        groups = tuple(paths_of(used, trace, converged) for used in result.paths)
+        paths = groups[0] if len(groups) == 1 else FittedPaths(groups, series, trace, converged)
         return replace(Fit.of(result, self.with_values(result.values)), paths=paths)
 
     def _figures(self) -> Any:

@@ -51,10 +51,10 @@ from .factors import (
     check_possible_everywhere,
     check_whole_steps,
     greedy_labels,
+    in_groups,
     joint_counts,
     joint_normal,
     noise_prior,
-    paths_block,
     rate_prior,
 )
 from .noise import CountNoise, NormalNoise
@@ -211,30 +211,22 @@ class FactorialSSM(CoupledSSM):
 
     def graph(self, series: Series, options: Options) -> Graph:
         counts, sizes = self.counts, self.chain_sizes
-        about = series.observations.new_zeros(self.n_features)
+        about = series.like.new_zeros(self.n_features)
         if not counts:
-            check_whole_steps(series.observations)
-            about = series.rows.double().nanmean(0).to(series.observations)  # the mean of a constant feature is exact
+            check_whole_steps(series.rows)
+            about = series.rows.double().nanmean(0).to(series.like)  # the mean of a constant feature is exact
         shifted = series.shifted(about)
-        x, n_axes = shifted.observations, len(series.batch_shape) + 1
-        names = [f"chain_{d}" for d in range(1, self.n_chains + 1)]
-        labels = greedy_labels(shifted, sizes, options.restarts, options.number)
-        families, priors, factors = {}, {}, []
-        for d, (chain, k) in enumerate(zip(names, sizes, strict=True), start=1):
+        x, families, priors = shifted.rows, {}, {}
+        for d, k in enumerate(sizes, start=1):
             families |= {f"redraw_{d}": Beta(), f"state_{d}": Dirichlet()}
             priors |= {f"redraw_{d}": x.new_ones(2), f"state_{d}": x.new_ones(k)}
-            factors += [gates(f"redraw_{d}", chain, n_axes), fresh_states(f"state_{d}", chain, n_axes)]
         if counts:
             families |= {f"rate_{d}": Gamma() for d in range(1, len(sizes) + 1)}
             priors |= {f"rate_{d}": rate_prior(x, k, len(sizes)) for d, k in enumerate(sizes, start=1)}
-            factors.append(joint_counts(x, names))
         else:
             families["noise"], priors["noise"] = MatrixNormalWishart(sum(sizes)), noise_prior(x, sum(sizes))
-            factors.append(joint_normal(x, MatrixNormalWishart(sum(sizes)), sizes, names))
-        paths = [
-            paths_block(name, chain_labels, k, series)
-            for name, chain_labels, k in zip(names, labels, sizes, strict=True)
-        ]
+        labels = greedy_labels(x, sizes, options.restarts, options.number)
+        factors, paths = in_groups(shifted, labels, sizes, self._joining)
 
         def collect(points: Points) -> Parameters:
             chains = range(1, len(sizes) + 1)
@@ -248,6 +240,16 @@ class FactorialSSM(CoupledSSM):
             return values | {"precision": points["noise"].precision}
 
         return Graph(families, priors, factors, paths, collect)
+
+    def _joining(self, series: Series, chains: list[str]) -> list[Factor]:
+        """The factors of a series whose chains have these names."""
+        x, n_axes, sizes = series.observations, len(series.batch_shape) + 1, self.chain_sizes
+        factors = []
+        for d, chain in enumerate(chains, start=1):
+            factors += [gates(f"redraw_{d}", chain, n_axes), fresh_states(f"state_{d}", chain, n_axes)]
+        if self.counts:
+            return [*factors, joint_counts(x, chains)]
+        return [*factors, joint_normal(x, MatrixNormalWishart(sum(sizes)), sizes, chains)]
 
 
 def _check_rates(loc: Sequence[Tensor]) -> None:

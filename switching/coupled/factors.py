@@ -5,11 +5,12 @@ differentiation if there is no closed form.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import reduce
 from typing import Any
 
 import torch
+from jaxtyping import Float
 from torch import Tensor
 
 from ...inference.families import CopyPaths, CopyTables, MatrixNormalWishart
@@ -121,25 +122,42 @@ def rate_prior(x: Tensor, n_states: int, n_chains: int) -> Tensor:
 # ---- starts ----------------------------------------------------------------------------------------------------------
 
 
+def in_groups(
+    series: Series, labels: Sequence[Tensor], sizes: Sequence[int], join: Callable[[Series, list[str]], list[Factor]]
+) -> tuple[list[Factor], list[Block]]:
+    """Factors and paths of each group of sequences; paths of all chains of the first group, then of the next.
+
+    Arguments:
+        labels: a labelling `[R, N]` of all steps for each chain, near which its paths start.
+        join: the factors of a series and the names of its chains.
+    """
+    factors, paths = [], []
+    tables = [series.by_group(of_chain.mT) for of_chain in labels]  # [*b, T, R] for each group
+    for i, part in enumerate(series.grouped()):
+        names = [f"chain_{d}_{i}" for d in range(1, len(sizes) + 1)]
+        factors += join(part, names)
+        for name, k, by_group in zip(names, sizes, tables, strict=True):
+            paths.append(paths_block(name, by_group[i].movedim(-1, 0), k, part))
+    return factors, paths
+
+
 def paths_block(name: str, labels: Tensor, n_states: int, series: Series) -> Block:
     """Exact paths that start near a labelling `[R, *b, T]`."""
     start = SURE * torch.nn.functional.one_hot(labels, n_states).to(series.observations)
     return Block(name, CopyPaths(series.lengths), eta=CopyTables(start, start))
 
 
-def greedy_labels(series: Series, sizes: Sequence[int], restarts: int, seed: int) -> list[Tensor]:
-    """For each chain labels `[R, *b, T]`: of the data for the first chain, of the residual for each later chain."""
+def greedy_labels(x: Float[Tensor, "N F"], sizes: Sequence[int], restarts: int, seed: int) -> list[Tensor]:
+    """For each chain labels `[R, N]`: of the data for the first chain, of the residual for each later chain."""
     by_start = []
     for restart in range(restarts):
-        rest, of_start = series.observations.clone(), []
+        rest, of_start = x, []
         for k in sizes:
-            remainder = Series(rest, series.lengths)
             # even restarts use clusters, odd ones stretches of time
-            labels = first_labels(Normal(rest.shape[-1]), remainder, k, 2, seed + restart)[restart % 2]
+            labels = first_labels(Normal(rest.shape[-1]), Series(rest), k, 2, seed + restart)[restart % 2]
             one_hot = torch.nn.functional.one_hot(labels, k).to(rest)
             seen = ~torch.isnan(rest)
-            rows = one_hot.flatten(0, -2).mT @ torch.where(seen, rest, 0.0).flatten(0, -2)
-            means = rows / (one_hot.flatten(0, -2).mT @ seen.to(rest).flatten(0, -2)).clamp_min(1)
+            means = one_hot.mT @ torch.where(seen, rest, 0.0) / (one_hot.mT @ seen.to(rest)).clamp_min(1)
             rest = rest - one_hot @ means
             of_start.append(labels)
         by_start.append(of_start)
@@ -147,16 +165,18 @@ def greedy_labels(series: Series, sizes: Sequence[int], restarts: int, seed: int
 
 
 def labels_above(series: Series, below: Tensor, n_below: int, k: int, seed: int) -> Tensor:
-    """Labels `[R, *b, T]` of a layer: clusters of the frequencies of the labels below around a step.
+    """Labels `[R, N]` of a layer: clusters of the frequencies of the labels below around a step.
 
     The restarts use windows of 4, 8, 16, ... steps on either side.
     """
-    by_restart = []
+    by_restart, groups = [], series.grouped()
     for restart, labels in enumerate(below):
-        one_hot = torch.nn.functional.one_hot(labels, n_below).to(series.observations) * series.inside.unsqueeze(-1)
-        width = min(2 ** (2 + restart % 5), labels.shape[-1])
-        rows = one_hot.reshape(-1, *one_hot.shape[-2:]).mT
-        near = torch.nn.functional.avg_pool1d(rows, 2 * width + 1, 1, width)
-        shares = Series(near.mT.reshape(one_hot.shape), series.lengths)
+        width, near = min(2 ** (2 + restart % 5), series.n_steps), []
+        one_hot = torch.nn.functional.one_hot(labels, n_below).to(series.like)
+        for part, table in zip(groups, series.by_group(one_hot), strict=True):
+            windows = table.reshape(-1, *table.shape[-2:]).mT
+            shares = torch.nn.functional.avg_pool1d(windows, 2 * width + 1, 1, width)
+            near.append(shares.mT.reshape(table.shape)[part.inside])
+        shares = Series(series.joined(near))
         by_restart.append(first_labels(Normal(n_below), shares, k, 1, seed + restart)[0])
     return torch.stack(by_restart)

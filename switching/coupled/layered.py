@@ -30,6 +30,7 @@ exact ones.
 
 from collections.abc import Sequence
 from functools import cached_property
+from itertools import pairwise
 from string import ascii_letters
 from typing import Any, Unpack
 
@@ -57,7 +58,7 @@ from ..model import SwitchingSSM
 from ..parameters import Parameter, Parameters, check_parameters, moved, with_prefix
 from ..program import Observation
 from .contract import CoupledSSM, draw_chain, prior_tables
-from .factors import asked, check_possible_everywhere, labels_above, paths_block
+from .factors import asked, check_possible_everywhere, in_groups, labels_above
 from .joint import Indexed
 
 
@@ -261,25 +262,20 @@ class LayeredSSM(CoupledSSM):
     def graph(self, series: Series, options: Options) -> Graph:
         emitting, sizes, restarts = emission_blocks(self.emission), self.chain_sizes, options.restarts
         about = Units.of(self.emission, series).about.to(series.like)
-        x, n_axes = series.like, len(series.batch_shape) + 1
+        x = series.like
         prior = {n: t.to(x) for n, t in self.emission.default_prior(sizes[0], series.rows).items()}
         prior = moved(prior, -about)
         families: dict[str, Any] = {name: block.family for name, (_, block) in emitting.items()}
         priors = {name: block.natural(with_prefix(prior, prefix)) for name, (prefix, block) in emitting.items()}
-        factors = emissions(self.emission, "layer_1", series.shifted(about))
-        paths, labels = [], first_labels(self.emission, series, sizes[0], restarts, options.number)
+        labels = [first_labels(self.emission, Series(series.rows), sizes[0], restarts, options.number)]
         for layer, k in enumerate(sizes, start=1):
-            chain, top = f"layer_{layer}", layer == len(sizes)
-            source = "state" if top else f"table_{layer}"
-            shape = (k,) if top else (sizes[layer], k)
+            top = layer == len(sizes)
+            source, shape = ("state", (k,)) if top else (f"table_{layer}", (sizes[layer], k))
             families |= {f"redraw_{layer}": Beta(), source: Dirichlet()}
             priors |= {f"redraw_{layer}": x.new_ones(2), source: x.new_ones(shape)}
-            factors.append(gates(f"redraw_{layer}", chain, n_axes))
-            drawn = fresh_states(source, chain, n_axes) if top else asked(source, chain, f"layer_{layer + 1}", n_axes)
-            factors.append(drawn)
             if layer > 1:
-                labels = labels_above(series, labels, sizes[layer - 2], k, options.number)
-            paths.append(paths_block(chain, labels, k, series))
+                labels.append(labels_above(series, labels[-1], sizes[layer - 2], k, options.number))
+        factors, paths = in_groups(series.shifted(about), labels, sizes, self._joining)
 
         def collect(points: Points) -> Parameters:
             layers = range(1, len(sizes) + 1)
@@ -289,6 +285,14 @@ class LayeredSSM(CoupledSSM):
             return values | moved(collected(emitting)(points), about)
 
         return Graph(families, priors, factors, paths, collect)
+
+    def _joining(self, series: Series, chains: list[str]) -> list[Factor]:
+        """The factors of a series whose layers have these names."""
+        factors, n_axes = emissions(self.emission, chains[0], series), len(series.batch_shape) + 1
+        factors += [gates(f"redraw_{layer}", chain, n_axes) for layer, chain in enumerate(chains, start=1)]
+        neighbours = enumerate(pairwise(chains), start=1)
+        factors += [asked(f"table_{layer}", below, above, n_axes) for layer, (below, above) in neighbours]
+        return [*factors, fresh_states("state", chains[-1], n_axes)]
 
 
 def _observed(evidence: ByGate) -> Any:

@@ -413,6 +413,19 @@ class Series(Record):
         table[self.inside] = rows
         return [table]
 
+    def joined(self, by_group: Sequence[Shaped[Tensor, "_ *f"]]) -> Shaped[Tensor, "n *f"]:
+        """Numbers of the steps inside of each of `groups`, as those of all steps, one sequence after another."""
+        if len(by_group) == 1:
+            return by_group[0]
+        lengths = self.last.flatten().cpu() + 1
+        number = torch.cat([members.repeat_interleave(lengths[members]) for members in self.groups()])
+        return torch.cat(list(by_group))[number.argsort(stable=True).to(by_group[0].device)]
+
+    def grouped(self) -> list["Series"]:
+        """The series of each of `groups`; the series itself if there is one group."""
+        groups = self.groups()
+        return [self] if len(groups) == 1 else [self.part(members) for members in groups]
+
     def parts(self) -> Iterator["Series"]:
         """The series; if it is packed, each of its `groups`."""
         if not self.packed:

@@ -19,9 +19,12 @@ from oracles.linear_models import FLOAT, model_of
 from oracles.models import drive, random_model
 from oracles.operators import unchecked
 from pandas.testing import assert_frame_equal
+from samplehold.inference.message_passing.engine import VMP
 from samplehold.inference.numerics.costs import kernels
+from samplehold.switching.linear.learning import graph_of
 from samplehold.switching.linear.problem import typical
 from samplehold.switching.linear.quick import QuickDensity
+from samplehold.switching.linear.starts import first_paths
 from torch.testing import assert_close
 
 pytestmark = pytest.mark.usefixtures("as_users_call")
@@ -274,6 +277,38 @@ def test_fits_of_packed_series_are_those_of_padded_ones(name, method, never_pack
     never_packed()
     padded = model.fit(x, **options, **driven)
     assert_close(packed.objective[-1], padded.objective[-1], rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["linear", "factorial", "layered"])
+def test_graphs_of_groups_take_the_steps_of_the_graph_of_all_sequences(name, never_packed):
+    model, x = MODELS[name].without_values(), [draw(i, n, MODELS[name].n_features) for i, n in enumerate([4, 40, 6, 3])]
+
+    def fitted() -> sh.Fit:
+        return model.fit(x, method="vmp", restarts=2, max_steps=6, progress=False)
+
+    packed = fitted()
+    tables = [] if name == "linear" else [*packed.paths.state, packed.paths.redraw]
+    assert name == "linear" or len(packed.paths.groups) == 3
+    never_packed()
+    padded = fitted()
+    assert_close(packed.objective, padded.objective, rtol=1e-10, atol=1e-10)
+    for parameter, value in packed.values.items():
+        assert_close(value, padded.values[parameter], rtol=1e-7, atol=1e-7)
+    expected = [] if name == "linear" else [*padded.paths.state, padded.paths.redraw]
+    for table, whole in zip(tables, expected, strict=True):
+        assert_close(table, whole, rtol=1e-7, atol=1e-7)
+
+
+def test_blocks_that_no_factor_joins_keep_their_parts_of_the_bound():
+    model = MODELS["linear"]
+    problem = model.problem([draw(i, n, 2) for i, n in enumerate([4, 40, 6, 3])])
+    start, _ = first_paths(problem.series, model.n_latent, 3, 0)
+    graph = graph_of(problem, start)
+    engine = graph.engine(graph.start(3))
+    engine.step()
+    assert len(graph.paths) == 3
+    known, unknown = engine.elbo(), VMP(engine.blocks.values(), engine.factors, 3, check=False).elbo()
+    assert_close(known, unknown, rtol=1e-10, atol=1e-10)
 
 
 @pytest.mark.parametrize("mode", ["never", "always"])
