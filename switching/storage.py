@@ -230,7 +230,11 @@ def _argument(value: Any, name: str, flag: bool) -> Any:
         words = {key: entry for key, entry in value[OWN].items() if isinstance(entry, str)}
         return {key: words.get(key) or _argument(entry, f"{name}.{key}", False) for key, entry in value[OWN].items()}
     if isinstance(value, dict) and DISTRIBUTION in value:
-        numbers = {key: torch.as_tensor(entry) for key, entry in value.items() if key != DISTRIBUTION}
+        numbers = {
+            key: torch.as_tensor(entry, dtype=torch.float64, device="cpu")
+            for key, entry in value.items()
+            if key != DISTRIBUTION
+        }
         return distribution_of(value[DISTRIBUTION], numbers)
     if isinstance(value, dict):
         return _part(value, name)

@@ -179,7 +179,13 @@ def _fits(given: Any, expected: Any) -> bool:
     if expected is constraints.unit_interval:
         bounds = getattr(given, "lower_bound", None), getattr(given, "upper_bound", None)
         return all(b is not None for b in bounds) and [float(torch.as_tensor(b).max()) for b in bounds] == [0.0, 1.0]
+    if isinstance(expected, constraints.interval):
+        return given is constraints.real or (isinstance(given, constraints.interval) and _overlap(given, expected))
     return type(given) is type(expected)
+
+
+def _overlap(one: Any, other: Any) -> bool:
+    return max(float(one.lower_bound), float(other.lower_bound)) < min(float(one.upper_bound), float(other.upper_bound))
 
 
 def _is_positive(support: Any) -> bool:
@@ -194,4 +200,6 @@ def _typical(support: Any) -> str:
         return "Beta(2.0, 2.0)"
     if support is constraints.simplex:
         return "Dirichlet(torch.ones(3))"
+    if isinstance(support, constraints.interval):
+        return f"Uniform({support.lower_bound:g}, {support.upper_bound:g})"
     return "Normal(0.0, 1.0)"

@@ -2,8 +2,9 @@ r"""Free coordinates of a linear model's parameters in units of the data, as one
 
 For a structure they are standard deviations of either sign, so that a variance of 0 is an interior point;
 $\operatorname{artanh}$ of partial autocorrelations, so that every autoregression is stationary; and for a range
-$[a, b]$ angles y of $(a + b)/2 - \cos(y) (b - a)/2$, so that its ends are interior points too. For other models they
-are the coefficients and the free coordinates of precisions. Fixed parameters have no coordinates.
+$[a, b]$ angles y of $(a + b)/2 - \cos(y) (b - a)/2$, so that its ends are interior points too. Samplers use the
+logarithm of a standard deviation whose prior density is 0 at 0. For other models the coordinates are the coefficients
+and the free coordinates of precisions. Fixed parameters have no coordinates.
 """
 
 from collections.abc import Sequence
@@ -21,8 +22,8 @@ from ..parameters import Parameters
 from .emission import Irregular, LinearEmission
 from .priors import NAMES, one_point, one_value
 from .problem import LinearProblem
-from .stationary import from_partial_autocorrelations, partial_autocorrelations
-from .structure import Structure
+from .stationary import from_partial_autocorrelations, log_volume_of_weights, partial_autocorrelations
+from .user_priors import at_zero
 
 STEEPEST = 1 - 1e-7  # largest partial autocorrelation
 
@@ -34,23 +35,35 @@ class StructureCoordinates:
         fixed: parameters that have no coordinates, `[...]`.
         inputs: `[N, C]` of all steps; the standard deviation of a coefficient counts in units of 1 / root mean square
             of its input.
+        logs: whether standard deviations have logarithms as coordinates if their prior density is 0 at 0, as for draws.
     """
 
-    def __init__(self, structure: Structure, fixed: Parameters, inputs: Tensor | None = None) -> None:
+    def __init__(
+        self, emission: Irregular, fixed: Parameters, inputs: Tensor | None = None, logs: bool = False
+    ) -> None:
+        structure, self.priors = emission.structure, emission.user_priors
         names = (*("sigma2.irregular",) * structure.irregular, *structure.variances)
         self.variances = [name for name in names if name not in fixed]
+        self.logs = [name for name in self.variances if logs and self._excludes_zero(name)]
         self.weights = [names_of for names_of in structure.orders.values() if not set(names_of) & set(fixed)]
-        self.ranges = {name: ends for name, ends in structure.ranges.items() if name not in fixed}
+        self.ranges = {name: ends for name, ends in emission.ranges.items() if name not in fixed}
         self.fixed = fixed
         sizes = [] if inputs is None else inputs.double().square().mean(0).sqrt().tolist()
         names = [f"sigma2.{structure.latents[place]}" for place in structure.driven]
         units = dict(zip(names, sizes, strict=False))
         self.units = [units.get(name) or 1.0 for name in self.variances]
 
+    def _excludes_zero(self, name: str) -> bool:
+        """Whether the prior density of a standard deviation is 0 at 0."""
+        prior = self.priors.get(name)
+        return prior is not None and (not prior.shown or at_zero(prior) == -torch.inf)
+
     def of(self, values: Parameters) -> Float[Tensor, "*r P"]:
         """The coordinates of parameters."""
-        pairs = zip(self.variances, self.units, strict=True)
-        parts = [values[name].clamp_min(0).sqrt().unsqueeze(-1) * unit for name, unit in pairs]
+        parts = []
+        for name, unit in zip(self.variances, self.units, strict=True):
+            size = values[name].clamp_min(0).sqrt().unsqueeze(-1) * unit
+            parts.append(size.log() if name in self.logs else size)
         parts += [partial_autocorrelations(self._stacked(values, weights)).atanh() for weights in self.weights]
         for name, (low, high) in self.ranges.items():
             parts.append((1 - 2 * (values[name] - low) / (high - low)).clamp(-1, 1).acos().unsqueeze(-1))
@@ -58,9 +71,9 @@ class StructureCoordinates:
 
     def values(self, at: Float[Tensor, "*r P"]) -> Parameters:
         """Parameters at coordinates."""
-        n = len(self.variances)
-        pairs = enumerate(zip(self.variances, self.units, strict=True))
-        values = {name: (at[..., i] / unit).square() for i, (name, unit) in pairs}
+        n, values = len(self.variances), {}
+        for i, (name, unit) in enumerate(zip(self.variances, self.units, strict=True)):
+            values[name] = ((at[..., i].exp() if name in self.logs else at[..., i]) / unit).square()
         for names in self.weights:
             weights = from_partial_autocorrelations(at[..., n : n + len(names)].tanh() * STEEPEST)
             values |= dict(zip(names, weights.unbind(-1), strict=True))
@@ -70,11 +83,22 @@ class StructureCoordinates:
         return values | {name: value.to(at).expand(at.shape[:-1]) for name, value in self.fixed.items()}
 
     def log_volume(self, at: Float[Tensor, "*r P"]) -> Float[Tensor, "*r"]:
-        """The log Jacobian of the standard deviations, partial autocorrelations and numbers in ranges."""
+        """The log Jacobian, up to a constant, of the numbers that have a prior: standard deviations, partial
+        autocorrelations and numbers in ranges, or variances and weights if the user's prior is theirs."""
         n = at.shape[-1] - len(self.ranges)
         partial = at[..., len(self.variances) : n].tanh()
         widths = at.new_tensor([(high - low) / 2 for low, high in self.ranges.values()])
-        return torch.log1p(-partial.square() * STEEPEST).sum(-1) + (widths * at[..., n:].sin().abs()).log().sum(-1)
+        total = torch.log1p(-partial.square() * STEEPEST).sum(-1) + (widths * at[..., n:].sin().abs()).log().sum(-1)
+        for name in self.logs:
+            total = total + (1 if self.priors[name].shown else 2) * at[..., self.variances.index(name)]
+        for names, rows in zip(self.weights, self._blocks(partial), strict=True):
+            if names[0] in self.priors:
+                total = total + log_volume_of_weights(rows * STEEPEST)
+        return total
+
+    def _blocks(self, partial: Tensor) -> tuple[Tensor, ...]:
+        """The partial autocorrelations of each autoregression."""
+        return partial.split([len(names) for names in self.weights], -1) if self.weights else ()
 
     @staticmethod
     def _stacked(values: Parameters, names: Sequence[str]) -> Tensor:
@@ -146,7 +170,8 @@ class LinearDensity(FreeDensity):
         self.problem, self.units, self.volume = problem, units, volume
         emission = problem.emission
         if isinstance(emission, Irregular):
-            self.coordinates = StructureCoordinates(emission.structure, problem.fixed, problem.series.design_rows)
+            emission = Irregular(emission.structure) if problem.prior is None else emission
+            self.coordinates = StructureCoordinates(emission, problem.fixed, problem.series.design_rows, logs=volume)
         else:
             self.coordinates = TableCoordinates(emission, near, problem.fixed)
         self.start = {"y": self.coordinates.of(near)}

@@ -1,8 +1,9 @@
 r"""Emissions of a latent vector: $x_t = C s_t + d + N(0, R)$, with tables that are parameters or constants."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import NamedTuple
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -11,7 +12,9 @@ from torch.distributions import constraints
 from ...inference.numerics.placement import constant
 from ...inference.numerics.scalars import check_integer
 from ..parameters import Named, Parameter, Parameters
+from ..user_priors import UserPrior
 from .structure import VARIANCE, Structure
+from .user_priors import ranges, read_priors, replaced
 
 
 class ObservationParameters(NamedTuple):
@@ -68,11 +71,34 @@ class LinearEmission(Named):
 
 @dataclass(frozen=True)
 class Irregular(Named):
-    """One series, the sum of a structure and noise of the variance `sigma2.irregular`, if the structure has some."""
+    """One series, the sum of a structure and noise of the variance `sigma2.irregular`, if the structure has some.
+
+    Arguments:
+        prior: priors of parameters of both, distributions of Pyro by name: see `linear.user_priors`.
+    """
 
     structure: Structure
+    prior: Any = None
 
     n_features = 1
+
+    def __post_init__(self) -> None:
+        _ = self.user_priors  # raises an error if they do not fit
+
+    @cached_property
+    def user_priors(self) -> dict[str, UserPrior]:
+        """The user's priors, by parameter."""
+        known = {**self.parameters, **self.structure.parameters}
+        return {} if self.prior is None else read_priors(self.prior, self.structure, known)
+
+    @property
+    def ranges(self) -> dict[str, tuple[float, float]]:
+        """The structure's `ranges`, within the supports of the user's priors."""
+        return ranges(self.structure, self.user_priors)
+
+    def with_user_priors(self, prior: Mapping[str, Any]) -> "Irregular":
+        """The same with these priors, beside those that it has of other parameters."""
+        return replace(self, prior=replaced(self.prior or {}, prior))
 
     @property
     def parameters(self) -> Mapping[str, Parameter]:

@@ -21,6 +21,7 @@ from .maximum import maximum
 from .priors import NAMES, one_point
 from .problem import LinearProblem, sizes, typical
 from .sampling import draw
+from .user_priors import check_possible
 
 
 @explains_singularity()
@@ -102,7 +103,10 @@ def fixed_values(problem: LinearProblem, options: Options) -> Parameters:
     if isinstance(problem.emission, Irregular):
         values = problem.values_of(typical(problem.dynamics, problem.emission) | dict(fixed))
         _check_whole([*problem.emission.structure.orders.values()], fixed)
-        return {name: values[name].double() for name in values if name in fixed}
+        tables = {name: values[name].double() for name in values if name in fixed}
+        if problem.prior is not None:
+            check_possible(problem.emission.user_priors, tables)
+        return tables
     lengths = sizes(problem.dynamics, problem.emission)
     tables = read_fixed(problem.parameters, lengths, fixed, problem.series.like)
     held(one_point(open_values(problem.parameters, lengths, tables), problem.emission, inverse_in_groups))

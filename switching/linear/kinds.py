@@ -2,8 +2,8 @@
 
 A likelihood of variances has maxima with different variances at 0, and an autoregression may stand for noise, for a
 slow movement or for an alternating one. So the density is computed at a grid of small and large standard deviations, of
-such autoregressions, and of frequencies. The best point of each kind is a start. Starts from a maximum add a component
-that it lacks, leave one out, exchange two, or change an autoregression.
+such autoregressions, and of frequencies. The grid contains the scale of a user's prior. The best point of each kind is
+a start. Starts from a maximum add a component that it lacks, leave one out, exchange two, or change an autoregression.
 """
 
 import itertools
@@ -15,6 +15,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from .coordinates import LinearDensity, StructureCoordinates
+from .user_priors import typical_deviation
 
 OFF, LOW, HIGH = 1e-2, 0.05, 0.4  # standard deviations, in units of the data
 SIZES = 3  # variances up to which a grid has all three of them; beyond it has the first and the last
@@ -39,7 +40,8 @@ def grid(density: LinearDensity) -> Starts:
     """The best point of each kind, the best kind first."""
     form = _form(density)
     sizes = (OFF, LOW, HIGH) if len(form.variances) <= SIZES else (OFF, HIGH)
-    variances = [row for row in itertools.product(sizes, repeat=len(form.variances)) if max(row, default=HIGH) > OFF]
+    each = [(*sizes, *own) for own in _sizes_of_priors(density)]
+    variances = [row for row in itertools.product(*each) if not row or set(row) != {OFF}]
     weights = [_autoregressions(len(names)) for names in form.weights]
     rows, kinds = [], []
     for row in variances:
@@ -61,6 +63,17 @@ def grid(density: LinearDensity) -> Starts:
 def _form(density: LinearDensity) -> StructureCoordinates:
     assert isinstance(density.coordinates, StructureCoordinates)
     return density.coordinates
+
+
+def _sizes_of_priors(density: LinearDensity) -> list[tuple[float, ...]]:
+    """For each variance the scale of the user's prior, if it is not between those of a grid."""
+    form, prior, found = _form(density), density.problem.prior, []
+    for name, unit in zip(form.variances, form.units, strict=True):
+        size = None
+        if prior is not None and name in form.priors:
+            size = typical_deviation(form.priors[name], float(prior["unit"])) * unit
+        found.append((size,) if size and not OFF <= size <= HIGH else ())
+    return found
 
 
 def _autoregressions(order: int) -> list[tuple[float, ...]]:

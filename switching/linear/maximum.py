@@ -15,6 +15,7 @@ from ..fitting.units import Units
 from ..parameters import Parameters
 from .coordinates import LinearDensity
 from .kinds import Starts, changed, grid
+from .priors import prior_volume
 from .problem import LinearProblem, typical
 from .quick import QuickDensity
 
@@ -34,13 +35,15 @@ def maximum(
     inner = problem.in_units(units)
     device = inner.series.like.device
     near = {name: value.to(device) for name, value in (typical(inner.dynamics, inner.emission) | inner.fixed).items()}
-    height = inner.objective(near)  # raises an error if x does not fit
+    height = inner.total(inner.evidence(near))  # raises an error if x does not fit
     density = QuickDensity(inner, units, near, volume=False)
     check_noise(density)
     (starts, kinds), more = first_starts(density, options)
     if user_start is not None:
         starts[-1], kinds[-1] = density.coordinates.of(units.values(user_start)), "own"
-    shift = float(problem.objective(density.values({"y": density.point})) - height)
+    shift = float(problem.total(problem.evidence(density.values({"y": density.point}))) - height)
+    if problem.prior is not None:
+        shift -= float(prior_volume(problem.dynamics, problem.emission, units.unit))
     with multi_start(options, problem.series, shift) as search:
         search.run(Ascent(density, starts, RESTS, len(density.variances)), kinds, options.n_kept)
         polished = change(search, density, options) if more and options.restarts > 1 else None
@@ -93,7 +96,8 @@ def check_noise(density: LinearDensity) -> None:
         structure = density.problem.dynamics
         raise ValueError(
             f"x: follows {structure!r} without any noise, so the likelihood of its variances has no maximum; give a "
-            "longer series, or a structure with fewer components."
+            "longer series, a structure with fewer components, or a prior such as dist.InverseGamma, under which no "
+            "variance is 0."
         )
 
 

@@ -32,6 +32,7 @@ from ..inputs import Inputs
 from ..parameters import Parameter, Parameters, check_parameters
 from ..peers import explains_options
 from ..seeding import seeded
+from ..user_priors import is_distribution
 from .bases import n_bases
 from .contract import LinearDynamics, LinearGaussian
 from .emission import Irregular, LinearEmission
@@ -132,6 +133,8 @@ class LinearSSM(Model):
         )
         noise = NOISES[emission.full] if isinstance(emission, LinearEmission) else NOISES[0]
         model = cls(dynamics, emission.n_features, noise)
+        if isinstance(emission, Irregular) and emission.prior is not None:
+            model = model.with_prior(emission.prior)
         if model.emission != emission:
             raise ValueError(f"emission: got {emission!r}, but the model has {model.emission!r}.")
         return model
@@ -189,6 +192,38 @@ class LinearSSM(Model):
     def _check_prior(self, prior: Parameters) -> None:
         parameters = {"center": Parameter(("feature",)), "spread": Parameter(("feature",), constraints.positive)}
         check_parameters(parameters, prior, self.sizes, self.name)
+
+    def with_prior(self, prior: Mapping[str, Any]) -> "LinearSSM":
+        """The same model with other hyperparameters, with names and shapes as in `model.prior`. A fit keeps these, and
+        scales the others to the data. A structure also takes distributions of Pyro, one for each of some parameters.
+
+        Distributions are for values in the units of the data: of variances by their names, or of standard deviations,
+        such as `sigma.level` for `sigma2.level`. Weights of one autoregression have all a prior, or none. Densities
+        are 0 outside the stationary ones, and outside the range of a frequency or damping. Parameters without a
+        distribution keep the prior of `switching.linear.priors`.
+
+        Raises:
+            TypeError: a distribution for a model without a structure.
+            ValueError: other names or shapes; numbers that are not finite or not valid hyperparameters; a distribution
+                that does not fit its parameter, or with an infinite density at 0.
+
+        >>> import pyro.distributions as dist
+        >>> import samplehold as sh
+        >>> prior = {"sigma2.irregular": dist.InverseGamma(2.0, 5.0), "sigma.level": dist.HalfNormal(1.0)}
+        >>> model = sh.LinearSSM(sh.LocalLevel()).with_prior(prior)
+        >>> model.fit([14.0, 15.5, 15.0, 17.1, 16.2, 18.0, 16.9], progress=False).model
+        LinearSSM(LocalLevel())
+          sigma2.irregular: 1.297
+          sigma2.level: 0.3883
+        """
+        check_kind("prior", prior, Mapping, "hyperparameters or distributions by name")
+        if not isinstance(self.emission, Irregular):
+            return super().with_prior(prior)
+        distributions = {name: value for name, value in prior.items() if is_distribution(value)}
+        model = super().with_prior({name: value for name, value in prior.items() if name not in distributions})
+        if distributions:
+            vars(model).update(emission=self.emission.with_user_priors(distributions))
+        return model
 
     # ---- observations ----------------------------------------------------------------------------------------------
 
@@ -400,9 +435,10 @@ class LinearSSM(Model):
                 structures. "svi" and "nuts" use Pyro on the density with the latents summed out.
             restarts, max_steps, tol, seed, progress: as in `SwitchingSSM.fit`. For a structure, restarts beyond 8 begin
                 at random.
-            prior: "weak": scaled to x (see `switching.linear.priors`), except for hyperparameters that were set by
-                `with_prior`. A structure has no prior under "em" unless some were set. A dictionary sets some, as
-                `with_prior` does. None: no prior, for "em".
+            prior: "weak": scaled to x (see `switching.linear.priors`), except for hyperparameters and distributions
+                that were set by `with_prior`. A dictionary sets some, as `with_prior` does. A structure has no prior
+                under "em" unless some were set. Then "em" finds the mode, and parameters without a distribution have
+                the default prior of the other methods. None: no prior, for "em".
             start: an additional start; with `restarts=1`, the only one. It is a model, a fit, or all values by name.
             fixed: parameters that are held at these values, by name; tables have NaN where an entry is free. Zeros in
                 a covariance part the latents into groups, each of which is held or free as a whole; latents of one
@@ -419,7 +455,8 @@ class LinearSSM(Model):
             TypeError, ValueError: see `SwitchingSSM.fit`.
         """
         by_likelihood = isinstance(self.emission, Irregular) and isinstance(method, str) and method == "em"
-        if by_likelihood and isinstance(prior, str) and prior == "weak" and not self._chosen:
+        chosen = self._chosen or (isinstance(self.emission, Irregular) and self.emission.user_priors)
+        if by_likelihood and isinstance(prior, str) and prior == "weak" and not chosen:
             prior = None
         options = Options(
             method,

@@ -9,7 +9,8 @@ the residual,
     first     m, inv(P)         normal-Wishart, about 0 and 1
 
 each with the weight of about one observation. For a structure, standard deviations are exponential with mean u, and
-partial autocorrelations uniform, as are frequencies and damping in their ranges.
+partial autocorrelations uniform, as are frequencies and damping in their ranges. Distributions of the user replace
+these (`user_priors`).
 """
 
 import math
@@ -28,6 +29,7 @@ from ..fitting.units import Units
 from ..parameters import Parameters, moved
 from .contract import LinearDynamics
 from .emission import Irregular, LinearEmission
+from .user_priors import VARIANCES, log_density
 
 WEIGHT = 0.5  # weight of the prior of coefficients, in steps
 OFFSET_WEIGHT = 0.01
@@ -176,29 +178,51 @@ def log_prior(
     dynamics: LinearDynamics, emission: LinearEmission | Irregular, prior: Parameters, values: Parameters
 ) -> Float[Tensor, "*r"]:
     """Log density of coefficients and precisions at parameters `[*r, ...]`; for a structure, of standard deviations and
-    partial autocorrelations."""
+    partial autocorrelations, or of the numbers that have a user prior.
+
+    Arguments:
+        prior: hyperparameters; with "unit" in a problem whose series is in this unit, since user priors are for values
+            in the units of the data.
+    """
     unit = prior["spread"]
     scaled = emission.in_units(moved(values, -prior["center"]), unit)
     if isinstance(emission, Irregular):
-        sizes = [scaled[name].clamp_min(0).sqrt() for name in scaled if name.startswith("sigma2.")]
-        ranges = [high - low for low, high in emission.structure.ranges.values()]
-        n_weights = len(scaled) - len(sizes) - len(ranges)
-        total = -torch.stack(torch.broadcast_tensors(*sizes)).sum(0) - n_weights * math.log(2.0)
-        total = total - sum(map(math.log, ranges))
-        return total - prior_volume(dynamics, emission, unit)
+        return _log_prior_of_structure(dynamics, emission, prior, values, scaled)
     etas, at = weak(dynamics.n_latent, emission, unit), one_point(scaled, emission)
     terms = [family.log_prob(at[name], etas[name]) for name, family in families(dynamics.n_latent).items()]
     total = torch.stack([term.flatten(values["initial_mean"].ndim - 1).sum(-1) for term in terms]).sum(0)
     return total - prior_volume(dynamics, emission, unit)
 
 
+def _log_prior_of_structure(
+    dynamics: LinearDynamics, emission: Irregular, prior: Parameters, values: Parameters, scaled: Parameters
+) -> Float[Tensor, "*r"]:
+    """The log prior of a structure; `scaled` values are in units of the spread."""
+    own = emission.user_priors
+    default = {name: value for name, value in scaled.items() if name not in own}
+    sizes = [_root(value) for name, value in default.items() if name.startswith(VARIANCES)]
+    widths = [high - low for name, (low, high) in emission.structure.ranges.items() if name in default]
+    n_weights = len(default) - len(sizes) - len(widths)
+    constant = n_weights * math.log(2.0) + sum(map(math.log, widths))
+    like = torch.zeros_like(next(iter(scaled.values())))
+    total = like - torch.stack(torch.broadcast_tensors(*sizes, like)).sum(0) - constant
+    if own:
+        total = total + log_density(own, emission.in_units(values, 1 / prior["unit"]) if "unit" in prior else values)
+    return total - prior_volume(dynamics, emission, prior["spread"])
+
+
+def _root(value: Tensor) -> Tensor:
+    """The square root, with the slope 0 at 0."""
+    there = value > 0
+    return torch.where(there, torch.where(there, value, 1.0).sqrt(), 0.0)
+
+
 def prior_volume(
     dynamics: LinearDynamics, emission: LinearEmission | Irregular, unit: Float[Tensor, "F"]
 ) -> Float[Tensor, ""]:
-    """The increase of the log density of the prior in units of the data."""
+    """The increase of the log density of the prior in units of the data; user priors keep theirs."""
     if isinstance(emission, Irregular):
-        return (
-            sum(name.startswith("sigma2.") for name in (*emission.parameters, *dynamics.parameters)) * unit.log().sum()
-        )
+        names = {*emission.parameters, *dynamics.parameters} - set(emission.user_priors)
+        return sum(name.startswith(VARIANCES) for name in names) * unit.log().sum()
     per_feature = dynamics.n_latent + 1 - (emission.n_features + 1 if emission.full else 2)
     return per_feature * unit.log().sum()

@@ -140,7 +140,11 @@ class LinearProblem(SeriesProblem):
 
     def in_units(self, units: Units) -> "LinearProblem":
         """The problem with the series in these units, where the prior has location 0 and scale 1."""
-        plain = {"center": torch.zeros_like(units.about), "spread": torch.ones_like(units.unit)}
+        plain = {
+            "center": torch.zeros_like(units.about),
+            "spread": torch.ones_like(units.unit),
+            "unit": units.unit,
+        }
         prior = None if self.prior is None else plain
         return replace(self, series=units.series(self.series), prior=prior, fixed=units.values(self.fixed))
 
@@ -159,12 +163,13 @@ def sizes(dynamics: LinearDynamics, emission: LinearEmission | Irregular) -> dic
 
 
 def typical(dynamics: LinearDynamics, emission: LinearEmission | Irregular) -> Parameters:
-    """Valid values of the parameters."""
+    """Valid values of the parameters, in the middle of ranges."""
     lengths, values = sizes(dynamics, emission), {}
+    narrow = emission.ranges if isinstance(emission, Irregular) else {}
     for name, parameter in known(dynamics, emission).items():
         shape = [lengths[dim] for dim in parameter.dims]
         zero = torch.zeros(shape, dtype=torch.float64, device="cpu")
-        ends = [getattr(parameter.support, f"{end}_bound", None) for end in ("lower", "upper")]
+        ends = narrow.get(name) or [getattr(parameter.support, f"{end}_bound", None) for end in ("lower", "upper")]
         if None not in ends:
             values[name] = zero + sum(map(float, ends)) / 2  # type: ignore[arg-type]
             continue

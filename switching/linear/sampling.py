@@ -23,7 +23,9 @@ from ..parameters import Parameters
 from ..seeding import seeded
 from .bases import nearest_turn, turned
 from .coordinates import LinearDensity
+from .emission import Irregular
 from .problem import LinearProblem
+from .user_priors import at_zero
 
 LEAST = 0.01  # smallest standard deviation of the start, in units of the data, as 0 is a corner of the prior
 
@@ -51,7 +53,9 @@ def draw(
     """
     inner = problem.in_units(units)
     near = units.values(start)
-    near = {n: v.clamp_min(LEAST**2) if n.startswith("sigma2.") else v for n, v in near.items()} | inner.fixed
+    own = inner.emission.user_priors if isinstance(inner.emission, Irregular) else {}
+    corners = [n for n in near if n.startswith("sigma2.") and not (n in own and at_zero(own[n]) == -torch.inf)]
+    near = {n: v.clamp_min(LEAST**2) if n in corners else v for n, v in near.items()} | inner.fixed
     density = LinearDensity(inner, units, near)
     return (_by_nuts if options.method == "nuts" else _by_svi)(density, problem, options, start)
 

@@ -27,6 +27,15 @@ def from_partial_autocorrelations(partial: Tensor) -> Tensor:
     return weights
 
 
+def log_volume_of_weights(partial: Tensor) -> Tensor:
+    r"""The log Jacobian of `from_partial_autocorrelations`.
+
+    The step to order k multiplies by $I - r_k J$, J the reversal of k - 1 numbers, whose eigenvalues are 1 and -1.
+    """
+    before = torch.arange(partial.shape[-1], device=partial.device)
+    return ((before + 1) // 2 * torch.log1p(-partial) + before // 2 * torch.log1p(partial)).sum(-1)
+
+
 def stationary_covariance(weights: Tensor) -> Tensor:
     r"""Covariance [*r, p, p] of p successive steps of an autoregression with noise of variance 1, by Yule and Walker.
 

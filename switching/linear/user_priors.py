@@ -1,0 +1,151 @@
+r"""Priors of a structure's parameters from the user, as distributions of Pyro, in the units of the data.
+
+The density of a parameter is that of the number under its name: of the variance for `sigma2.level`, of the standard
+deviation for `sigma.level`. The mode under "em" is that of the product of these densities and the likelihood. Outside
+the values that a fit allows (stationary autoregressions, the range of a frequency) the density is 0, so it has another
+constant than the distribution there.
+"""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import lru_cache
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+from torch.distributions import constraints
+
+from ..parameters import Parameter, Parameters, Shown
+from ..user_priors import UserPrior, on, read
+from .structure import VARIANCE, Structure
+
+VARIANCES, DEVIATIONS = "sigma2.", "sigma."  # the starts of names of variances and of standard deviations
+NEAR_ZERO = 1e-50, 1e-100
+NEAR_END = 1e-8, 1e-15  # distances from the end of a range, in widths
+DECADES = 8  # of standard deviations in which the scale of a prior is looked for, on either side of the unit
+RISE = 1.0  # change of a log density between two such places, above which it has no finite limit
+
+
+def read_priors(prior: Any, structure: Structure, names: Mapping[str, Parameter]) -> dict[str, UserPrior]:
+    """The priors of a structure's parameters by name, from those of parameters or standard deviations.
+
+    Raises:
+        TypeError, ValueError: see `switching.user_priors.read`; priors of some weights of an autoregression without the
+            others; a distribution of several numbers, or with an infinite density.
+    """
+    forms = {name: _form(name, structure) for name in names}
+    priors = read(prior, forms, repr(structure))
+    for together in structure.orders.values():
+        some = [name for name in together if name in priors]
+        if some and len(some) < len(together):
+            raise ValueError(f"prior: got {some} without the rest of {list(together)}; give all of these, or none.")
+    for called, distribution in prior.items():
+        shape = list(distribution.batch_shape + distribution.event_shape)
+        if shape:
+            raise ValueError(f"prior[{called!r}]: got a distribution of shape {shape}, expected one number's.")
+    for name, own in priors.items():
+        _check_finite(own, ranges(structure, priors).get(name))
+    return priors
+
+
+def _form(name: str, structure: Structure) -> Parameter:
+    """The parameter with the support of its priors, and with the other form that these may have."""
+    if name.startswith(VARIANCES):
+        deviation = DEVIATIONS + name.removeprefix(VARIANCES)
+        return replace(VARIANCE, shown=Shown(deviation, constraints.nonnegative, torch.sqrt, torch.square))
+    ends = structure.ranges.get(name)
+    return Parameter(()) if ends is None else Parameter((), constraints.interval(*ends))
+
+
+def replaced(prior: Mapping[str, Any], by: Mapping[str, Any]) -> dict[str, Any]:
+    """Priors by name, some of which are replaced, also in another form."""
+    new = {_variance(name) for name in by}
+    return {name: one for name, one in prior.items() if _variance(name) not in new} | dict(by)
+
+
+def _variance(name: Any) -> Any:
+    return VARIANCES + name.removeprefix(DEVIATIONS) if str(name).startswith(DEVIATIONS) else name
+
+
+def ranges(structure: Structure, priors: Mapping[str, UserPrior]) -> dict[str, tuple[float, float]]:
+    """The ranges of a structure's parameters within the supports of their priors."""
+    narrow = dict(structure.ranges)
+    for name in narrow.keys() & priors.keys():
+        low, high = narrow[name]
+        support: Any = priors[name].distribution.support
+        narrow[name] = (
+            max(low, float(getattr(support, "lower_bound", low))),
+            min(high, float(getattr(support, "upper_bound", high))),
+        )
+    return narrow
+
+
+def log_density(priors: Mapping[str, UserPrior], values: Parameters) -> Float[Tensor, "*r"]:
+    """The sum of the log densities at parameters `[*r]` in the units of the data."""
+    return torch.stack([_log_prob(one, values[name]) for name, one in priors.items()]).sum(0)
+
+
+def check_possible(priors: Mapping[str, UserPrior], fixed: Parameters) -> None:
+    """Raise ValueError if a prior excludes the value of a fixed parameter."""
+    for name in priors.keys() & fixed.keys():
+        if not bool(_log_prob(priors[name], fixed[name]).isfinite()):
+            raise ValueError(
+                f"fixed[{name!r}]: got {float(fixed[name]):g}, which its prior of "
+                f"{type(priors[name].distribution).__name__} excludes; leave out one of the two."
+            )
+
+
+def _log_prob(prior: UserPrior, value: Tensor) -> Tensor:
+    law = on(prior.distribution, value)
+    if not prior.name.startswith(VARIANCES):
+        return law.log_prob(value)
+    there = value > 0
+    inside = torch.where(there, value, 1.0)
+    return torch.where(there, law.log_prob(inside.sqrt() if prior.shown else inside), at_zero(prior))
+
+
+@lru_cache(maxsize=256)
+def at_zero(prior: UserPrior) -> float:
+    """The limit of the log density of a variance or a standard deviation at 0: finite, or infinite of either sign."""
+    return _limit(prior, *NEAR_ZERO)
+
+
+def typical_deviation(prior: UserPrior, unit: float) -> float:
+    """The standard deviation, in a unit, at which the density of its logarithm is greatest."""
+    sizes = torch.logspace(-DECADES, DECADES, 20 * DECADES + 1, dtype=torch.float64, device="cpu")
+    value = (sizes * unit).square()
+    power = 1 if prior.shown else 2
+    heights = _log_prob(prior, value) + power * sizes.log()
+    return float(sizes[heights.nan_to_num(-torch.inf).argmax()])
+
+
+def _limit(prior: UserPrior, near: float, nearer: float) -> float:
+    """The limit of the log density in the direction from one place to another."""
+    places = torch.tensor([near, nearer], dtype=torch.float64, device="cpu")
+    before, there = on(prior.distribution, places).log_prob(places).nan_to_num(-torch.inf, torch.inf).tolist()
+    if there == before or abs(there - before) < RISE:
+        return there
+    return float("inf") if there > before else float("-inf")
+
+
+def _check_finite(prior: UserPrior, ends: tuple[float, float] | None) -> None:
+    """Raise ValueError if the density is infinite at an end of the parameter's values: it is highest there whatever the
+    data."""
+    kind = type(prior.distribution).__name__
+    if ends is not None:
+        width = ends[1] - ends[0]
+        for end, away in zip(ends, (width, -width), strict=True):
+            if _limit(prior, *(end + share * away for share in NEAR_END)) == float("inf"):
+                raise ValueError(
+                    f"prior[{prior.name!r}]: got {kind} with an infinite density at {end:g}, so that the mode is there "
+                    "whatever the data; give one with a finite density."
+                )
+    elif prior.name.startswith(VARIANCES) and at_zero(prior) == float("inf"):
+        deviation = DEVIATIONS + prior.name.removeprefix(VARIANCES)
+        called = deviation if prior.shown else prior.name
+        other = "" if prior.shown else f", or the prior of {deviation!r}"
+        raise ValueError(
+            f"prior[{called!r}]: got {kind} with an infinite density at 0, so that the mode is 0 whatever the data; "
+            f"give one with a finite density{other}, such as dist.HalfNormal(1.0)."
+        )
