@@ -240,7 +240,8 @@ class Model(Named, ABC):
             if isinstance(value, torch.distributions.Distribution):
                 raise TypeError(
                     f"prior[{name!r}]: got {type(value).__name__}, but a {self.name} takes hyperparameters: "
-                    f"{', '.join(expected) or 'none'}."
+                    f"{', '.join(expected) or 'none'}. Distributions are for the emission of a SwitchingSSM, and for "
+                    "a LinearSSM of a structure, such as LinearSSM(LocalLevel())."
                 )
             table = read_table(value, f"prior[{name!r}]")
             if not bool(table.isfinite().all()):

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.distributions import Transform, biject_to, constraints
 from torch.distributions.constraints import Constraint
 
-from ..inference.numerics.cholesky import cholesky
+from ..inference.numerics.cholesky import cholesky, cholesky_inverse, log_det
 
 
 class _Definite(Constraint):
@@ -72,8 +72,78 @@ class DefiniteTransform(Transform):
         return torch.Size([*shape[:-2], n * (n + 1) // 2])
 
 
+class Congruence(Transform):
+    """From a matrix X to D X D, with the numbers of a diagonal D `[*#b, F]`."""
+
+    domain = codomain = definite
+    bijective = True
+
+    def __init__(self, sizes: Tensor) -> None:
+        super().__init__()
+        self.sizes = sizes
+
+    def _call(self, x: Tensor) -> Tensor:
+        return x * self.sizes.unsqueeze(-1) * self.sizes.unsqueeze(-2)
+
+    def _inverse(self, y: Tensor) -> Tensor:
+        return y / self.sizes.unsqueeze(-1) / self.sizes.unsqueeze(-2)
+
+    def log_abs_det_jacobian(self, x: Tensor, y: Tensor) -> Tensor:
+        volume = (x.shape[-1] + 1) * self.sizes.abs().log().sum(-1)
+        return volume.expand(x.shape[:-2])
+
+
+class Inversion(Transform):
+    """From a matrix to its inverse, such as from a covariance to a precision."""
+
+    domain = codomain = definite
+    bijective = True
+
+    def _call(self, x: Tensor) -> Tensor:
+        return cholesky_inverse(cholesky(x))
+
+    def _inverse(self, y: Tensor) -> Tensor:
+        return self._call(y)
+
+    def log_abs_det_jacobian(self, x: Tensor, y: Tensor) -> Tensor:
+        return (x.shape[-1] + 1) * log_det(cholesky(y))
+
+
 def _side(size: int) -> int:
     return (math.isqrt(8 * size + 1) - 1) // 2
+
+
+class ScaledCorrelation(dist.TorchDistribution):
+    r"""Covariances $\Sigma = D R D$ with independent standard deviations D and correlations R.
+
+    $$p(\Sigma) = p(R) \prod_i p(d_i)\, d_i^{-F} / 2$$
+
+    Arguments:
+        scale: of the standard deviations, of batch shape `[*b, F]`.
+        correlation: of the correlations, of batch shape `[*#b]` and event shape `[F, F]`.
+    """
+
+    support = definite  # pyright: ignore[reportAssignmentType]
+    arg_constraints = {}  # noqa: RUF012 # pyright: ignore[reportAssignmentType]
+
+    def __init__(self, scale: Any, correlation: Any) -> None:
+        self.scale, self.correlation = scale, correlation
+        super().__init__(scale.batch_shape[:-1], correlation.event_shape, validate_args=False)
+
+    def expand(self, batch_shape: Any, _instance: Any = None) -> "ScaledCorrelation":
+        return ScaledCorrelation(self.scale.expand([*batch_shape, self.event_shape[-1]]), self.correlation)
+
+    def rsample(self, sample_shape: Any = ()) -> Tensor:
+        scale = self.scale.sample(sample_shape)
+        missing = scale.shape[len(sample_shape) : -1].numel() // max(1, self.correlation.batch_shape.numel())
+        draws = self.correlation.sample([*sample_shape, missing])
+        return draws.reshape(*scale.shape, scale.shape[-1]) * scale.unsqueeze(-1) * scale.unsqueeze(-2)
+
+    def log_prob(self, value: Tensor) -> Tensor:
+        scale = value.diagonal(dim1=-2, dim2=-1).sqrt()
+        correlation = value / scale.unsqueeze(-1) / scale.unsqueeze(-2)
+        each = self.scale.log_prob(scale) - scale.shape[-1] * scale.log() - math.log(2)
+        return each.sum(-1) + self.correlation.log_prob(correlation)
 
 
 class Wishart(dist.Wishart):

@@ -4,8 +4,11 @@ The numbers of a table are independent under it, and independent of the other pa
 units of the data. It may be for the displayed form, such as a scale instead of a precision. If $y = g(v)$ are these
 values and v those inside a fit, the density of v is $p(g(v))\, |g'(v)|$.
 
+A covariance matrix may also have a prior of its standard deviations and another one of its correlations.
+
 Some distributions have the form of the default prior: a Beta for a probability, a Gamma for a rate or a precision, a
-Dirichlet for rows of probabilities. They become hyperparameters, so message passing takes them too.
+Wishart for a precision matrix, a Dirichlet for rows of probabilities. They become hyperparameters, so message passing
+takes them too.
 """
 
 import inspect
@@ -19,8 +22,12 @@ from torch import Tensor
 from torch.distributions import Distribution, constraints
 from torch.distributions.transforms import AffineTransform, PowerTransform, Transform
 
+from .definite import Congruence, Inversion, ScaledCorrelation, definite
 from .parameters import Parameter, Parameters
 from .priors import Site
+
+COVARIANCE, SCALE, CORRELATION = "covariance", "scale", "correlation"
+MATRICES = "covariance_matrix", "precision_matrix", "scale_tril"  # forms of one argument of a distribution
 
 
 @dataclass(frozen=True, eq=False)
@@ -44,12 +51,15 @@ class UserPrior:
         try:
             base = base.expand(shape[: len(shape) - n])
         except (RuntimeError, ValueError):
-            raise ValueError(
-                f"prior[{self.name!r}]: got a distribution of shape {list(base.batch_shape + base.event_shape)}, "
-                f"expected one number's, or a table {list(shape)}."
-            ) from None
-        steps: list[Transform] = [PowerTransform(torch.tensor(-2.0).to(like))] if self.shown else []
-        if factor is not None:
+            base = None
+        if base is None or base.event_shape != shape[len(shape) - n :]:
+            raise _of_another_shape(self.name, self.distribution.batch_shape + self.distribution.event_shape, shape)
+        if _is_matrix(base.support):
+            sizes = torch.ones_like(like[..., 0]) if factor is None else factor.diagonal(dim1=-2, dim2=-1).sqrt()
+            steps: list[Transform] = [*[Inversion()] * self.shown, Congruence(sizes)]
+        else:
+            steps = [PowerTransform(torch.tensor(-2.0).to(like))] if self.shown else []
+        if factor is not None and not _is_matrix(base.support):
             shift = torch.zeros_like(factor) if about is None else -about * factor
             steps.append(AffineTransform(shift, factor, event_dim=n))
         whole: Any = dist.TransformedDistribution(base, steps) if steps else base
@@ -74,7 +84,7 @@ def read(prior: Any, parameters: Mapping[str, Parameter], of: str) -> dict[str, 
     known: dict[str, tuple[str, Any, bool]] = {n: (n, p.support, False) for n, p in parameters.items()}
     known |= {p.shown.name: (n, p.shown.support, True) for n, p in parameters.items() if p.shown}
     priors: dict[str, UserPrior] = {}
-    for name, distribution in prior.items():
+    for name, distribution in _with_covariance(prior, known).items():
         if name not in known:
             raise ValueError(f"prior: got {name!r}, expected some of {', '.join(known)}, the parameters of {of}.")
         place, support, shown = known[name]
@@ -82,11 +92,6 @@ def read(prior: Any, parameters: Mapping[str, Parameter], of: str) -> dict[str, 
             raise TypeError(
                 f"prior[{name!r}]: got {type(distribution).__name__}, expected a distribution of Pyro, such as "
                 f"dist.{_typical(support)}; hyperparameters go into model.with_prior(...)."
-            )
-        if support is constraints.positive_definite:
-            raise ValueError(
-                f"prior[{name!r}]: the prior of a matrix is a Wishart; give its hyperparameters, by "
-                "model.with_prior(...)."
             )
         if not _fits(_support(distribution), support):
             raise ValueError(
@@ -97,6 +102,50 @@ def read(prior: Any, parameters: Mapping[str, Parameter], of: str) -> dict[str, 
             raise ValueError(f"prior: got {place} twice, in two forms; give one.")
         priors[place] = UserPrior(place, distribution, shown)
     return priors
+
+
+def merged(prior: Mapping[str, Any], by: Mapping[str, Any], parameters: Mapping[str, Parameter]) -> dict[str, Any]:
+    """Priors by name and others, which replace those of the same parameters, also in other forms."""
+    places = {p.shown.name: name for name, p in parameters.items() if p.shown}
+    if COVARIANCE in places:
+        places = dict.fromkeys((SCALE, CORRELATION), places[COVARIANCE]) | places
+    new = {places.get(name, name) for name in by}
+    return {name: one for name, one in prior.items() if places.get(name, name) not in new} | dict(by)
+
+
+def _with_covariance(prior: Mapping[str, Any], known: Mapping[str, Any]) -> dict[str, Any]:
+    """Priors with that of a covariance in the place of those of its standard deviations and correlations."""
+    some = [name for name in (SCALE, CORRELATION) if name in prior and name not in known]
+    if COVARIANCE not in known or not some:
+        return dict(prior)
+    if COVARIANCE in prior:
+        raise ValueError(f"prior: got {COVARIANCE!r} beside {', '.join(map(repr, some))}, two forms of one; give one.")
+    if len(some) == 1:
+        raise ValueError(
+            f"prior: got {some[0]!r} alone, expected {SCALE!r}, of the standard deviations, and {CORRELATION!r}, such "
+            f"as dist.LKJ(2, 2.0); or {COVARIANCE!r}."
+        )
+    scale, correlation = prior[SCALE], prior[CORRELATION]
+    if not isinstance(scale, Distribution) or not _is_positive(_support(scale)) or scale.event_shape:
+        raise ValueError(
+            f"prior[{SCALE!r}]: got {type(scale).__name__}, expected a distribution of positive numbers, such as "
+            "dist.HalfNormal(1.0)."
+        )
+    if not isinstance(correlation, Distribution) or correlation.support is not dist.constraints.corr_matrix:
+        raise ValueError(
+            f"prior[{CORRELATION!r}]: got {type(correlation).__name__}, expected a distribution of correlation "
+            "matrices, such as dist.LKJ(2, 2.0)."
+        )
+    rest = {name: one for name, one in prior.items() if name not in some}
+    n = correlation.event_shape[-1]
+    try:
+        wide: Any = scale.expand([*scale.batch_shape[:-1], n])
+    except (RuntimeError, ValueError):
+        raise ValueError(
+            f"prior[{SCALE!r}]: got a distribution of shape {list(scale.batch_shape)}, expected one number's, or one "
+            f"for each of the {n} features of prior[{CORRELATION!r}]."
+        ) from None
+    return rest | {COVARIANCE: ScaledCorrelation(wide, correlation)}
 
 
 def has_default_form(prior: UserPrior, names: Collection[str]) -> bool:
@@ -118,11 +167,15 @@ def _numbers(prior: UserPrior, names: Collection[str]) -> Parameters:
         return {"shape": d.concentration, "rate": d.rate}
     if isinstance(d, torch.distributions.Dirichlet) and prior.name == "probs" and "concentration" in names:
         return {"concentration": d.concentration}
+    if isinstance(d, torch.distributions.Wishart) and prior.name == "precision" and "inverse_scale" in names:
+        return {"df": d.df, "inverse_scale": d.precision_matrix}
     return {}
 
 
-def on(distribution: Distribution, like: Tensor) -> Any:
+def on(distribution: Any, like: Tensor) -> Any:
     """The distribution with its numbers in the dtype and on the device of `like`, if it is made of numbers."""
+    if isinstance(distribution, ScaledCorrelation):
+        return ScaledCorrelation(on(distribution.scale, like), on(distribution.correlation, like))
     numbers = arguments(distribution)
     if numbers is None:
         return distribution
@@ -137,8 +190,12 @@ def arguments(distribution: Distribution) -> dict[str, Any] | None:
     if getattr(dist, kind.__name__, None) is not kind:
         return None
     names = [name for name in inspect.signature(kind.__init__).parameters if name in distribution.arg_constraints]
-    for some in (names, [name for name in names if name in vars(distribution)]):
-        numbers = {name: getattr(distribution, name) for name in some}
+    own = [name for name in names if name in vars(distribution)]
+    beside = [name for name in own if name not in MATRICES]
+    forms = [[*beside, name] for name in MATRICES if name in own]  # other forms are kept once they were asked for
+    sizes: dict[str, Any] = {"dim": distribution.event_shape[-1]} if isinstance(distribution, dist.LKJ) else {}
+    for some in (names, own, *forms):
+        numbers = sizes | {name: getattr(distribution, name) for name in some}
         try:
             kind(**numbers, validate_args=False)
         except (TypeError, ValueError, RuntimeError, AssertionError):
@@ -153,17 +210,20 @@ def distribution_of(name: str, numbers: Mapping[str, Tensor]) -> Distribution:
     if not (isinstance(kind, type) and issubclass(kind, Distribution)):
         raise ValueError(f"prior: got {name!r}, which is no distribution of Pyro.")
     made: Any = kind
-    return made(**{key: value.double() for key, value in numbers.items()})
+    return made(**{key: int(value) if key == "dim" else value.double() for key, value in numbers.items()})
 
 
 def _expanded(name: str, table: Tensor, like: Tensor) -> Tensor:
     try:
         return table.to(like).expand_as(like)
     except RuntimeError:
-        raise ValueError(
-            f"prior[{name!r}]: got a distribution of shape {list(table.shape)}, expected one number's, or a table "
-            f"{list(like.shape)}."
-        ) from None
+        raise _of_another_shape(name, table.shape, like.shape) from None
+
+
+def _of_another_shape(name: str, got: torch.Size, table: torch.Size) -> ValueError:
+    return ValueError(
+        f"prior[{name!r}]: got a distribution of shape {list(got)}, expected one number's, or a table {list(table)}."
+    )
 
 
 def _support(distribution: Distribution) -> Any:
@@ -179,6 +239,8 @@ def _fits(given: Any, expected: Any) -> bool:
     if expected is constraints.unit_interval:
         bounds = getattr(given, "lower_bound", None), getattr(given, "upper_bound", None)
         return all(b is not None for b in bounds) and [float(torch.as_tensor(b).max()) for b in bounds] == [0.0, 1.0]
+    if _is_matrix(expected):
+        return _is_matrix(given)
     if isinstance(expected, constraints.interval):
         return given is constraints.real or (isinstance(given, constraints.interval) and _overlap(given, expected))
     return type(given) is type(expected)
@@ -186,6 +248,10 @@ def _fits(given: Any, expected: Any) -> bool:
 
 def _overlap(one: Any, other: Any) -> bool:
     return max(float(one.lower_bound), float(other.lower_bound)) < min(float(one.upper_bound), float(other.upper_bound))
+
+
+def _is_matrix(support: Any) -> bool:
+    return isinstance(support, type(constraints.positive_definite) | type(definite))
 
 
 def _is_positive(support: Any) -> bool:
@@ -200,6 +266,8 @@ def _typical(support: Any) -> str:
         return "Beta(2.0, 2.0)"
     if support is constraints.simplex:
         return "Dirichlet(torch.ones(3))"
+    if _is_matrix(support):
+        return "Wishart(torch.tensor(4.0), covariance_matrix=torch.eye(2))"
     if isinstance(support, constraints.interval):
         return f"Uniform({support.lower_bound:g}, {support.upper_bound:g})"
     return "Normal(0.0, 1.0)"

@@ -46,7 +46,7 @@ from ..parameters import (
     with_prefix,
 )
 from ..priors import Conjugate, Site, log_prior
-from ..user_priors import UserPrior, has_default_form, hyperparameters
+from ..user_priors import UserPrior, has_default_form, hyperparameters, merged
 from ..user_priors import read as read_priors
 from .ascent import ascend
 
@@ -431,14 +431,14 @@ class Emission(Named, ABC):
         return False
 
     def with_user_priors(self, prior: Mapping[str, Any]) -> "Emission":
-        """The same emission with these priors of parameters, beside those that it has."""
+        """The same emission with these priors, beside those that it has of other parameters."""
         known, changed = self.prior if isinstance(self.prior, Mapping) else {}, cast(Any, self)
         if "prior" not in getattr(self, "__dataclass_fields__", {}):
             raise ValueError(
                 f"prior: got distributions of {', '.join(sorted(prior))}, but {self.name} takes none; give the "
                 "hyperparameters of `model.prior`, or write them into the `priors` of your own emission."
             )
-        return cast(Emission, replace(changed, prior={**known, **prior}))
+        return cast(Emission, replace(changed, prior=merged(known, prior, self.parameters)))
 
     def in_fit_units(self, about: Tensor, unit: Tensor) -> "Emission":
         """The emission for values of (x - about) / unit, with the user's priors converted."""

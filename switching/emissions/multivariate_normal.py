@@ -59,7 +59,9 @@ class MultivariateNormal(NormalEmission):
 
     Arguments:
         n_features: F.
-        prior: as for `Normal`.
+        prior: as for `Normal`. A Wishart of `precision` has the form of the default prior; it is an inverse Wishart of
+            the covariance. Instead of `covariance` there may be a prior of its standard deviations and one of its
+            correlations: `{"scale": dist.HalfNormal(2.0), "correlation": dist.LKJ(n_features, 2.0)}`.
         tied: `{"covariance": "all states"}` for one covariance, which all states share; `precision` and `covariance`
             then are [1, F, F]. None: every state has its own.
 

@@ -12,9 +12,9 @@ from torch.distributions import constraints
 from ...inference.numerics.placement import constant
 from ...inference.numerics.scalars import check_integer
 from ..parameters import Named, Parameter, Parameters
-from ..user_priors import UserPrior
+from ..user_priors import UserPrior, merged
 from .structure import VARIANCE, Structure
-from .user_priors import ranges, read_priors, replaced
+from .user_priors import forms, ranges, read_priors
 
 
 class ObservationParameters(NamedTuple):
@@ -88,8 +88,7 @@ class Irregular(Named):
     @cached_property
     def user_priors(self) -> dict[str, UserPrior]:
         """The user's priors, by parameter."""
-        known = {**self.parameters, **self.structure.parameters}
-        return {} if self.prior is None else read_priors(self.prior, self.structure, known)
+        return {} if self.prior is None else read_priors(self.prior, self.structure, self._names)
 
     @property
     def ranges(self) -> dict[str, tuple[float, float]]:
@@ -98,7 +97,11 @@ class Irregular(Named):
 
     def with_user_priors(self, prior: Mapping[str, Any]) -> "Irregular":
         """The same with these priors, beside those that it has of other parameters."""
-        return replace(self, prior=replaced(self.prior or {}, prior))
+        return replace(self, prior=merged(self.prior or {}, prior, forms(self.structure, self._names)))
+
+    @property
+    def _names(self) -> list[str]:
+        return [*self.parameters, *self.structure.parameters]
 
     @property
     def parameters(self) -> Mapping[str, Parameter]:

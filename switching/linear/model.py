@@ -218,7 +218,7 @@ class LinearSSM(Model):
         """
         check_kind("prior", prior, Mapping, "hyperparameters or distributions by name")
         if not isinstance(self.emission, Irregular):
-            return super().with_prior(prior)
+            return super().with_prior(prior)  # refuses distributions
         distributions = {name: value for name, value in prior.items() if is_distribution(value)}
         model = super().with_prior({name: value for name, value in prior.items() if name not in distributions})
         if distributions:

@@ -6,7 +6,7 @@ the values that a fit allows (stationary autoregressions, the range of a frequen
 constant than the distribution there.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from functools import lru_cache
 from typing import Any
@@ -27,15 +27,14 @@ DECADES = 8  # of standard deviations in which the scale of a prior is looked fo
 RISE = 1.0  # change of a log density between two such places, above which it has no finite limit
 
 
-def read_priors(prior: Any, structure: Structure, names: Mapping[str, Parameter]) -> dict[str, UserPrior]:
+def read_priors(prior: Any, structure: Structure, names: Iterable[str]) -> dict[str, UserPrior]:
     """The priors of a structure's parameters by name, from those of parameters or standard deviations.
 
     Raises:
         TypeError, ValueError: see `switching.user_priors.read`; priors of some weights of an autoregression without the
             others; a distribution of several numbers, or with an infinite density.
     """
-    forms = {name: _form(name, structure) for name in names}
-    priors = read(prior, forms, repr(structure))
+    priors = read(prior, forms(structure, names), repr(structure))
     for together in structure.orders.values():
         some = [name for name in together if name in priors]
         if some and len(some) < len(together):
@@ -49,6 +48,11 @@ def read_priors(prior: Any, structure: Structure, names: Mapping[str, Parameter]
     return priors
 
 
+def forms(structure: Structure, names: Iterable[str]) -> dict[str, Parameter]:
+    """The parameters of these names, with the supports of their priors."""
+    return {name: _form(name, structure) for name in names}
+
+
 def _form(name: str, structure: Structure) -> Parameter:
     """The parameter with the support of its priors, and with the other form that these may have."""
     if name.startswith(VARIANCES):
@@ -56,16 +60,6 @@ def _form(name: str, structure: Structure) -> Parameter:
         return replace(VARIANCE, shown=Shown(deviation, constraints.nonnegative, torch.sqrt, torch.square))
     ends = structure.ranges.get(name)
     return Parameter(()) if ends is None else Parameter((), constraints.interval(*ends))
-
-
-def replaced(prior: Mapping[str, Any], by: Mapping[str, Any]) -> dict[str, Any]:
-    """Priors by name, some of which are replaced, also in another form."""
-    new = {_variance(name) for name in by}
-    return {name: one for name, one in prior.items() if _variance(name) not in new} | dict(by)
-
-
-def _variance(name: Any) -> Any:
-    return VARIANCES + name.removeprefix(DEVIATIONS) if str(name).startswith(DEVIATIONS) else name
 
 
 def ranges(structure: Structure, priors: Mapping[str, UserPrior]) -> dict[str, tuple[float, float]]:

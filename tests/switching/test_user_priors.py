@@ -159,16 +159,6 @@ def normal(**prior: dist.Distribution) -> sh.SwitchingSSM:
             "prior: got precision twice",
         ),
         (
-            lambda: sh.MultivariateNormal(2, prior={"covariance": dist.HalfNormal(1.0)}),
-            "prior['covariance']: the prior of a matrix is a Wishart; give its hyperparameters",
-        ),
-        (
-            lambda: sh.MultivariateNormal(
-                2, prior={"precision": dist.Wishart(torch.tensor(5.0), covariance_matrix=torch.eye(2))}
-            ),
-            "prior['precision']: the prior of a matrix is a Wishart; give its hyperparameters",
-        ),
-        (
             lambda: normal(loc=dist.Normal(torch.zeros(3, 1), 1.0)).fit(X),
             "prior['loc']: got a distribution of shape [3, 1], expected one number's, or a table [2, 1]",
         ),
