@@ -19,10 +19,11 @@ import torch
 from torch import Tensor
 
 from ...numerics.compilation import inlined, kernel
+from ...numerics.lanes import BYTES, load, muladd, splat, store
 from ...numerics.threads import in_parallel, ranges
 from .op import evidence
 
-LANES = 8
+LANES = BYTES // 8
 LOG_2PI = math.log(2 * math.pi)
 SETTLED = 1e-12  # change of a covariance in a step, in standard deviations of its entries
 DETERMINED = 1e-10  # diffuse variance of an observation, relative to that of its emission, which counts as 0
@@ -63,9 +64,11 @@ def _in_lanes(table: Tensor) -> np.ndarray:
 
 def _groups(seen: np.ndarray, alone: bool) -> list[np.ndarray]:
     """The numbers of the series with the same missing steps; of each one if its inputs are its own."""
-    if alone or len(seen) == 1:
+    if alone:
         return [np.array([i]) for i in range(len(seen))]
-    _, kind = np.unique(seen, axis=0, return_inverse=True)
+    if (seen == seen[0]).all():
+        return [np.arange(len(seen))]
+    _, kind = np.unique(np.packbits(seen, axis=1), axis=0, return_inverse=True)
     return [np.flatnonzero(kind.ravel() == k) for k in range(kind.max() + 1)]
 
 
@@ -73,54 +76,50 @@ def _groups(seen: np.ndarray, alone: bool) -> list[np.ndarray]:
 def sweep(first, last, x, seen, transition, state_noise, emission, observation_noise, initial, diffuse, out):
     """log p(x) [groups, n, LANES] under groups `first` to `last` of parameters; x is [T, n], the emission [S, L]."""
     (n_steps, n), size, varies = x.shape, transition.shape[1], len(emission) > 1
-    mean, moved, error = np.empty((size, n, LANES)), np.empty((size, n, LANES)), np.empty((n, LANES))
-    spread, open_, before, half = np.empty((4, size, size, LANES))
-    gain, wide = np.empty((2, size, LANES))
+    mean, moved = np.empty((size, n, LANES)), np.empty((size, n, LANES))
+    ahead, spread, open_, half = np.empty((4, size, size, LANES))  # covariances before and after an observation
+    gain, wide, weights = np.empty((size, LANES)), np.empty((size, LANES)), np.empty((2, LANES))
     scale, free, most, constant, weight = np.empty((5, LANES))
     n_open, fine = np.empty(LANES, np.int64), np.empty(LANES, np.bool_)
     entries, ends, shown = np.empty(size * size, np.int64), np.empty(size + 1, np.int64), np.empty(size, np.int64)
     values = np.empty((size * size, LANES))
     for r in range(first, last):
         list_entries(transition[r], entries, ends, values)
-        spread[:], open_[:], before[:], mean[:], most[:], out[r] = initial[r], 0.0, math.inf, 0.0, 0.0, 0.0
+        ahead[:], open_[:], mean[:], most[:], out[r] = initial[r], 0.0, 0.0, 0.0, 0.0
         for i in range(size):
             if diffuse[i]:
                 open_[i, i] = 1.0
         n_open[:], fine[:], opens, settled = diffuse.sum(), True, diffuse.sum() > 0, False
         for t in range(n_steps):
-            share = emission[t if varies else 0]
-            if seen[t]:
+            share, opened = emission[t if varies else 0], opens
+            if not seen[t]:
+                spread[:] = ahead
+            else:
                 n_shown = list_shown(share, shown)
                 if not settled:
-                    project(spread, share, shown[:n_shown], gain, scale)
+                    project(ahead, share, shown[:n_shown], gain, scale)
                     scale += observation_noise[r]
                     if opens:
+                        spread[:] = ahead
                         project(open_, share, shown[:n_shown], wide, free)
-                        see_diffuse(spread, open_, gain, wide, scale, free, np.dot(share, share), n_open)
+                        see_diffuse(spread, open_, gain, wide, scale, free, np.dot(share, share), n_open, weights)
                     else:
-                        see(spread, gain, scale, wide)
+                        see(ahead, gain, scale, spread)
                     count(scale, free, opens, most, fine, constant, weight)
                     opens = n_open.max() > 0
-                follow(mean, x[t], share, shown[:n_shown], gain, error)
-                for k in range(n):
-                    for w in range(LANES):
-                        out[r, k, w] += constant[w] - weight[w] * error[k, w] * error[k, w]
+                follow(mean, x[t], share, shown[:n_shown], gain, constant, weight, out[r])
             move(mean, entries, ends, values, moved)
             mean, moved = moved, mean
             if settled and seen[t]:
                 continue
-            if settled:  # of a missing step the covariance before it moves on
-                spread[:] = before
-            settled = False
             predict(spread, entries, ends, values, half)
             for i in range(size):
                 for w in range(LANES):
                     spread[i, i, w] += state_noise[r, i, w]
             if opens:
                 predict(open_, entries, ends, values, half)
-            elif not varies:
-                settled = seen[t] and is_settled(spread, before, fine)
-                before[:] = spread
+            settled = seen[t] and not opened and not varies and is_settled(spread, ahead, fine)
+            ahead, spread = spread, ahead
         for k in range(n):
             for w in range(LANES):
                 if not (fine[w] and n_open[w] == 0 and math.isfinite(out[r, k, w])):
@@ -159,56 +158,57 @@ def list_shown(share, shown):
 def project(spread, share, shown, gain, total):
     """The variance that an emission sees; its covariances with the states become the gain."""
     for i in range(len(gain)):
-        for w in range(LANES):
-            gain[i, w] = 0.0
+        covariance = splat(0.0)
+        for m in shown:
+            covariance = muladd(splat(share[m]), load(spread[m, i], 0), covariance)
+        store(gain[i], 0, covariance)
+    variance = splat(0.0)
     for m in shown:
-        for i in range(len(gain)):
-            for w in range(LANES):
-                gain[i, w] += share[m] * spread[m, i, w]
-    for w in range(LANES):
-        total[w] = 0.0
-    for m in shown:
-        for w in range(LANES):
-            total[w] += share[m] * gain[m, w]
+        variance = muladd(splat(share[m]), load(gain[m], 0), variance)
+    store(total, 0, variance)
 
 
 @inlined
-def see(spread, gain, scale, wide):
-    """The covariance after an observation; covariances with the states become the gain, `wide` too."""
+def see(ahead, gain, scale, spread):
+    """The covariance after an observation; covariances with the states become the gain."""
+    inverse = splat(1.0) / load(scale, 0)
     for i in range(len(gain)):
-        for w in range(LANES):
-            wide[i, w] = gain[i, w] / scale[w]
-    for i in range(len(gain)):
+        by = splat(0.0) - load(gain[i], 0) * inverse
         for j in range(i + 1):
-            for w in range(LANES):
-                spread[i, j, w] -= wide[i, w] * gain[j, w]
-    mirror(spread)
+            both(spread, i, j, muladd(by, load(gain[j], 0), load(ahead[i, j], 0)))
     for i in range(len(gain)):
-        for w in range(LANES):
-            gain[i, w] = wide[i, w]
+        store(gain[i], 0, load(gain[i], 0) * inverse)
 
 
 @inlined
-def see_diffuse(spread, open_, gain, wide, scale, free, length, n_open):
+def see_diffuse(spread, open_, gain, wide, scale, free, length, n_open, weights):
     """The same while diffuse directions are open; `free` becomes 0 in lanes in which the step determines none."""
     for w in range(LANES):
-        if n_open[w] > 0 and free[w] > DETERMINED * length:
-            n_open[w] -= 1
-            inverse = 1.0 / free[w]
-            for i in range(len(gain)):
-                for j in range(len(gain)):
-                    crossed = gain[i, w] * wide[j, w] + wide[i, w] * gain[j, w]
-                    spread[i, j, w] += inverse * (inverse * scale[w] * wide[i, w] * wide[j, w] - crossed)
-                    open_[i, j, w] -= inverse * wide[i, w] * wide[j, w]
-            for i in range(len(gain)):
-                gain[i, w] = inverse * wide[i, w]
-        else:
-            free[w] = 0.0
-            for i in range(len(gain)):
-                for j in range(len(gain)):
-                    spread[i, j, w] -= gain[i, w] * gain[j, w] / scale[w]
-            for i in range(len(gain)):
-                gain[i, w] /= scale[w]
+        determines = n_open[w] > 0 and free[w] > DETERMINED * length
+        n_open[w] -= determines
+        free[w] = free[w] if determines else 0.0
+        weights[0, w] = 1.0 / free[w] if determines else 0.0
+        weights[1, w] = 0.0 if determines else 1.0 / scale[w]
+    freed, usual = load(weights[0], 0), load(weights[1], 0)
+    square = freed * freed * load(scale, 0)
+    for i in range(len(gain)):
+        row, wide_row = load(gain[i], 0), load(wide[i], 0)
+        for j in range(i + 1):
+            column, wide_column = load(gain[j], 0), load(wide[j], 0)
+            crossed = freed * muladd(row, wide_column, wide_row * column)
+            change = square * wide_row * wide_column - crossed - usual * row * column
+            both(spread, i, j, load(spread[i, j], 0) + change)
+            both(open_, i, j, load(open_[i, j], 0) - freed * wide_row * wide_column)
+    for i in range(len(gain)):
+        store(gain[i], 0, muladd(freed, load(wide[i], 0), usual * load(gain[i], 0)))
+
+
+@inlined
+def both(table, i, j, value):
+    """Write two entries of a symmetric table."""
+    size = len(table)
+    store(table, (i * size + j) * LANES, value)
+    store(table, (j * size + i) * LANES, value)
 
 
 @inlined
@@ -225,62 +225,50 @@ def count(scale, free, opens, most, fine, constant, weight):
 
 
 @inlined
-def follow(mean, x, share, shown, gain, error):
-    """Errors of prediction, and the means after an observation."""
+def follow(mean, x, share, shown, gain, constant, weight, out):
+    """The means after an observation, and its log density."""
     for k in range(len(x)):
-        for w in range(LANES):
-            error[k, w] = x[k]
-    for m in shown:
-        for k in range(len(x)):
-            for w in range(LANES):
-                error[k, w] -= share[m] * mean[m, k, w]
-    for i in range(len(gain)):
-        for k in range(len(x)):
-            for w in range(LANES):
-                mean[i, k, w] += gain[i, w] * error[k, w]
+        error = splat(x[k])
+        for m in shown:
+            error = error - splat(share[m]) * load(mean[m, k], 0)
+        for i in range(len(gain)):
+            store(mean[i, k], 0, muladd(load(gain[i], 0), error, load(mean[i, k], 0)))
+        store(out[k], 0, load(out[k], 0) + (load(constant, 0) - load(weight, 0) * error * error))
 
 
 @inlined
 def move(table, entries, ends, values, moved):
     """The transitions times tables."""
+    n = table.shape[1]
     for i in range(len(table)):
-        first = ends[i]
-        if first == ends[i + 1]:
-            moved[i] = 0.0
-            continue
-        j = entries[first]
-        for k in range(table.shape[1]):
-            for w in range(LANES):
-                moved[i, k, w] = values[first, w] * table[j, k, w]
-        for e in range(first + 1, ends[i + 1]):
-            j = entries[e]
-            for k in range(table.shape[1]):
-                for w in range(LANES):
-                    moved[i, k, w] += values[e, w] * table[j, k, w]
+        combine(table, n * LANES, LANES, entries, ends[i], ends[i + 1], values, moved, i * n, n)
 
 
 @inlined
 def predict(spread, entries, ends, values, half):
     """Covariances between the transitions and their transposes."""
+    n = len(spread)
     move(spread, entries, ends, values, half)
-    for i in range(len(half)):
-        for k in range(i + 1):
-            for w in range(LANES):
-                spread[i, k, w] = 0.0
-            for e in range(ends[k], ends[k + 1]):
-                j = entries[e]
-                for w in range(LANES):
-                    spread[i, k, w] += values[e, w] * half[i, j, w]
-    mirror(spread)
+    for k in range(n):  # the upper triangle, of which the lower one is the mirror image
+        here = k * n + k
+        combine(half[k:], LANES, n * LANES, entries, ends[k], ends[k + 1], values, spread, here, n - k)
+    for i in range(n):
+        for k in range(i):
+            store(spread, (i * n + k) * LANES, load(spread, (k * n + i) * LANES))
 
 
 @inlined
-def mirror(table):
-    """The upper triangle becomes that of the lower one."""
-    for i in range(len(table)):
-        for j in range(i):
-            for w in range(LANES):
-                table[j, i, w] = table[i, j, w]
+def combine(table, by_entry, by_place, entries, first, last, values, out, place, n):
+    """n numbers of the sum of rows or columns of a table, each times its value."""
+    if first == last:
+        for k in range(place, place + n):
+            store(out, k * LANES, splat(0.0))
+    for e in range(first, last):
+        value, there, here = load(values, e * LANES), entries[e] * by_entry, place * LANES
+        for k in range(n):
+            before = splat(0.0) if e == first else load(out, here)
+            store(out, here, muladd(value, load(table, there), before))
+            there, here = there + by_place, here + LANES
 
 
 @inlined
