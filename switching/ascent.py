@@ -131,7 +131,7 @@ class Ascent:
         """None: steps of BFGS need no extrapolation."""
 
     def at(self, tables: dict[str, Any]) -> "Ascent":
-        return Ascent(self.density, tables["y"], self.tol, self.n_even, self.known)
+        return type(self)(self.density, tables["y"], self.tol, self.n_even, self.known)
 
     def height(self) -> Tensor:
         if self.heights is None:
@@ -174,8 +174,16 @@ class Ascent:
         if not n_going:
             return before
         move, promised = torch.where(rests.unsqueeze(-1), 0.0, move), torch.where(rests, -torch.inf, promised)
-        point, heights, slopes = self.point.clone(), before.clone(), self.slopes.clone()
-        going, size = rests.int().argsort(stable=True)[:n_going], 1.0
+        self._advance(move, promised, rests.int().argsort(stable=True)[:n_going])
+        self._reflect()
+        if self.known is not None:
+            self._arrive(self.known)
+        return self.height()
+
+    def _advance(self, move: Tensor, promised: Tensor, going: Tensor) -> None:
+        """Take steps in these directions, of lengths at which the function rises."""
+        before = self.height()
+        point, heights, slopes, size = self.point.clone(), before.clone(), self.slopes.clone(), 1.0
         for _ in range(HALVINGS):
             there = self.point[going] + size * move[going]
             height, slope = self._climb(there, going)
@@ -191,10 +199,6 @@ class Ascent:
             self.stuck = self.stuck.index_fill(0, going, True)
         self._learn(point - self.point, self.slopes - slopes)
         self.point, self.heights, self.slopes = point, heights, slopes
-        self._reflect()
-        if self.known is not None:
-            self._arrive(self.known)
-        return self.height()
 
     def _reflect(self) -> None:
         """Make the coordinates positive whose sign does not matter."""

@@ -59,11 +59,11 @@ def draw_posterior(problem: Problem, near: Parameters) -> tuple[Parameters, floa
 def peak(density: FreeDensity) -> tuple[Float[Tensor, "P"], Float[Tensor, "P"], Float[Tensor, "P P"]]:
     """The peak of the density near its start, and the variances along the axes (columns) of its curvature."""
     point = density.point
-    height, (variances, axes) = density.at(point[None]), _curvature(density, point)
-    for step in range(1, NEWTON):
+    height, (variances, axes), age = density.at(point[None]), _curvature(density, point), 0
+    for _ in range(1, NEWTON):
         gradient = density.gradient(point[None])[0]
-        if step % FRESH == 0:
-            variances, axes = _curvature(density, point)
+        if age == FRESH:
+            (variances, axes), age = _curvature(density, point), 0
         move = axes @ (variances * (axes.mT @ gradient))
         if float(gradient @ move) / 2 < NEAR:
             break
@@ -72,8 +72,8 @@ def peak(density: FreeDensity) -> tuple[Float[Tensor, "P"], Float[Tensor, "P"], 
         best = int(heights.argmax())
         if float(heights[best]) <= float(height):
             break
-        point, height = point + sizes[best] * move, heights[best]
-    return point, *_curvature(density, point)
+        point, height, age = point + sizes[best] * move, heights[best], age + 1
+    return point, *((variances, axes) if age == 0 else _curvature(density, point))
 
 
 def _curvature(density: FreeDensity, point: Tensor) -> tuple[Tensor, Tensor]:

@@ -12,6 +12,7 @@ from ..fitting.options import Options
 from ..fitting.refinement import peak
 from ..fitting.search import ROUNDS, MultiStart, multi_start
 from ..fitting.units import Units
+from ..newton import NewtonAscent
 from ..parameters import Parameters
 from .coordinates import LinearDensity
 from .kinds import Starts, changed, grid
@@ -45,12 +46,18 @@ def maximum(
     if problem.prior is not None:
         shift -= float(prior_volume(problem.dynamics, problem.emission, units.unit))
     with multi_start(options, problem.series, shift) as search:
-        search.run(Ascent(density, starts, RESTS, len(density.variances)), kinds, options.n_kept)
+        search.run(ascent(density, starts), kinds, options.n_kept)
         polished = change(search, density, options) if more and options.restarts > 1 else None
         best = search.best
         if not search.interrupted and best is not polished:
             polish(density, best)
     return density.values(best.tables), search.result().raised(shift)
+
+
+def ascent(density: QuickDensity, starts: Float[Tensor, "R P"], known: Peak | None = None) -> Ascent:
+    """Restarts by Newton's method if differences of heights cost little, otherwise by quasi-Newton steps."""
+    kind = NewtonAscent if density.serves else Ascent
+    return kind(density, starts, RESTS, len(density.variances), known)
 
 
 def first_starts(density: LinearDensity, options: Options) -> tuple[Starts, bool]:
@@ -68,7 +75,7 @@ def first_starts(density: LinearDensity, options: Options) -> tuple[Starts, bool
     return starts, more
 
 
-def change(search: MultiStart, density: LinearDensity, options: Options) -> Climb | None:
+def change(search: MultiStart, density: QuickDensity, options: Options) -> Climb | None:
     """Search on from changes of the best end, until none is better; returns the restart that was polished last."""
     best = None
     for _ in range(ROUNDS):
@@ -77,8 +84,7 @@ def change(search: MultiStart, density: LinearDensity, options: Options) -> Clim
         best = search.best
         known, before = polish(density, best), best.final
         starts = changed(density, best.tables["y"])
-        ascent = Ascent(density, starts.points, RESTS, len(density.variances), known)
-        search.run(ascent, starts.kinds, 0, independent=False, beside=best)
+        search.run(ascent(density, starts.points, known), starts.kinds, 0, independent=False, beside=best)
         if search.best.final <= before + search.tol:
             break
     return best

@@ -425,7 +425,7 @@ class LinearSSM(Model):
     ) -> "Fit[Any]":
         """Fit the parameters to sequences.
 
-        For a structure, quasi-Newton steps maximise the log-likelihood, or the log posterior, from a start of each kind
+        For a structure, Newton's method maximises the log-likelihood, or the log posterior, from a start of each kind
         of solution (see `switching.linear.kinds`), whatever the seed. Other models are fitted by message passing, to
         the mode ("em") or to a posterior ("vmp").
 

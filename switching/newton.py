@@ -1,0 +1,84 @@
+"""Newton's method from many starts at once, for functions of which many values cost little more than one."""
+
+from typing import Protocol, cast
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from .ascent import Ascent, Climbable, Peak
+
+RADIUS = 0.5  # the longest step of Newton's method along an axis of the curvature
+LEAST = 1e-6  # the least curvature
+LENGTHS = (8.0, 4.0, 2.0, 1.0, 0.5, 0.25, 0.125, 0.03)  # of steps that are compared
+SHORTER = 2e-3  # the lengths that are compared next, if the function rises at none
+TRIES = 4
+
+
+class Curved(Climbable, Protocol):
+    """A function whose second derivatives cost little."""
+
+    def at(self, flat: Float[Tensor, "R P"]) -> Float[Tensor, "R"]:
+        """Its values at many points; -inf if there is none."""
+        ...
+
+    def curved(
+        self, flat: Float[Tensor, "R P"]
+    ) -> tuple[Float[Tensor, "R"], Float[Tensor, "R P"], Float[Tensor, "R P P"]]:
+        """Its values, gradients and Hessians at many points; -inf and 0 if there are none."""
+        ...
+
+
+class NewtonAscent(Ascent):
+    """A batch of restarts by Newton's method.
+
+    An axis of positive curvature counts with its absolute value, so steps lead away from saddles. The best of several
+    lengths is taken. The highest restart that rests at a peak makes the peak a known one.
+    """
+
+    stride = 4
+
+    def _begin(self) -> None:
+        self.heights, self.slopes, curvature = cast(Curved, self.density).curved(self.point)
+        self.inverse = _inverse(curvature, self.slopes)
+
+    def _advance(self, move: Tensor, promised: Tensor, going: Tensor) -> None:
+        density, before, point = cast(Curved, self.density), self.height(), self.point.clone()
+        lengths, left, moved = move.new_tensor(LENGTHS).unsqueeze(-1), going, going[:0]
+        for _ in range(TRIES):
+            tried = self.point[left].unsqueeze(1) + lengths * move[left].unsqueeze(1)
+            heights, best = density.at(tried.flatten(0, 1)).unflatten(0, tried.shape[:2]).max(1)
+            risen = heights > before[left]
+            point[left[risen]] = tried[risen, best[risen]]
+            moved, left, lengths = torch.cat([moved, left[risen]]), left[~risen], lengths * SHORTER
+            if not len(left):
+                break
+        if not len(moved):
+            return
+        heights, slopes, curvature = density.curved(point[moved])
+        self.point, self.heights = point, before.index_copy(0, moved, heights)
+        self.slopes = self.slopes.index_copy(0, moved, slopes)
+        self.inverse = self.inverse.index_copy(0, moved, _inverse(curvature, slopes))
+        self._know(moved, curvature)
+
+    def _know(self, moved: Tensor, curvature: Float[Tensor, "n P P"]) -> None:
+        """Make the highest peak at which one of these restarts rests the known one, if it is higher."""
+        heights, slopes = self.height()[moved], self.slopes[moved].unsqueeze(-1)
+        promised = (slopes.mT @ self.inverse[moved] @ slopes).flatten()
+        heights = torch.where(promised <= self.tol, heights, -torch.inf)
+        best = int(heights.argmax())
+        if float(heights[best]) <= (-torch.inf if self.known is None else float(self.known.height)):
+            return
+        if bool((torch.linalg.eigvalsh(curvature[best]) < 0).all()):
+            self.known = Peak(self.point[moved[best]], heights[best], -curvature[best])
+
+
+def _inverse(curvature: Float[Tensor, "R P P"], slopes: Float[Tensor, "R P"]) -> Float[Tensor, "R P P"]:
+    """The inverse of minus the curvature with the absolute values of its eigenvalues.
+
+    They are raised so far that no step along an axis is longer than `RADIUS`.
+    """
+    values, axes = torch.linalg.eigh(curvature)
+    along = (axes.mT @ slopes.unsqueeze(-1)).squeeze(-1)
+    size = values.abs().maximum(along.abs() / RADIUS).clamp_min(LEAST)
+    return axes / size.unsqueeze(-2) @ axes.mT
