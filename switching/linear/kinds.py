@@ -2,11 +2,13 @@
 
 A likelihood of variances has maxima with different variances at 0, and an autoregression may stand for noise, for a
 slow movement or for an alternating one. So the density is computed at a grid of small and large standard deviations, of
-such autoregressions, and of frequencies. The grid contains the scale of a user's prior. The best point of each kind is
-a start. Starts from a maximum add a component that it lacks, leave one out, exchange two, or change an autoregression.
+such autoregressions, and of frequencies. All standard deviations of a point have the best common scale; under a user's
+prior the grid contains its scale. The best point of each kind is a start. Starts from a maximum add a component that it
+lacks, leave one out, exchange two, or change an autoregression.
 """
 
 import itertools
+import math
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -17,9 +19,9 @@ from torch import Tensor
 from .coordinates import LinearDensity, StructureCoordinates
 from .user_priors import typical_deviation
 
-OFF, LOW, HIGH = 1e-2, 0.05, 0.4  # standard deviations, in units of the data
+OFF, LOW, HIGH = 1e-2, 0.05, 0.4  # standard deviations of a grid, up to their scale; of changes, in the norm of all
 SIZES = 3  # variances up to which a grid has all three of them; beyond it has the first and the last
-NEAR_ZERO = 0.02  # standard deviation below which a component counts as absent
+NEAR_ZERO = 0.02  # standard deviation, in the norm of all, below which a component counts as absent
 PARTIAL = (1.5, 0.2, -0.9), (0.0, -0.8, 0.8)  # artanh of the first two partial autocorrelations
 DAMPING = 1.9, 2.7  # angles; the factors are .66 and .95
 N_FREQUENCIES = 96
@@ -52,12 +54,30 @@ def grid(density: LinearDensity) -> Starts:
                 ", ".join([*present, *(f"{number:.2g}" for part in parts for number in part[: len(PARTIAL)])])
                 or "start"
             )
-    points = density.point.new_tensor(rows)
-    heights = density.at(points).tolist()
+    points, found = in_scale(density, density.point.new_tensor(rows))
+    heights = found.tolist()
     best: dict[str, int] = {}
     for place in sorted(range(len(rows)), key=lambda i: -heights[i]):
         best.setdefault(kinds[place], place)
     return Starts(points[list(best.values())], list(best))
+
+
+def in_scale(density: LinearDensity, points: Float[Tensor, "n P"]) -> tuple[Float[Tensor, "n P"], Float[Tensor, "n"]]:
+    r"""Points with all standard deviations times the best number, and the density there.
+
+    The log-likelihood of c times all standard deviations is $A - m \log c - S / 2 c^2$, which three values determine.
+    With a prior, or a known variance, this is approximate, and a point stays where it is if it is higher.
+    """
+    scaled = torch.zeros_like(density.point)
+    scaled[: len(density.variances)] = 1.0
+    at_scales = density.at(torch.cat([points * (1 + (c - 1) * scaled) for c in (1, 2, 4)])).unflatten(0, (3, -1))
+    first, second = at_scales[0] - at_scales[1], at_scales[1] - at_scales[2]
+    errors = 32 / 9 * (second - first)
+    scale = (errors / (first + 3 / 8 * errors) * math.log(2)).sqrt()
+    moved = points * (1 + (scale.nan_to_num(1.0, 1.0).unsqueeze(-1) - 1) * scaled)
+    heights = density.at(moved)
+    higher = heights > at_scales[0]
+    return torch.where(higher.unsqueeze(-1), moved, points), torch.where(higher, heights, at_scales[0])
 
 
 def _form(density: LinearDensity) -> StructureCoordinates:
@@ -119,6 +139,7 @@ def changed(density: LinearDensity, point: Float[Tensor, "P"]) -> Starts:
 
 def _changes(form: StructureCoordinates, point: Tensor) -> Iterator[tuple[str, Tensor]]:
     n = len(form.variances)
+    whole = float(point[:n].norm())
 
     def with_entries(places: list[int], numbers: list[float]) -> Tensor:
         start = point.clone()
@@ -126,10 +147,10 @@ def _changes(form: StructureCoordinates, point: Tensor) -> Iterator[tuple[str, T
         return start
 
     for i, name in enumerate(form.variances):
-        absent = abs(float(point[i])) < NEAR_ZERO
-        yield f"{'with' if absent else 'without'} {name}", with_entries([i], [HIGH / 2 if absent else OFF])
+        absent = abs(float(point[i])) < NEAR_ZERO * whole
+        yield f"{'with' if absent else 'without'} {name}", with_entries([i], [(HIGH / 2 if absent else OFF) * whole])
     for i, j in itertools.combinations(range(n), 2):
-        exchanged = [max(abs(float(point[k])), OFF) for k in (j, i)]
+        exchanged = [max(abs(float(point[k])), OFF * whole) for k in (j, i)]
         yield f"{form.variances[i]} and {form.variances[j]} exchanged", with_entries([i, j], exchanged)
     first = n
     for names in form.weights:

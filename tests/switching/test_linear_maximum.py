@@ -13,7 +13,7 @@ from samplehold.switching.ascent import Ascent, Peak
 from samplehold.switching.fitting.options import Options
 from samplehold.switching.fitting.search import MultiStart
 from samplehold.switching.linear.coordinates import LinearDensity
-from samplehold.switching.linear.kinds import changed, grid
+from samplehold.switching.linear.kinds import changed, grid, in_scale
 from samplehold.switching.linear.priors import units_of
 from samplehold.switching.linear.problem import typical
 from samplehold.switching.linear.quick import QuickDensity
@@ -67,11 +67,27 @@ def test_the_density_of_searches_has_the_values_and_the_gradient_of_the_exact_on
     points = 0.1 + torch.rand(3, len(quick.point), dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     with kernels("always"):
         (height, forward), central = quick.climb(points), quick.gradient(points)
+        curved = quick.curved(points)
         assert_close(quick.at(points), exact.at(points), rtol=1e-9, atol=1e-9)
     expected, gradient = exact.climb(points)
     assert_close(height, expected, rtol=1e-9, atol=1e-9)
     assert_close(central, gradient, rtol=1e-5, atol=1e-5)
     assert_close(forward, gradient, rtol=1e-3, atol=1e-3 * float(gradient.abs().max()))
+    hessian = torch.stack([exact.hessian(point) for point in points])
+    assert_close(curved[:2], (expected, gradient), rtol=1e-4, atol=1e-4 * float(gradient.abs().max()))
+    assert_close(curved[2], hessian, rtol=1e-2, atol=1e-2 * float(hessian.abs().max()))
+
+
+@pytest.mark.kernels
+def test_starts_have_the_best_common_scale_of_their_standard_deviations() -> None:
+    quick, _ = densities(LocalLinearTrend() + Autoregression(1), SERIES["inflation"])
+    points = torch.tensor([[0.1, 0.2, 0.05, 3.0, 0.5], [9.0, 0.0, 1.0, 4.0, -0.3]], dtype=torch.float64)
+    with kernels("always"):
+        scaled, heights = in_scale(quick, points)
+        assert_close(quick.at(scaled), heights)
+        for c in (0.99, 1.01):
+            near = torch.cat([c * scaled[:, :4], scaled[:, 4:]], -1)
+            assert bool((quick.at(near) < heights).all())
 
 
 def test_starts_are_of_all_kinds_and_changes_of_an_end_differ_in_a_component() -> None:

@@ -264,11 +264,11 @@ def combine(table, by_entry, by_place, entries, first, last, values, out, place,
         for k in range(place, place + n):
             store(out, k * LANES, splat(0.0))
     for e in range(first, last):
-        value, there, here = load(values, e * LANES), entries[e] * by_entry, place * LANES
+        value, start = load(values, e * LANES), entries[e] * by_entry
         for k in range(n):
+            here = (place + k) * LANES
             before = splat(0.0) if e == first else load(out, here)
-            store(out, here, muladd(value, load(table, there), before))
-            there, here = there + by_place, here + LANES
+            store(out, here, muladd(value, load(table, start + k * by_place), before))
 
 
 @inlined
