@@ -36,15 +36,12 @@ def maximum(
     inner = problem.in_units(units)
     device = inner.series.like.device
     near = {name: value.to(device) for name, value in (typical(inner.dynamics, inner.emission) | inner.fixed).items()}
-    height = inner.total(inner.evidence(near))  # raises an error if x does not fit
     density = QuickDensity(inner, units, near, volume=False)
+    shift = _shift(density, problem, near)
     check_noise(density)
     (starts, kinds), more = first_starts(density, options)
     if user_start is not None:
         starts[-1], kinds[-1] = density.coordinates.of(units.values(user_start)), "own"
-    shift = float(problem.total(problem.evidence(density.values({"y": density.point}))) - height)
-    if problem.prior is not None:
-        shift -= float(prior_volume(problem.dynamics, problem.emission, units.unit))
     with multi_start(options, problem.series, shift) as search:
         search.run(ascent(density, starts), kinds, options.n_kept)
         polished = change(search, density, options) if more and options.restarts > 1 else None
@@ -52,6 +49,15 @@ def maximum(
         if not search.interrupted and best is not polished:
             polish(density, best)
     return density.values(best.tables), search.result().raised(shift)
+
+
+def _shift(density: QuickDensity, problem: LinearProblem, near: Parameters) -> float:
+    """The difference of the objective in the data's units from the density; ValueError if x does not fit."""
+    height = problem.total(problem.evidence(density.values({"y": density.point})))
+    if problem.prior is None:
+        return float(height - density.at(density.point[None])[0])
+    inside = density.problem.total(density.problem.evidence(near))
+    return float(height - inside - prior_volume(problem.dynamics, problem.emission, density.units.unit))
 
 
 def ascent(density: QuickDensity, starts: Float[Tensor, "R P"], known: Peak | None = None) -> Ascent:

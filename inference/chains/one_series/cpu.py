@@ -58,8 +58,8 @@ def _in_lanes(table: Tensor) -> np.ndarray:
     """Parameters [R, ...] as [groups, ..., LANES]; the last group is filled up with the last parameters."""
     numbers = table.numpy()
     groups = -(-len(numbers) // LANES)
-    full = numbers[np.minimum(np.arange(groups * LANES), len(numbers) - 1)]
-    return np.ascontiguousarray(np.moveaxis(full.reshape(groups, LANES, *numbers.shape[1:]), 1, -1))
+    full = numbers[np.minimum(np.arange(groups * LANES), len(numbers) - 1)].reshape(groups, LANES, -1)
+    return np.ascontiguousarray(full.transpose(0, 2, 1)).reshape(groups, *numbers.shape[1:], LANES)
 
 
 def _groups(seen: np.ndarray, alone: bool) -> list[np.ndarray]:
