@@ -68,9 +68,10 @@ class QuickDensity(LinearDensity):
         return _finite((above - below) / (2 * size))
 
     def _sizes(self, flat: Tensor) -> Float[Tensor, "R P"]:
-        least, n = torch.full_like(flat, REST), len(self.variances)
-        least[:, :n] = LEAST * flat[:, :n].norm(dim=-1, keepdim=True).clamp_min(LEAST)
-        return torch.maximum(flat.abs(), least)
+        sizes, n, end = torch.full_like(flat, REST), len(self.variances), flat.shape[-1] - len(self.ranges)
+        sizes[:, :n] = LEAST * flat[:, :n].norm(dim=-1, keepdim=True).clamp_min(LEAST)
+        sizes[:, :end] = torch.maximum(flat[:, :end].abs(), sizes[:, :end])  # the size of an angle says nothing
+        return sizes
 
     def _along(self, flat: Tensor, moves: Float[Tensor, "R n P"]) -> Float[Tensor, "R n"] | None:
         points = flat.unsqueeze(1) + moves
