@@ -1,7 +1,7 @@
 """Two runs: a quick one before every change, and a thorough one, `pytest -m "slow or not slow"`.
 
 The thorough run has the tests marked `slow` and more examples of each property. In each test that is not slow it also
-checks the jaxtyping annotations of the first call of every function, see `typechecker`. Of a test marked `few(n)` the
+checks the jaxtyping annotations of some calls of every function, see `typechecker`. Of a test marked `few(n)` the
 quick run takes n cases, evenly spread. A test compiles no kernel until its work repays it, unless it is marked
 `kernels`.
 
@@ -55,7 +55,7 @@ def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object
 
     mode = "auto" if item.get_closest_marker("kernels") is None else "always"
     spent.clear()
-    typechecker.begin()
+    typechecker.begin(item.nodeid.split("[")[0])
     checked = unchecked() if item.get_closest_marker("slow") else nullcontext()
     with kernels(mode), pytest.MonkeyPatch.context() as patch, checked:
         patch.setenv("SAMPLEHOLD_KERNELS", mode)  # of the processes that it starts

@@ -1,20 +1,22 @@
 """The run-time type checker of the tests: as PEP 484 has it, an int may stand where a float is expected.
 
 A check takes about as long as a small computation, and fits call the same functions some thousands of times. So in each
-test the first call of a function is checked, and the others are not.
+test the calls number 1, 8, 64, ... of a function are checked, and the others are not. The cases of a test count as one
+test.
 """
 
-from collections import defaultdict
+from collections import Counter
 from collections.abc import Callable
 from functools import cache, wraps
 from typing import Any
 
 import jaxtyping
 
-CHECKED = 1  # calls of each function in a test
+CHECKED = frozenset(8**n for n in range(8))  # the numbers of the calls that are checked
 
 _jaxtyped = jaxtyping.jaxtyped
-_left: dict[int, int] = defaultdict(lambda: CHECKED)
+_calls: Counter[int] = Counter()  # of each function in a test
+_test = ""
 
 
 def install() -> None:
@@ -23,9 +25,12 @@ def install() -> None:
     jaxtyping.install_import_hook("samplehold", "typechecker.check")
 
 
-def begin() -> None:
-    """A test begins."""
-    _left.clear()
+def begin(test: str) -> None:
+    """A test begins, or another case of it."""
+    global _test
+    if test != _test:
+        _calls.clear()
+        _test = test
 
 
 def check(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -59,7 +64,7 @@ def jaxtyped(*, typechecker: Any) -> Callable[[Any], Any]:
 
 
 def _first_calls(function: Any, typechecker: Any) -> Any:
-    """The function with `CHECKED` of its calls checked in each test.
+    """The function with some of its calls checked in each test.
 
     One within a function is made anew at every call of the outer one, so it is counted by its code, and its check is
     made when a call needs it.
@@ -70,9 +75,11 @@ def _first_calls(function: Any, typechecker: Any) -> Any:
     def counted(*arguments: Any, **named: Any) -> Any:
         nonlocal checked
         __tracebackhide__ = True
-        if jaxtyping.config.jaxtyping_disable or _left[key] <= 0:
+        if jaxtyping.config.jaxtyping_disable:
             return function(*arguments, **named)
-        _left[key] -= 1
+        _calls[key] += 1
+        if _calls[key] not in CHECKED:
+            return function(*arguments, **named)
         if checked is None:
             checked = _jaxtyped(function, typechecker=typechecker)
         return checked(*arguments, **named)
