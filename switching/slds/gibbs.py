@@ -87,9 +87,9 @@ def gibbs(
     >>> calm_or_wild = torch.tensor([0.1, 10.0]).view(2, 1, 1)
     >>> none = one[:, 0] * 0
     >>> regimes = Regimes(half[0], half, none, one, one, none, calm_or_wild, one, none, 0.1 * one)
-    >>> drawn = gibbs(regimes, torch.tensor([[0.0], [0.2], [5.0], [4.9]]), seed=0)
+    >>> drawn = gibbs(regimes, torch.tensor([[0.0], [0.2], [5.0], [4.9]]), draws=200, warmup=50, seed=0)
     >>> drawn.path.shape, bool(drawn.r_hat.max() < 1.1), round(float(drawn.state[2, 1]), 2)
-    (torch.Size([400, 4]), True, 1.0)
+    (torch.Size([80, 4]), True, 1.0)
     """
     draws, warmup = check_integer("draws", draws, least=LEAST), check_integer("warmup", warmup, least=0)
     chains, thin = check_integer("chains", chains), check_integer("thin", thin)
