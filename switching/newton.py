@@ -53,6 +53,7 @@ class NewtonAscent(Ascent):
             moved, left, lengths = torch.cat([moved, left[risen]]), left[~risen], lengths * SHORTER
             if not len(left):
                 break
+        self.stuck = self.stuck.index_fill(0, left, True)
         if not len(moved):
             return
         heights, slopes, curvature = density.curved(point[moved])
