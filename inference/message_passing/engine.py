@@ -188,7 +188,8 @@ class VMP:
             before, old = terms, self.stats(name)
             self.update(name)
             terms, pairs = self._terms(), zip(tree_parts(old), tree_parts(self.stats(name)), strict=True)
-            elbo[name], change[name] = terms.sum(0), max(float((b - a).abs().max()) for a, b in pairs)
+            moves = [float((b - a).abs().max()) for a, b in pairs if b.numel()]  # paths of one step have no pairs
+            elbo[name], change[name] = terms.sum(0), max(moves)
             if block.step == 1 and bool(_fell(before, terms) & _fell(before, terms, self._rounding(block, old))):
                 raise ValueError(
                     f"block {name!r}: its update took the ELBO from {before.sum(0).tolist()} to {elbo[name].tolist()}, "

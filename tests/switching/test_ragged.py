@@ -21,6 +21,7 @@ from oracles.operators import unchecked
 from pandas.testing import assert_frame_equal
 from samplehold.inference.message_passing.engine import VMP
 from samplehold.inference.numerics.costs import kernels
+from samplehold.switching.fitting.options import Options
 from samplehold.switching.linear.learning import graph_of
 from samplehold.switching.linear.problem import typical
 from samplehold.switching.linear.quick import QuickDensity
@@ -300,15 +301,27 @@ def test_graphs_of_groups_take_the_steps_of_the_graph_of_all_sequences(name, nev
 
 
 def test_blocks_that_no_factor_joins_keep_their_parts_of_the_bound():
+    model = MODELS["layered"]  # its paths are at their optima after an update; factors join those of two layers
+    graph = model.graph(model.read([draw(i, n, 2) for i, n in enumerate([4, 40, 6, 1])]), Options("vmp", 2))
+    engine = graph.engine(graph.start(2))
+    paths = [block.name for block in graph.paths]
+    assert len(paths) == 6
+    assert set(paths) <= engine.linear
+    for i in torch.randint(len(engine.blocks), (80,), generator=torch.Generator().manual_seed(0)).tolist():
+        engine.update([*engine.blocks][i])
+        known, unknown = engine.elbo(), VMP(engine.blocks.values(), engine.factors, 2, check=False).elbo()
+        assert_close(known, unknown, rtol=1e-10, atol=1e-10)
+
+
+def test_sweeps_change_paths_of_one_step_too():
     model = MODELS["linear"]
-    problem = model.problem([draw(i, n, 2) for i, n in enumerate([4, 40, 6, 3])])
-    start, _ = first_paths(problem.series, model.n_latent, 3, 0)
+    problem = model.problem([draw(i, n, 2) for i, n in enumerate([40, 1, 1, 6])])
+    start, _ = first_paths(problem.series, model.n_latent, 2, 0)
     graph = graph_of(problem, start)
-    engine = graph.engine(graph.start(3))
-    engine.step()
-    assert len(graph.paths) == 3
-    known, unknown = engine.elbo(), VMP(engine.blocks.values(), engine.factors, 3, check=False).elbo()
-    assert_close(known, unknown, rtol=1e-10, atol=1e-10)
+    one, other = (graph.engine(graph.start(2)) for _ in range(2))
+    recorded = one.run(3, 0.0, record=True)
+    assert_close(recorded.elbo, other.run(3, 0.0).elbo, rtol=1e-12, atol=0)
+    assert all(change > 0 for sweep in recorded.sweeps for change in sweep.change.values())
 
 
 @pytest.mark.parametrize("mode", ["never", "always"])
