@@ -119,7 +119,7 @@ class ScaledCorrelation(dist.TorchDistribution):
     $$p(\Sigma) = p(R) \prod_i p(d_i)\, d_i^{-F} / 2$$
 
     Arguments:
-        scale: of the standard deviations, of batch shape `[*b, F]`.
+        scale: of the standard deviations, of batch shape `[*#b, F]`.
         correlation: of the correlations, of batch shape `[*#b]` and event shape `[F, F]`.
     """
 
@@ -127,8 +127,9 @@ class ScaledCorrelation(dist.TorchDistribution):
     arg_constraints = {}  # noqa: RUF012 # pyright: ignore[reportAssignmentType]
 
     def __init__(self, scale: Any, correlation: Any) -> None:
-        self.scale, self.correlation = scale, correlation
-        super().__init__(scale.batch_shape[:-1], correlation.event_shape, validate_args=False)
+        batch_shape = torch.broadcast_shapes(scale.batch_shape[:-1], correlation.batch_shape)
+        self.scale, self.correlation = scale.expand([*batch_shape, scale.batch_shape[-1]]), correlation
+        super().__init__(batch_shape, correlation.event_shape, validate_args=False)
 
     def expand(self, batch_shape: Any, _instance: Any = None) -> "ScaledCorrelation":
         return ScaledCorrelation(self.scale.expand([*batch_shape, self.event_shape[-1]]), self.correlation)

@@ -93,6 +93,8 @@ def read(prior: Any, parameters: Mapping[str, Parameter], of: str) -> dict[str, 
                 f"prior[{name!r}]: got {type(distribution).__name__}, expected a distribution of Pyro, such as "
                 f"dist.{_typical(support)}; hyperparameters go into model.with_prior(...)."
             )
+        if isinstance(distribution, dist.Delta):
+            raise ValueError(f"prior[{name!r}]: got Delta, which has no density; hold the parameter with `fixed`.")
         if not _fits(_support(distribution), support):
             raise ValueError(
                 f"prior[{name!r}]: got {type(distribution).__name__}, whose values are not those of {name}; give a "
@@ -139,13 +141,13 @@ def _with_covariance(prior: Mapping[str, Any], known: Mapping[str, Any]) -> dict
     rest = {name: one for name, one in prior.items() if name not in some}
     n = correlation.event_shape[-1]
     try:
-        wide: Any = scale.expand([*scale.batch_shape[:-1], n])
+        return rest | {COVARIANCE: ScaledCorrelation(scale.expand([*scale.batch_shape[:-1], n]), correlation)}
     except (RuntimeError, ValueError):
+        shape = list(correlation.batch_shape + correlation.event_shape)
         raise ValueError(
             f"prior[{SCALE!r}]: got a distribution of shape {list(scale.batch_shape)}, expected one number's, or one "
-            f"for each of the {n} features of prior[{CORRELATION!r}]."
+            f"for each of the {n} features of prior[{CORRELATION!r}], which has the shape {shape}."
         ) from None
-    return rest | {COVARIANCE: ScaledCorrelation(wide, correlation)}
 
 
 def has_default_form(prior: UserPrior, names: Collection[str]) -> bool:

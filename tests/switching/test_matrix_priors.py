@@ -214,6 +214,19 @@ def emission(**prior: Any) -> sh.SwitchingSSM:
             "prior['scale']: got a distribution of shape [3], expected one number's, or one for each of the 2 features",
         ),
         (
+            lambda: emission(scale=dist.HalfNormal(torch.ones(3, 2)), correlation=dist.LKJ(2, torch.ones(2))),
+            "prior['scale']: got a distribution of shape [3, 2], expected one number's, or one for each of the 2 "
+            "features of prior['correlation'], which has the shape [2, 2, 2].",
+        ),
+        (
+            lambda: emission(scale=dist.HalfNormal(1.0), correlation=dist.LKJ(2, torch.ones(3))).fit(X, **ONE),
+            "prior['precision']: got a distribution of shape [3, 2, 2], expected one number's, or a table [2, 2, 2]",
+        ),
+        (
+            lambda: emission(loc=dist.Delta(torch.tensor(1.0))),
+            "prior['loc']: got Delta, which has no density; hold the parameter with `fixed`.",
+        ),
+        (
             lambda: emission(scale=dist.HalfNormal(1.0), correlation=dist.LKJ(3, 1.0)).fit(X, **ONE),
             "prior['precision']: got a distribution of shape [3, 3], expected one number's, or a table [2, 2, 2]",
         ),
