@@ -32,9 +32,10 @@ def fit_linear(problem: LinearProblem, options: Options) -> Result:
     there = partial(_placed, series.like.device)
     units = replace(problem, prior=None if problem.prior is None else there(problem.prior)).units
     fixed = there(fixed_values(problem, options))
+    problem = replace(problem, series=series.double(), fixed=fixed)
     start = None if options.start is None else there(start_values(problem, options.start))
     by = by_climb if options.method in ("em", "vmp") else by_draws
-    values, posterior, how = by(replace(problem, series=series.double(), fixed=fixed), units, options, start)
+    values, posterior, how = by(problem, units, options, start)
     nothing = torch.zeros(0, dtype=torch.bool, device="cpu")
     return Result(
         values={name: values[name].to(series.like) for name in problem.parameters},
@@ -105,7 +106,7 @@ def fixed_values(problem: LinearProblem, options: Options) -> Parameters:
         _check_whole([*problem.emission.structure.orders.values()], fixed)
         tables = {name: values[name].double() for name in values if name in fixed}
         if problem.prior is not None:
-            check_possible(problem.emission.user_priors, tables)
+            check_possible(problem.emission.user_priors, tables, "fixed")
         return tables
     lengths = sizes(problem.dynamics, problem.emission)
     tables = read_fixed(problem.parameters, lengths, fixed, problem.series.like)
@@ -129,8 +130,16 @@ def _check_whole(together: Iterable[Sequence[str]], fixed: Mapping[str, Any]) ->
 
 
 def start_values(problem: LinearProblem, start: Any) -> Parameters:
-    """The values from which a fit starts: those of a model, of a fit, or by name."""
+    """The values from which a fit starts: those of a model, of a fit, or by name.
+
+    Raises:
+        TypeError, ValueError: they are no values of the model, or a user prior excludes one that is not held.
+    """
     values = values_of_model(start)
     if not isinstance(values, Mapping):
         raise TypeError(f"start: got {type(start).__name__}, expected a model, a fit, or values by name.")
-    return {name: value.double() for name, value in problem.values_of(values).items()}
+    tables = {name: value.double() for name, value in problem.values_of(values).items()}
+    if isinstance(problem.emission, Irregular) and problem.prior is not None:
+        free = {name: table for name, table in tables.items() if name not in problem.fixed}
+        check_possible(problem.emission.user_priors, free, "start")
+    return tables

@@ -219,7 +219,7 @@ class LinearSSM(Model):
         check_kind("prior", prior, Mapping, "hyperparameters or distributions by name")
         if not isinstance(self.emission, Irregular):
             return super().with_prior(prior)  # refuses distributions
-        distributions = {name: value for name, value in prior.items() if is_distribution(value)}
+        distributions = {n: value for n, value in prior.items() if n not in self.prior or is_distribution(value)}
         model = super().with_prior({name: value for name, value in prior.items() if name not in distributions})
         if distributions:
             vars(model).update(emission=self.emission.with_user_priors(distributions))

@@ -17,12 +17,13 @@ from torch import Tensor
 from torch.distributions import constraints
 
 from ..parameters import Parameter, Parameters, Shown
-from ..user_priors import UserPrior, on, read
+from ..user_priors import UserPrior, is_distribution, on, read
 from .structure import VARIANCE, Structure
 
 VARIANCES, DEVIATIONS = "sigma2.", "sigma."  # the starts of names of variances and of standard deviations
 NEAR_ZERO = 1e-50, 1e-100
 NEAR_END = 1e-8, 1e-15  # distances from the end of a range, in widths
+SINGLE = 1e-6  # relative rounding of a parameter to float32
 DECADES = 8  # of standard deviations in which the scale of a prior is looked for, on either side of the unit
 RISE = 1.0  # change of a log density between two such places, above which it has no finite limit
 
@@ -34,15 +35,15 @@ def read_priors(prior: Any, structure: Structure, names: Iterable[str]) -> dict[
         TypeError, ValueError: see `switching.user_priors.read`; priors of some weights of an autoregression without the
             others; a distribution of several numbers, or with an infinite density.
     """
+    for called, distribution in prior.items():
+        shape = list(distribution.batch_shape + distribution.event_shape) if is_distribution(distribution) else []
+        if shape:
+            raise ValueError(f"prior[{called!r}]: got a distribution of shape {shape}, expected one number's.")
     priors = read(prior, forms(structure, names), repr(structure))
     for together in structure.orders.values():
         some = [name for name in together if name in priors]
         if some and len(some) < len(together):
             raise ValueError(f"prior: got {some} without the rest of {list(together)}; give all of these, or none.")
-    for called, distribution in prior.items():
-        shape = list(distribution.batch_shape + distribution.event_shape)
-        if shape:
-            raise ValueError(f"prior[{called!r}]: got a distribution of shape {shape}, expected one number's.")
     for name, own in priors.items():
         _check_finite(own, ranges(structure, priors).get(name))
     return priors
@@ -80,23 +81,34 @@ def log_density(priors: Mapping[str, UserPrior], values: Parameters) -> Float[Te
     return torch.stack([_log_prob(one, values[name]) for name, one in priors.items()]).sum(0)
 
 
-def check_possible(priors: Mapping[str, UserPrior], fixed: Parameters) -> None:
-    """Raise ValueError if a prior excludes the value of a fixed parameter."""
-    for name in priors.keys() & fixed.keys():
-        if not bool(_log_prob(priors[name], fixed[name]).isfinite()):
+def check_possible(priors: Mapping[str, UserPrior], values: Parameters, argument: str) -> None:
+    """Raise ValueError if a prior excludes a value of an argument, `fixed` or `start`."""
+    for name in priors.keys() & values.keys():
+        if not bool(_log_prob(priors[name], values[name]).isfinite()):
             raise ValueError(
-                f"fixed[{name!r}]: got {float(fixed[name]):g}, which its prior of "
-                f"{type(priors[name].distribution).__name__} excludes; leave out one of the two."
+                f"{argument}[{name!r}]: got {float(values[name]):g}, which its prior of "
+                f"{type(priors[name].distribution).__name__} excludes; give another number, or another prior."
             )
 
 
 def _log_prob(prior: UserPrior, value: Tensor) -> Tensor:
     law = on(prior.distribution, value)
     if not prior.name.startswith(VARIANCES):
-        return law.log_prob(value)
+        return law.log_prob(_within(law.support, value))
     there = value > 0
     inside = torch.where(there, value, 1.0)
     return torch.where(there, law.log_prob(inside.sqrt() if prior.shown else inside), at_zero(prior))
+
+
+def _within(support: Any, value: Tensor) -> Tensor:
+    """The value; at an end of an interval, or beyond by rounding to float32, the nearest number inside."""
+    if not isinstance(support, constraints.interval):
+        return value
+    low, high = (torch.as_tensor(end).to(value) for end in (support.lower_bound, support.upper_bound))
+    size = torch.maximum(low.abs(), high.abs())
+    least = 4 * torch.finfo(value.dtype).eps * size
+    inside = value.clamp(low + least, high - least)
+    return torch.where((value - inside).abs() <= SINGLE * size, inside, value)
 
 
 @lru_cache(maxsize=256)

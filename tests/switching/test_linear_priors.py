@@ -30,6 +30,7 @@ def walk(n: int, step: float, noise: float, seed: int = 0) -> Tensor:
 X = 30 + 5 * walk(30, 0.6, 1.0)
 INVERSE, HALF = dist.InverseGamma(double(2.0), double(20.0)), dist.HalfNormal(double(4.0))
 WEIGHTS = dist.Normal(double(0.2), double(0.4))
+STILL = {"sigma2.irregular": 9.0, "sigma2.level": 0.0}
 
 Named = dict[str, dist.Distribution]
 CASES: dict[str, tuple[sh.LinearSSM, Named]] = {
@@ -189,6 +190,22 @@ def test_ranges_are_those_of_their_priors() -> None:
     assert free.ranges["frequency.cycle"] == (0.0, math.pi)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, DOUBLE], ids=str)
+def test_a_mode_at_the_end_of_a_prior_has_an_objective_and_a_profile(dtype: torch.dtype) -> None:
+    """The number in the dtype of the data may be the end, at which a uniform density is 0, or beyond."""
+    steps = torch.arange(40, dtype=DOUBLE)[:, None]
+    x = (3 * (0.8 * steps).cos() + 0.1 * walk(40, 0.0, 1.0)).to(dtype)
+    model = sh.LinearSSM(sh.Cycle(damped=True))
+    fit = model.fit(x, prior={"frequency.cycle": dist.Uniform(double(0.5), double(0.79))}, **ONE)
+    assert float(fit.model.values["frequency.cycle"]) == pytest.approx(0.79, abs=1e-6)
+    objective = fit.model.problem(x).objective(fit.model.values)
+    assert_close(objective.double(), fit.objective[-1].double(), rtol=1e-4, atol=0)
+    ends = fit.profile_interval(0.9, "frequency.cycle")
+    assert 0.5 < float(ends.lower["frequency.cycle"]) < float(ends.upper["frequency.cycle"]) < 0.7901
+    again = fit.model.fit(x, start=fit, **ONE)
+    assert_close(again.objective[-1], fit.objective[-1], rtol=1e-4, atol=0)
+
+
 def test_a_later_prior_of_a_parameter_replaces_an_earlier_one_in_any_form() -> None:
     model = sh.LinearSSM(sh.LocalLevel()).with_prior({"sigma2.level": INVERSE, "sigma2.irregular": INVERSE})
     model = model.with_prior({"sigma.level": HALF, "spread": [2.0]})
@@ -272,6 +289,18 @@ def level(**prior: dist.Distribution) -> sh.LinearSSM:
         (
             lambda: level(sigma2_level=INVERSE).fit(X, fixed={"sigma2.level": 0.0}),
             "fixed['sigma2.level']: got 0, which its prior of InverseGamma excludes",
+        ),
+        (
+            lambda: sh.LinearSSM(sh.LocalLevel()).with_prior({"sigma2.level": INVERSE}).fit(X, start=STILL, **ONE),
+            "start['sigma2.level']: got 0, which its prior of InverseGamma excludes; give another number",
+        ),
+        (
+            lambda: sh.LinearSSM(sh.Cycle((4, 20))).with_prior({"damping.cycle": dist.Beta(double(4.0, 5.0), 2.0)}),
+            "prior['damping.cycle']: got a distribution of shape [2], expected one number's.",
+        ),
+        (
+            lambda: sh.LinearSSM(sh.LocalLevel()).with_prior({"sigma2.level": dist.HalfNormal}),
+            "prior['sigma2.level']: got DistributionMeta, expected a distribution of Pyro, such as dist.Half",
         ),
     ],
 )
