@@ -27,7 +27,9 @@ from .emission import Irregular
 from .problem import LinearProblem
 from .user_priors import at_zero
 
-LEAST = 0.01  # smallest standard deviation of the start, in units of the data, as 0 is a corner of the prior
+LEAST = 0.01
+"""The smallest standard deviation of the start, in units of the data, as 0 is a corner of the prior; and the smallest
+share of a range between the start and its ends, as there is no volume of coordinates there."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -55,7 +57,10 @@ def draw(
     near = units.values(start)
     own = inner.emission.user_priors if isinstance(inner.emission, Irregular) else {}
     corners = [n for n in near if n.startswith("sigma2.") and not (n in own and at_zero(own[n]) == -torch.inf)]
-    near = {n: v.clamp_min(LEAST**2) if n in corners else v for n, v in near.items()} | inner.fixed
+    near = {n: v.clamp_min(LEAST**2) if n in corners else v for n, v in near.items()}
+    for name, (low, high) in inner.emission.ranges.items() if isinstance(inner.emission, Irregular) else ():
+        near[name] = near[name].clamp(low + LEAST * (high - low), high - LEAST * (high - low))
+    near |= inner.fixed
     density = LinearDensity(inner, units, near)
     return (_by_nuts if options.method == "nuts" else _by_svi)(density, problem, options, start)
 

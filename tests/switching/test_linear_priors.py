@@ -3,11 +3,14 @@
 import math
 import re
 from dataclasses import replace
+from typing import Any
 
 import pyro.distributions as dist
 import pytest
 import samplehold as sh
 import torch
+from samplehold.switching.fitting.options import Options
+from samplehold.switching.linear import sampling
 from samplehold.switching.linear.coordinates import LinearDensity
 from samplehold.switching.linear.maximum import SMALL
 from torch import Tensor
@@ -204,6 +207,17 @@ def test_a_mode_at_the_end_of_a_prior_has_an_objective_and_a_profile(dtype: torc
     assert 0.5 < float(ends.lower["frequency.cycle"]) < float(ends.upper["frequency.cycle"]) < 0.7901
     again = fit.model.fit(x, start=fit, **ONE)
     assert_close(again.objective[-1], fit.objective[-1], rtol=1e-4, atol=0)
+
+
+def test_draws_start_off_the_ends_of_a_range(monkeypatch) -> None:
+    """At an end, where the mode may be, there is no volume of coordinates."""
+    monkeypatch.setattr(sampling, "_by_svi", lambda density, *_: density)
+    model = sh.LinearSSM(sh.Cycle(damped=True)).with_prior({"frequency.cycle": dist.Uniform(double(0.9), double(1.1))})
+    problem = model.scaled_to(X).problem(X)
+    for end in (0.9, 1.1):
+        start = {name: double(0.5) for name in model.known} | {"frequency.cycle": double(end)}
+        density: Any = sampling.draw(problem, problem.units, Options("svi"), start)
+        assert math.isfinite(float(density.log_prob(density.start)))
 
 
 def test_a_later_prior_of_a_parameter_replaces_an_earlier_one_in_any_form() -> None:
