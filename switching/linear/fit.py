@@ -105,6 +105,8 @@ def fixed_values(problem: LinearProblem, options: Options) -> Parameters:
         values = problem.values_of(typical(problem.dynamics, problem.emission) | dict(fixed))
         _check_whole([*problem.emission.structure.orders.values()], fixed)
         tables = {name: values[name].double() for name in values if name in fixed}
+        if len(tables) == len(values):
+            raise ValueError("fixed: got all parameters, which leaves nothing to fit; use model.with_values(...).")
         if problem.prior is not None:
             check_possible(problem.emission.user_priors, tables, "fixed")
         return tables

@@ -304,6 +304,7 @@ def level(**prior: dist.Distribution) -> sh.LinearSSM:
             lambda: level(sigma2_level=INVERSE).fit(X, fixed={"sigma2.level": 0.0}),
             "fixed['sigma2.level']: got 0, which its prior of InverseGamma excludes",
         ),
+        (lambda: sh.LinearSSM(sh.LocalLevel()).fit(X, fixed=STILL), "fixed: got all parameters, which leaves nothing"),
         (
             lambda: sh.LinearSSM(sh.LocalLevel()).with_prior({"sigma2.level": INVERSE}).fit(X, start=STILL, **ONE),
             "start['sigma2.level']: got 0, which its prior of InverseGamma excludes; give another number",
