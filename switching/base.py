@@ -40,6 +40,7 @@ from .parameters import (
 )
 from .peers import missing_member
 from .problem import SeriesProblem
+from .user_priors import is_distribution, kind_of
 
 if TYPE_CHECKING:
     import arviz as az
@@ -237,9 +238,9 @@ class Model(Named, ABC):
         expected = {name: tuple(table.shape) for name, table in self.prior.items()}
         tables = {}
         for name, value in check_kind("prior", prior, Mapping, "hyperparameters by name").items():
-            if isinstance(value, torch.distributions.Distribution):
+            if is_distribution(value):
                 raise TypeError(
-                    f"prior[{name!r}]: got {type(value).__name__}, but a {self.name} takes hyperparameters: "
+                    f"prior[{name!r}]: got {kind_of(value)}, but a {self.name} takes hyperparameters: "
                     f"{', '.join(expected) or 'none'}. Distributions are for the emission of a SwitchingSSM, and for "
                     "a LinearSSM of a structure, such as LinearSSM(LocalLevel())."
                 )

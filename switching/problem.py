@@ -135,7 +135,7 @@ class SeriesProblem(Record, ABC):
 
     @property
     def evidences_at_once(self) -> int:
-        """The same for `evidence`, which has no padding."""
+        """The number of draws of the parameters whose `evidence` fits into memory at once."""
         return max(1, TABLE_SIZE // max(1, sum(part.size for _, part in self.groups)))
 
     def double(self: Own) -> Own:

@@ -103,7 +103,10 @@ def _plain(value: Any, name: str) -> Any:
     if isinstance(value, Distribution):
         numbers = arguments(value)
         if numbers is None:
-            raise TypeError(f"{name}: got {type(value).__name__}, which cannot be stored; a distribution of Pyro can.")
+            raise TypeError(
+                f"{name}: got {type(value).__name__}, which cannot be stored; a distribution of Pyro that is made of "
+                "numbers can."
+            )
         return {DISTRIBUTION: type(value).__name__} | {key: _plain(entry, name) for key, entry in numbers.items()}
     if isinstance(value, Tensor | np.ndarray | np.generic):
         return value.tolist()

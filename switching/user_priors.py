@@ -68,8 +68,13 @@ class UserPrior:
 
 
 def is_distribution(value: Any) -> bool:
-    """Whether an entry of a prior is a distribution, not a table of hyperparameters."""
-    return isinstance(value, Distribution)
+    """Whether an entry of a prior is a distribution, or a class of them, not a table of hyperparameters."""
+    return isinstance(value, Distribution) or (isinstance(value, type) and issubclass(value, Distribution))
+
+
+def kind_of(value: Any) -> str:
+    """What an entry of a prior is, for errors."""
+    return f"the class {value.__name__}" if isinstance(value, type) else type(value).__name__
 
 
 def read(prior: Any, parameters: Mapping[str, Parameter], of: str) -> dict[str, UserPrior]:
@@ -90,7 +95,7 @@ def read(prior: Any, parameters: Mapping[str, Parameter], of: str) -> dict[str, 
         place, support, shown = known[name]
         if not isinstance(distribution, Distribution):
             raise TypeError(
-                f"prior[{name!r}]: got {type(distribution).__name__}, expected a distribution of Pyro, such as "
+                f"prior[{name!r}]: got {kind_of(distribution)}, expected a distribution of Pyro, such as "
                 f"dist.{_typical(support)}; hyperparameters go into model.with_prior(...)."
             )
         if isinstance(distribution, dist.Delta):

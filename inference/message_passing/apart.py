@@ -1,4 +1,4 @@
-"""Message passing of parts that no factor joins, such as sequences at known parameters: each ends at its own sweep."""
+"""Message passing of sequences at known parameters, which no factor joins: each ends at its own sweep."""
 
 from dataclasses import replace
 from typing import Any
@@ -11,15 +11,15 @@ from .engine import VMP
 
 
 def run_apart(engine: VMP, n_axes: int, max_steps: int, tol: float) -> list[tuple[Tensor, bool]]:
-    """Sweep until no bound of a part changes by more than `tol` of itself, or `max_steps` times: `VMP.run` of each.
+    """Sweep until no bound of a sequence changes by more than `tol` of itself, or `max_steps` times: `VMP.run` of each.
 
     Arguments:
-        n_axes: the number of leading axes of blocks without a prior; the last of these is the parts', others are of
-            restarts, which end together.
+        n_axes: the number of leading axes of blocks without a prior. The last axis is that of sequences, the others are
+            those of restarts, which end together.
 
     Returns:
-        For each part the bound after each of its sweeps, `[steps, *restarts]`, and whether it converged. The blocks are
-        those after each part's last sweep.
+        For each sequence the bound after each of its sweeps, `[steps, *restarts]`, and whether it converged. The blocks
+        are those after each sequence's last sweep.
     """
     trace: list[Tensor] = []
     n_steps: list[int] = []
@@ -35,18 +35,18 @@ def run_apart(engine: VMP, n_axes: int, max_steps: int, tol: float) -> list[tupl
             continue
         kept = etas if bool(going.all()) else _chosen(going, etas, kept, n_axes)
         settled = ((trace[-1] - trace[-2]).abs() <= tol * trace[-1].abs()).reshape(-1, len(going)).all(0)
-        for part in (settled & going).nonzero().flatten().tolist():
-            n_steps[part] = len(trace)
+        for sequence in (settled & going).nonzero().flatten().tolist():
+            n_steps[sequence] = len(trace)
         going = going & ~settled
     for name, eta in kept.items():
         engine.put(replace(engine.blocks[name], eta=eta))
     bounds = torch.stack(trace)
     ended = (~going).tolist()
-    return [(bounds[:n, ..., part], ended[part]) for part, n in enumerate(n_steps)]
+    return [(bounds[:n, ..., sequence], ended[sequence]) for sequence, n in enumerate(n_steps)]
 
 
 def _chosen(going: Tensor, new: dict[str, Any], old: dict[str, Any], n_axes: int) -> dict[str, Any]:
-    """The new natural parameters of the parts that go on, and the old ones of others."""
+    """The new natural parameters of the sequences that go on, and the old ones of others."""
 
     def chosen(now: Tensor, before: Tensor) -> Tensor:
         return torch.where(going.reshape(-1, *[1] * (now.ndim - n_axes)), now, before)

@@ -252,8 +252,10 @@ class VMP:
 
     @torch.no_grad()
     def bounds(self, n_axes: int) -> Tensor:
-        """The bound of each index of the first `n_axes` axes, such as those of restarts and sequences, where other
-        blocks than those without a prior are known, and add nothing."""
+        """The bound of each index of the first `n_axes` axes, such as those of restarts and sequences.
+
+        All blocks with a prior must be known; their own parts of the bound are left out.
+        """
         values = [factor.scale * factor.value(*map(self.stats, factor.blocks)) for factor in self.factors]
         for name, block in self._blocks.items():
             if block.prior is None:

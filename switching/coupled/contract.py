@@ -287,7 +287,7 @@ class CoupledSSM(Model):
         redraw = self._values["redraw_prob"].to(joint.state).expand(*joint.state.shape[:-1], -1)
         return replace(joint, state=self._split(joint.state), redraw=redraw, series=series, source=self)
 
-    @by_sequence(apart="_inferred")
+    @by_sequence(each="_inferred")
     def infer(self, x: Any, max_steps: int = 200, tol: float = 1e-10, **given: Unpack[Given]) -> CoupledPaths:
         """The best q of independent chains, by coordinate ascent from the prior; the bound rises with every update."""
         max_steps, tol = check_integer("max_steps", max_steps), check_number("tol", tol, least=0)

@@ -46,13 +46,13 @@ class Verb(Protocol[P, R]):
 
 
 def by_sequence(
-    draws: bool = False, apart: str | None = None
+    draws: bool = False, each: str | None = None
 ) -> Callable[[Callable[Concatenate[Any, P], R]], Verb[P, R]]:
     """Give a method `verb(x, ..., **given)` of an object that can `read` the argument `ragged`.
 
     Arguments:
         draws: whether the method draws paths with its `seed`; then every group has other random numbers.
-        apart: if the sequences of one call end an iteration together, the name of a method that takes a series of
+        each: if the sequences of one call end an iteration together, the name of a method that takes a series of
             sequences and the options, and returns the record of each sequence alone.
     """
 
@@ -76,8 +76,8 @@ def by_sequence(
                 return verb(*call.args, **call.kwargs)
 
             def of_each(part: Series) -> list[Any]:
-                if apart is not None:
-                    return compute(part, getattr(type(self), apart))
+                if each is not None:
+                    return compute(part, getattr(type(self), each))
                 return split(compute(part), (part.last + 1).flatten().tolist(), shape.return_annotation)
 
             every = range(series.n_sequences)

@@ -35,7 +35,7 @@ class StructureCoordinates:
         fixed: parameters that have no coordinates, `[...]`.
         inputs: `[N, C]` of all steps; the standard deviation of a coefficient counts in units of 1 / root mean square
             of its input.
-        logs: whether standard deviations have logarithms as coordinates if their prior density is 0 at 0, as for draws.
+        logs: whether a standard deviation has its logarithm as coordinate if its prior excludes 0; for samplers.
     """
 
     def __init__(

@@ -14,10 +14,10 @@ from typing import Any
 import torch
 from jaxtyping import Float
 from torch import Tensor
-from torch.distributions import constraints
+from torch.distributions import Distribution, constraints
 
 from ..parameters import Parameter, Parameters, Shown
-from ..user_priors import UserPrior, is_distribution, on, read
+from ..user_priors import UserPrior, on, read
 from .structure import VARIANCE, Structure
 
 VARIANCES, DEVIATIONS = "sigma2.", "sigma."  # the starts of names of variances and of standard deviations
@@ -36,7 +36,8 @@ def read_priors(prior: Any, structure: Structure, names: Iterable[str]) -> dict[
             others; a distribution of several numbers, or with an infinite density.
     """
     for called, distribution in prior.items():
-        shape = list(distribution.batch_shape + distribution.event_shape) if is_distribution(distribution) else []
+        some = isinstance(distribution, Distribution)
+        shape = list(distribution.batch_shape + distribution.event_shape) if some else []
         if shape:
             raise ValueError(f"prior[{called!r}]: got a distribution of shape {shape}, expected one number's.")
     priors = read(prior, forms(structure, names), repr(structure))
@@ -118,7 +119,7 @@ def at_zero(prior: UserPrior) -> float:
 
 
 def typical_deviation(prior: UserPrior, unit: float) -> float:
-    """The standard deviation, in a unit, at which the density of its logarithm is greatest."""
+    """The standard deviation at which the density of its logarithm is greatest, divided by `unit`."""
     sizes = torch.logspace(-DECADES, DECADES, 20 * DECADES + 1, dtype=torch.float64, device="cpu")
     value = (sizes * unit).square()
     power = 1 if prior.shown else 2

@@ -262,7 +262,7 @@ class SwitchingLinearSSM(Model):
         with naming("x"):
             return problem.by_sequence(evidence)
 
-    @by_sequence(apart="_smoothed")
+    @by_sequence(each="_smoothed")
     def smooth(
         self,
         x: Any,
@@ -306,7 +306,7 @@ class SwitchingLinearSSM(Model):
         pairs = zip(split(paths, lengths), ends, strict=True)
         return [replace(one, trace=trace, converged=converged) for one, (trace, converged) in pairs]
 
-    @by_sequence(apart="_best_paths")
+    @by_sequence(each="_best_paths")
     def viterbi(self, x: Any, **given: Unpack[Given]) -> SwitchingViterbi:
         """The most probable path of regimes under the q of `smooth`, and its exact log p(path, x).
 

@@ -315,7 +315,7 @@ def level(**prior: dist.Distribution) -> sh.LinearSSM:
         ),
         (
             lambda: sh.LinearSSM(sh.LocalLevel()).with_prior({"sigma2.level": dist.HalfNormal}),
-            "prior['sigma2.level']: got DistributionMeta, expected a distribution of Pyro, such as dist.Half",
+            "prior['sigma2.level']: got the class HalfNormal, expected a distribution of Pyro, such as dist.Half",
         ),
     ],
 )

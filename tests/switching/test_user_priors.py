@@ -153,6 +153,7 @@ def normal(**prior: dist.Distribution) -> sh.SwitchingSSM:
         (lambda: normal(loc=dist.Uniform(0.0, 9.0)), "prior['loc']: got Uniform"),
         (lambda: normal(mu=dist.Normal(0.0, 1.0)), "prior: got 'mu', expected some of loc, precision"),
         (lambda: normal(loc=3.0), "prior['loc']: got float, expected a distribution of Pyro"),
+        (lambda: normal(loc=dist.Normal), "prior['loc']: got the class Normal, expected a distribution of Pyro"),
         (lambda: sh.Normal(1, prior=3.0), "prior: got float, expected distributions by name"),
         (
             lambda: normal(scale=dist.HalfNormal(1.0), precision=dist.Gamma(1.0, 1.0)),
