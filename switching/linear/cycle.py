@@ -18,11 +18,9 @@ from typing import Any
 import torch
 from torch.distributions import constraints
 
-from ...inference.numerics.placement import constant
 from ...inference.numerics.scalars import check_flag, check_number
 from ..parameters import Parameter, Parameters
-from .contract import TransitionParameters
-from .structure import VARIANCE, Structure
+from .structure import VARIANCE, Rows, Structure, Tables, on_diagonal
 
 SHORTEST = 2.0  # steps of a period
 MOST_DAMPING = 1 - 1e-7  # largest factor of a damped cycle in a fit
@@ -108,19 +106,31 @@ class Cycle(Structure):
             )
         return checked
 
-    def moves(self, values: Parameters) -> TransitionParameters:
-        like = next(iter(values.values()))
-        fixed = constant((self._frequencies[0],), like.dtype, like.device).squeeze(-1)
-        frequency = values.get("frequency.cycle", fixed)
-        cos, sin = frequency.cos(), frequency.sin()
-        transition = torch.stack([torch.stack([cos, sin], -1), torch.stack([-sin, cos], -1)], -2)
-        unit = torch.eye(2, dtype=like.dtype, device=like.device)
-        variance = values["sigma2.cycle"] if self.stochastic else torch.zeros_like(like)
-        noise = variance[..., None, None] * unit
-        if not self.damped:
-            return TransitionParameters(transition, noise, None, None)
-        damping = values["damping.cycle"][..., None, None]
-        return TransitionParameters(damping * transition, noise, None, noise / (1 - damping.square()))
+    @property
+    def tables(self) -> Tables:
+        turn: Rows = [["cycle.cos", "cycle.sin"], ["cycle.-sin", "cycle.cos"]]
+        if not self.ranges:
+            cos, sin = self._turn
+            turn = [[cos, sin], [-sin, cos]]
+        noise = on_diagonal(2 * ["sigma2.cycle" if self.stochastic else 0.0])
+        return Tables(turn, noise, on_diagonal(2 * ["cycle.variance" if self.damped else 0.0]))
+
+    def numbers(self, values: Parameters) -> Parameters:
+        if not self.ranges:
+            return values
+        frequency = values.get("frequency.cycle")
+        cos, sin = self._turn if frequency is None else (frequency.cos(), frequency.sin())
+        damping = values["damping.cycle"] if self.damped else torch.ones_like(next(iter(values.values())))
+        found = {"cycle.cos": damping * cos, "cycle.sin": damping * sin, "cycle.-sin": -damping * sin}
+        if self.damped:
+            found["cycle.variance"] = values["sigma2.cycle"] / (1 - damping.square())
+        return values | found
+
+    @property
+    def _turn(self) -> tuple[float, float]:
+        """The cosine and the sine of a fixed frequency."""
+        frequency = self._frequencies[0]
+        return math.cos(frequency), math.sin(frequency)
 
 
 def _period(period: Any) -> float | tuple[float, float] | None:

@@ -103,14 +103,14 @@ def _evidence(problem: LinearProblem, values: Parameters, n: int) -> Float[Tenso
     moves, sights = problem.dynamics.moves(values), problem.emission.sights(values, problem.series.drive.inputs)
     emission, unit = _in_like_units(sights.emission, list(problem.emission.structure.driven))
     size = moves.transition.shape[-1]
-    start = torch.zeros_like(moves.transition) if moves.initial_covariance is None else moves.initial_covariance
+    assert moves.initial_covariance is not None
     arguments = (
         x.reshape(-1, x.shape[-2]),
         moves.transition.expand(n, size, size),
         (moves.state_noise.diagonal(dim1=-2, dim2=-1) * unit.square()).expand(n, size),
         emission.reshape(-1, x.shape[-2] if problem.varies else 1, size),
         sights.observation_noise.reshape(-1).expand(n),
-        start.expand(n, size, size),
+        moves.initial_covariance.expand(n, size, size),
         constant(tuple(problem.dynamics.diffuse), torch.bool, x.device),
     )
     kernel = evidence.serving(*arguments)

@@ -1,7 +1,11 @@
 """Stationary autoregressions: coefficients, partial autocorrelations and covariances."""
 
+from functools import cache
+
 import torch
 from torch import Tensor
+
+from ...inference.numerics.placement import constant
 
 
 def partial_autocorrelations(weights: Tensor) -> Tensor:
@@ -36,15 +40,23 @@ def log_volume_of_weights(partial: Tensor) -> Tensor:
     return ((before + 1) // 2 * torch.log1p(-partial) + before // 2 * torch.log1p(partial)).sum(-1)
 
 
-def stationary_covariance(weights: Tensor) -> Tensor:
-    r"""Covariance [*r, p, p] of p successive steps of an autoregression with noise of variance 1, by Yule and Walker.
+def autocovariances(weights: Tensor) -> Tensor:
+    r"""Covariances [*r, p] of lags 0, ..., p - 1 of an autoregression with noise of variance 1, by Yule and Walker.
 
     $$\gamma_k = \sum_j \phi_j \gamma_{|k-j|} + [k = 0], \qquad k = 0, ..., p$$
     """
     p = weights.shape[-1]
-    lags = torch.arange(p + 1, device=weights.device)
+    if p == 1:
+        return 1 / ((1 - weights) * (1 + weights))
     unit = torch.eye(p + 1, dtype=weights.dtype, device=weights.device)
-    used = unit[(lags.unsqueeze(-1) - lags[1:]).abs()]  # [k, j, |k - j|]
-    system = unit - torch.einsum("...j,kji->...ki", weights, used)
+    used = constant(_used(p), weights.dtype, weights.device)
+    system = unit - (weights @ used).unflatten(-1, (p + 1, p + 1))
     covariances, _ = torch.linalg.solve_ex(system, unit[:, 0])
-    return covariances[..., (lags[:p].unsqueeze(-1) - lags[:p]).abs()]
+    return covariances[..., :p]
+
+
+@cache
+def _used(p: int) -> tuple[tuple[bool, ...], ...]:
+    """[p, (p + 1)^2], for each coefficient j the covariances |k - j| in each equation k."""
+    lags = range(p + 1)
+    return tuple(tuple(abs(k - j) == lag for k in lags for lag in lags) for j in range(1, p + 1))

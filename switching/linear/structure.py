@@ -3,12 +3,13 @@ r"""The contract of structures, the dynamics of one series with a known emission
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
+from functools import cached_property
+from itertools import chain
+from typing import NamedTuple
 
 import torch
-from torch import Tensor
 from torch.distributions import constraints
 
-from ...inference.numerics.checks import broadcast_shapes
 from ...inference.numerics.placement import constant
 from ...inference.numerics.scalars import check_kind
 from ..inputs import Inputs, all_inputs
@@ -16,6 +17,26 @@ from ..parameters import Parameter, Parameters
 from .contract import LinearDynamics, TransitionParameters
 
 VARIANCE = Parameter((), constraints.nonnegative)
+
+Rows = Sequence[Sequence[float | str]]
+"""A matrix whose entries are constants, or names of numbers that depend on parameters."""
+
+
+class Tables(NamedTuple):
+    """The matrices [L, L] of a structure; see `TransitionParameters`."""
+
+    transition: Rows
+    state_noise: Rows
+    initial_covariance: Rows
+
+
+class _Layout(NamedTuple):
+    """How matrices of L rows are filled: their constants, then names, and the place among these of each entry."""
+
+    size: int
+    constants: tuple[float, ...]
+    names: tuple[str, ...]
+    places: tuple[tuple[int, ...], ...]
 
 
 class Structure(LinearDynamics):
@@ -43,6 +64,39 @@ class Structure(LinearDynamics):
     @abstractmethod
     def seen(self) -> tuple[float, ...]:
         """[L], the coefficient of each entry in the series."""
+
+    @property
+    @abstractmethod
+    def tables(self) -> Tables:
+        """The matrices, whose entries name parameters or other `numbers`."""
+
+    def numbers(self, values: Parameters) -> Parameters:
+        """Numbers `[*r]` by name: the parameters, and functions of them that matrices contain."""
+        return values
+
+    def moves(self, values: Parameters) -> TransitionParameters:
+        """The tables under parameters `[*r, ...]`; a matrix of constants lacks the axes *r."""
+        layout, numbers, like = self._layout, self.numbers(values), next(iter(values.values()))
+        known = some = constant(layout.constants, like.dtype, like.device)
+        if layout.names:
+            varying = torch.stack(torch.broadcast_tensors(*[numbers[name] for name in layout.names]), -1)
+            some = torch.cat([known.expand(*varying.shape[:-1], -1), varying], -1)
+        filled = []
+        for places in layout.places:
+            entries = some if max(places) >= len(known) else known
+            table = entries.index_select(-1, constant(places, torch.long, like.device))
+            filled.append(table.reshape(*entries.shape[:-1], layout.size, layout.size))
+        transition, noise, start = filled
+        return TransitionParameters(transition, noise, None, start)
+
+    @cached_property
+    def _layout(self) -> _Layout:
+        flat = [tuple(chain.from_iterable(rows)) for rows in self.tables]
+        entries = dict.fromkeys(chain.from_iterable(flat))
+        constants = tuple(entry for entry in entries if not isinstance(entry, str))
+        names = tuple(entry for entry in entries if isinstance(entry, str))
+        place = {entry: i for i, entry in enumerate((*constants, *names))}
+        return _Layout(self.n_latent, constants, names, tuple(tuple(place[entry] for entry in some) for some in flat))
 
     @property
     def driven(self) -> tuple[int, ...]:
@@ -95,12 +149,10 @@ class Diffuse(Structure):
     def parameters(self) -> Mapping[str, Parameter]:
         return {name: VARIANCE for name in dict.fromkeys(self.noisy) if name is not None}
 
-    def moves(self, values: Parameters) -> TransitionParameters:
-        like = next(iter(values.values()))
-        zero = torch.zeros_like(like)
-        noise = torch.stack([zero if name is None else values[name] for name in self.noisy], -1)
-        transition = constant(tuple(map(tuple, self.transition)), like.dtype, like.device)
-        return TransitionParameters(transition, torch.diag_embed(noise), None, None)
+    @property
+    def tables(self) -> Tables:
+        zeros = on_diagonal(self.n_latent * [0.0])
+        return Tables(self.transition, on_diagonal([name or 0.0 for name in self.noisy]), zeros)
 
 
 @dataclass(frozen=True, repr=False)
@@ -185,26 +237,27 @@ class Sum(Structure):
     def check_values(self, values: Parameters) -> Parameters:
         return {name: value for term in self.terms for name, value in term.check_values(values).items()}
 
-    def moves(self, values: Parameters) -> TransitionParameters:
-        parts = [term.moves(values) for term in self.terms]
-        starts = [
-            torch.zeros_like(part.transition) if part.initial_covariance is None else part.initial_covariance
-            for part in parts
-        ]
-        transition, noise = beside([part.transition for part in parts]), beside([part.state_noise for part in parts])
-        return TransitionParameters(transition, noise, None, beside(starts))
+    @property
+    def tables(self) -> Tables:
+        return Tables(*map(_beside, zip(*(term.tables for term in self.terms), strict=True)))
+
+    def numbers(self, values: Parameters) -> Parameters:
+        return {name: number for term in self.terms for name, number in term.numbers(values).items()}
 
 
 def _terms(structure: Structure) -> tuple[Structure, ...]:
     return structure.terms if isinstance(structure, Sum) else (structure,)
 
 
-def beside(blocks: Sequence[Tensor]) -> Tensor:
-    """Square blocks [*r, l, l] along the diagonal, their leading axes broadcast."""
-    lead = broadcast_shapes(*(block.shape[:-2] for block in blocks))
-    size, at, whole = sum(block.shape[-1] for block in blocks), 0, []
+def on_diagonal(entries: Sequence[float | str]) -> Rows:
+    """A diagonal matrix."""
+    return _beside([((entry,),) for entry in entries])
+
+
+def _beside(blocks: Sequence[Rows]) -> Rows:
+    """A matrix with these blocks along its diagonal."""
+    size, rows = sum(map(len, blocks)), []
     for block in blocks:
-        n = block.shape[-1]
-        whole.append(torch.nn.functional.pad(block.expand(*lead, n, n), (at, size - at - n)))
-        at += n
-    return torch.cat(whole, -2)
+        before = len(rows)
+        rows += [(*[0.0] * before, *row, *[0.0] * (size - before - len(block))) for row in block]
+    return rows

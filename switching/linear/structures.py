@@ -19,9 +19,8 @@ import torch
 
 from ...inference.numerics.scalars import check_flag, check_integer
 from ..parameters import Parameter, Parameters
-from .contract import TransitionParameters
-from .stationary import partial_autocorrelations, stationary_covariance
-from .structure import VARIANCE, Diffuse, Structure
+from .stationary import autocovariances, partial_autocorrelations
+from .structure import VARIANCE, Diffuse, Structure, Tables, on_diagonal
 
 UNSTABLE = 1e-9  # with a partial autocorrelation above 1 - UNSTABLE the process is not stationary in float64
 
@@ -248,13 +247,17 @@ class Autoregression(Structure):
             )
         return checked
 
-    def moves(self, values: Parameters) -> TransitionParameters:
+    @property
+    def tables(self) -> Tables:
+        lags = range(self.order)
+        shift = [[float(column == row) for column in lags] for row in range(self.order - 1)]
+        start = [[f"covariance.{self.latents[abs(row - column)]}" for column in lags] for row in lags]
+        return Tables([self.latents, *shift], on_diagonal(["sigma2.ar", *[0.0] * (self.order - 1)]), start)
+
+    def numbers(self, values: Parameters) -> Parameters:
         weights = torch.stack([values[name] for name in self.latents], -1)
-        variance, p = values["sigma2.ar"], self.order
-        shift = torch.eye(p, dtype=weights.dtype, device=weights.device)[:-1].expand(*weights.shape[:-1], p - 1, p)
-        noise = torch.diag_embed(torch.stack([variance, *[torch.zeros_like(variance)] * (p - 1)], -1))
-        start = variance[..., None, None] * stationary_covariance(weights)
-        return TransitionParameters(torch.cat([weights.unsqueeze(-2), shift], -2), noise, None, start)
+        covariances = values["sigma2.ar"].unsqueeze(-1) * autocovariances(weights)
+        return values | {f"covariance.{name}": covariances[..., lag] for lag, name in enumerate(self.latents)}
 
 
 def _check_flags(structure: Structure) -> None:

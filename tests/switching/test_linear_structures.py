@@ -13,7 +13,6 @@ from samplehold.inference.chains.linear_gaussian import naive
 from samplehold.switching.linear.stationary import (
     from_partial_autocorrelations,
     partial_autocorrelations,
-    stationary_covariance,
 )
 from statsmodels.tsa.api import UnobservedComponents
 from torch.testing import assert_close
@@ -194,10 +193,10 @@ def test_partial_autocorrelations_go_there_and_back_and_the_stationary_covarianc
     partial = torch.tensor([[0.9, -0.5, 0.3], [-0.2, 0.7, -0.95]], dtype=FLOAT)
     weights = from_partial_autocorrelations(partial)
     assert_close(partial_autocorrelations(weights), partial, rtol=1e-12, atol=1e-12)
-    covariance, shift = stationary_covariance(weights), torch.eye(3, dtype=FLOAT)[:2].expand(2, 2, 3)
-    move = torch.cat([weights.unsqueeze(-2), shift], -2)
-    noise = torch.zeros(3, 3, dtype=FLOAT)
-    noise[0, 0] = 1.0
+    values = dict(zip(("sigma2.ar", "ar.L1", "ar.L2", "ar.L3"), (torch.ones(2, dtype=FLOAT), *weights.mT), strict=True))
+    move, noise, _, covariance, _ = Autoregression(3).moves(values)
+    shift = torch.eye(3, dtype=FLOAT)[:2].expand(2, 2, 3)
+    assert_close(move, torch.cat([weights.unsqueeze(-2), shift], -2), rtol=0.0, atol=0.0)
     assert_close(move @ covariance @ move.mT + noise, covariance, rtol=1e-10, atol=1e-10)
 
 
