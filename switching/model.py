@@ -32,6 +32,7 @@ from .data.ragged import by_sequence
 from .data.reading import check_finite, read_row, read_states
 from .data.series import Drive, Given, Series
 from .data.subjects import named, numbered
+from .dynamics.any_prior import first_in_words
 from .dynamics.by_subject import SubjectDynamics
 from .dynamics.contract import Dynamics
 from .emissions.by_subject import by_subject, of_one
@@ -202,7 +203,8 @@ class SwitchingSSM(Model):
         """The same model with other hyperparameters, with names and shapes as in `model.prior`, or with distributions
         of Pyro by name of a parameter. A fit keeps these, and scales the others to the data.
 
-        Dynamics take a Beta for `redraw_prob` and Dirichlets for rows of probabilities. For an emission see `Normal`.
+        Message passing takes a Beta for `redraw_prob` and Dirichlets for rows of probabilities. Other methods take any
+        distribution of probabilities: see `Copy` and `Markov`. For an emission see `Normal`.
 
         Raises:
             ValueError: other names or shapes; numbers that are not finite or not valid hyperparameters; a distribution
@@ -221,10 +223,20 @@ class SwitchingSSM(Model):
         of_emission = {name: d for name, d in distributions.items() if name not in of_dynamics}
         tables = {name: value for name, value in prior.items() if name not in distributions}
         tables |= self.dynamics.hyperparameters(of_dynamics)
-        if not of_emission:
+        dynamics = self.dynamics.with_user_priors(of_dynamics)
+        emission = self.emission.with_user_priors(of_emission) if of_emission else self.emission
+        unused = {block.hyperparameter: block for block in dynamics.any_priors}
+        for name in unused.keys() & tables.keys():
+            if not torch.equal(to_tensor(tables[name], name).to(self.prior[name]), self.prior[name]):
+                raise ValueError(
+                    f"prior: got {name}, but {first_in_words(dynamics.any_priors)}, so it has no such hyperparameter; "
+                    f"give a distribution of {unused[name].name}."
+                )
+        if dynamics is self.dynamics and emission is self.emission:
             return super().with_prior(tables)
-        made = SwitchingSSM(self.dynamics, self.emission.with_user_priors(of_emission))
-        kept = {name: self.prior[name] for name in self._chosen if name in made.prior} | tables
+        made = SwitchingSSM(dynamics, emission)
+        chosen = self._chosen - unused.keys()
+        kept = {name: self.prior[name] for name in chosen if name in made.prior} | tables
         made = made.with_prior(kept) if kept else made
         return made._copy(self.values)
 

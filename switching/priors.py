@@ -306,8 +306,11 @@ class Conjugate(ABC):
             dims = (*dims[: eta.ndim - 1], "statistic")
         return reordered({name: replace(parameter, dims=dims)}, {name: eta}, order)[name]
 
-    def mode(self, prior: Parameters | None, message: Tensor) -> Parameters:
+    def mode(self, prior: Parameters | None, message: Tensor, near: Parameters | None = None) -> Parameters:
         """The mode of the prior plus a message; without a prior, the limit: maximum likelihood.
+
+        Arguments:
+            near: values from which a block without a closed form looks for the mode.
 
         NaN or infinite if the message contains no information and there is no prior.
         """

@@ -22,6 +22,7 @@ from ..inference.numerics.logs import log_probability
 from ..inference.numerics.records import Record
 from .data.packed import rows_of
 from .data.series import Drive, Series
+from .dynamics.any_prior import within
 from .dynamics.contract import Dynamics
 from .emissions.contract import ByGate, Emission
 from .emissions.driven import emission_at, rows_read
@@ -172,13 +173,17 @@ class Problem(SeriesProblem):
 
     @cached_property
     def parameters(self) -> dict[str, Parameter]:
-        """The description of each parameter, by name; the support is that of the free entries."""
+        """The description of each parameter, by name; the support is that of the free entries under their
+        prior."""
         known = self.dynamics.parameters | dict(self.emission.parameters)
+        known |= {} if self.prior is None else self.dynamics.bounded
         in_part = {name: table for name, table in self.fixed.items() if not is_whole(table)}
         return known | {n: replace(known[n], support=support_beside(known[n].support, t)) for n, t in in_part.items()}
 
     def hold(self, values: Parameters) -> Parameters:
-        """Values `[*r, ...]` with the known entries in their places."""
+        """Values `[*r, ...]` with the known entries in their places, and the others inside the supports of priors."""
+        bounded = {} if self.prior is None else self.dynamics.bounded
+        values = values | {name: within(values[name], parameter.support) for name, parameter in bounded.items()}
         return held(values, self.fixed, self.parameters) if self.fixed else values
 
     @property

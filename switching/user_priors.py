@@ -19,8 +19,9 @@ from typing import Any
 import pyro.distributions as dist
 import torch
 from torch import Tensor
-from torch.distributions import Distribution, constraints
-from torch.distributions.transforms import AffineTransform, PowerTransform, Transform
+from torch.distributions import Distribution, Transform, biject_to, constraints
+from torch.distributions.constraints import MixtureSameFamilyConstraint
+from torch.distributions.transforms import AffineTransform, PowerTransform
 
 from .definite import Congruence, Inversion, ScaledCorrelation, definite
 from .parameters import Parameter, Parameters
@@ -67,6 +68,12 @@ class UserPrior:
         return Site(self.name, lambda values: placed)
 
 
+@biject_to.register(MixtureSameFamilyConstraint)
+def _(support: MixtureSameFamilyConstraint) -> Transform:
+    """Free coordinates of a mixture are those of its components."""
+    return biject_to(support.base_constraint)
+
+
 def is_distribution(value: Any) -> bool:
     """Whether an entry of a prior is a distribution, or a class of them, not a table of hyperparameters."""
     return isinstance(value, Distribution) or (isinstance(value, type) and issubclass(value, Distribution))
@@ -77,8 +84,11 @@ def kind_of(value: Any) -> str:
     return f"the class {value.__name__}" if isinstance(value, type) else type(value).__name__
 
 
-def read(prior: Any, parameters: Mapping[str, Parameter], of: str) -> dict[str, UserPrior]:
+def read(prior: Any, parameters: Mapping[str, Parameter], of: str, narrower: bool = False) -> dict[str, UserPrior]:
     """Priors by the names of parameters or of their displayed forms.
+
+    Arguments:
+        narrower: whether the support of a prior of a probability may be a part of the unit interval.
 
     Raises:
         TypeError: not a mapping of names to distributions.
@@ -100,7 +110,7 @@ def read(prior: Any, parameters: Mapping[str, Parameter], of: str) -> dict[str, 
             )
         if isinstance(distribution, dist.Delta):
             raise ValueError(f"prior[{name!r}]: got Delta, which has no density; hold the parameter with `fixed`.")
-        if not _fits(_support(distribution), support):
+        if not _fits(support_of(distribution), support, narrower):
             raise ValueError(
                 f"prior[{name!r}]: got {type(distribution).__name__}, whose values are not those of {name}; give a "
                 f"distribution such as dist.{_typical(support)}."
@@ -133,7 +143,7 @@ def _with_covariance(prior: Mapping[str, Any], known: Mapping[str, Any]) -> dict
             f"as dist.LKJ(2, 2.0); or {COVARIANCE!r}."
         )
     scale, correlation = prior[SCALE], prior[CORRELATION]
-    if not isinstance(scale, Distribution) or not _is_positive(_support(scale)) or scale.event_shape:
+    if not isinstance(scale, Distribution) or not _is_positive(support_of(scale)) or scale.event_shape:
         raise ValueError(
             f"prior[{SCALE!r}]: got {type(scale).__name__}, expected a distribution of positive numbers, such as "
             "dist.HalfNormal(1.0)."
@@ -233,19 +243,23 @@ def _of_another_shape(name: str, got: torch.Size, table: torch.Size) -> ValueErr
     )
 
 
-def _support(distribution: Distribution) -> Any:
+def support_of(distribution: Distribution) -> Any:
+    """The support of each number, row or matrix of a distribution."""
     support: Any = distribution.support
     while hasattr(support, "base_constraint"):  # of independent numbers, and of mixtures
         support = support.base_constraint
     return support
 
 
-def _fits(given: Any, expected: Any) -> bool:
+def _fits(given: Any, expected: Any, narrower: bool = False) -> bool:
     if _is_positive(expected):
         return _is_positive(given)
     if expected is constraints.unit_interval:
         bounds = getattr(given, "lower_bound", None), getattr(given, "upper_bound", None)
-        return all(b is not None for b in bounds) and [float(torch.as_tensor(b).max()) for b in bounds] == [0.0, 1.0]
+        if any(bound is None for bound in bounds):
+            return False
+        low, high = (float(torch.as_tensor(bound).max()) for bound in bounds)
+        return 0.0 <= low < high <= 1.0 if narrower else (low, high) == (0.0, 1.0)
     if _is_matrix(expected):
         return _is_matrix(given)
     if isinstance(expected, constraints.interval):

@@ -7,14 +7,16 @@ restarts or posterior draws. They form `blocks` that are conjugate to the counts
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import cached_property
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 import pyro
 import pyro.distributions as dist
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
+from torch.distributions import constraints
 
 from ...inference.chains.contract import Chain, Marginals
 from ...inference.families import CopyTables, FactoredTables, Family, MarkovTables
@@ -26,6 +28,7 @@ from ..inputs import Inputs, columns_of, count_inputs, select_columns
 from ..known import block_beside
 from ..parameters import Named, Parameter, Parameters, check_parameters, concentration, kept
 from ..priors import Conjugate, Probabilities, Site
+from .any_prior import AnyPrior, first_in_words, has_default_form
 
 PATHS = "paths"
 """The block of a model's paths in message passing."""
@@ -48,6 +51,8 @@ class Dynamics(Named, ABC):
     n_states: int
     inputs: Inputs = 0
     holds: ClassVar[bool] = False
+    prior: Any = None
+    """Priors of some parameters, distributions of Pyro by name: see `any_prior`. A field of dynamics that take them."""
 
     @cached_property
     def n_inputs(self) -> int:
@@ -72,7 +77,7 @@ class Dynamics(Named, ABC):
     @property
     def numbered(self) -> bool:
         """Whether states are not exchangeable; then they keep their order."""
-        return False
+        return any(block.dims for block in self.any_priors)
 
     # ---- parameters ------------------------------------------------------------------------------------------------
 
@@ -94,7 +99,18 @@ class Dynamics(Named, ABC):
     @property
     def no_messages(self) -> str | None:
         """What keeps message passing from these dynamics, in words; None if nothing does."""
-        return self.not_conjugate
+        return self.not_conjugate or first_in_words(self.any_priors)
+
+    @property
+    def any_priors(self) -> list[AnyPrior]:
+        """The blocks whose prior does not have the form of the default."""
+        return [block for block in self.blocks.values() if isinstance(block, AnyPrior)]
+
+    @property
+    def bounded(self) -> dict[str, Parameter]:
+        """The parameters whose prior allows only a part of their values, with this support."""
+        whole = constraints.simplex, constraints.unit_interval
+        return {b.name: Parameter(b.dims, b.support) for b in self.any_priors if b.support not in whole}
 
     @abstractmethod
     def default_prior(self) -> Parameters:
@@ -127,21 +143,20 @@ class Dynamics(Named, ABC):
         return [site for block in self.blocks.values() for site in block.sites(prior)]
 
     def hyperparameters(self, distributions: Mapping[str, Any]) -> Parameters:
-        """The hyperparameters of distributions of Pyro, by parameter: a Beta of a probability, a Dirichlet of rows.
+        """The hyperparameters of the distributions of Pyro that have the form of the default prior, by parameter: a
+        Beta of a probability, a Dirichlet of rows.
 
         Raises:
-            ValueError: another distribution, or another shape.
+            ValueError: another shape.
         """
-        tables, default = {}, self.default_prior()
-        blocks = {b.name: b for b in self.blocks.values() if isinstance(b, Probabilities)}
+        return self._tables_of(distributions, self.default_prior())
+
+    def _tables_of(self, distributions: Mapping[str, Any], default: Parameters) -> Parameters:
+        blocks, tables = {b.name: b for b in self.blocks.values() if isinstance(b, Probabilities)}, {}
         for name, given in distributions.items():
             block = blocks.get(name)
-            kind = torch.distributions.Dirichlet if block is not None and block.dims else torch.distributions.Beta
-            if block is None or not isinstance(given, kind):
-                expected = "no distribution" if block is None else f"a {kind.__name__}"
-                raise ValueError(
-                    f"prior[{name!r}]: got {type(given).__name__}, but {self.name} takes {expected} there."
-                )
+            if block is None or not has_default_form(block, given):
+                continue
             pair = ("concentration",) if block.dims else ("concentration1", "concentration0")
             numbers = torch.stack([getattr(given, part) for part in pair], -1)
             numbers = numbers.squeeze(-1) if block.dims else numbers
@@ -149,6 +164,25 @@ class Dynamics(Named, ABC):
                 numbers, tuple(default[block.hyperparameter].shape), f"prior[{name!r}]"
             )
         return tables
+
+    def with_user_priors(self, prior: Mapping[str, Any]) -> "Dynamics":
+        """The same dynamics with those of these priors that do not have the form of the default; the others are its
+        `hyperparameters`.
+
+        Raises:
+            TypeError, ValueError: a distribution that does not fit its parameter, or these dynamics.
+        """
+        blocks, known = {b.name: b for b in self.blocks.values() if isinstance(b, Probabilities)}, self.prior or {}
+        other = {n: d for n, d in prior.items() if n not in blocks or not has_default_form(blocks[n], d)}
+        whole = {name: one for name, one in known.items() if name not in prior} | other
+        if whole == known:
+            return self
+        if "prior" not in getattr(self, "__dataclass_fields__", {}):
+            raise ValueError(
+                f"prior: got distributions of {', '.join(sorted(other))}, but {self.name} takes none; give the "
+                "hyperparameters of `model.prior`."
+            )
+        return replace(cast(Any, self), prior=whole or None)
 
     # ---- paths -----------------------------------------------------------------------------------------------------
 
@@ -234,7 +268,7 @@ class Dynamics(Named, ABC):
         """
         modes: Parameters = {}
         for name, counts in self.counts(marginals, self._lead(values)).items():
-            modes |= block_beside(self.blocks[name], fixed).mode(prior, counts)
+            modes |= block_beside(self.blocks[name], fixed).mode(prior, counts, values)
         return kept(modes, values)
 
     @abstractmethod

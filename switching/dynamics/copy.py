@@ -10,7 +10,8 @@ c_t$. A gap of $d$ steps holds with probability $(1 - \rho)^d$, so irregular tim
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, ClassVar
 
 import pyro
@@ -34,6 +35,7 @@ from ..inputs import COEFFICIENT_SCALE, Inputs, named_or_counted
 from ..known import block_beside, held
 from ..parameters import Parameter, Parameters, concentration, free_entries, kept, widened
 from ..priors import Conjugate, Probabilities, Site
+from .any_prior import check_priors, under_user_priors
 from .contract import NOTHING, PATHS, Dynamics, draw_gate, draw_state
 from .factors import by_state, driven_gates, factored_gates, factored_states, fresh_states, gate_counts, gates
 from .gates import (
@@ -115,6 +117,10 @@ class Copy(Dynamics):
             variance.
         state_prior: Dirichlet concentration of the fresh state, scalar or [K].
         inputs: the inputs in the logit of the redraw probability: C names, or their number.
+        prior: other priors of `redraw_prob` and `state_probs`, distributions of Pyro by name, such as
+            {"redraw_prob": dist.Uniform(0.0, 0.1)}. Fits by EM, SVI and NUTS take any, without inputs and gaps; message
+            passing takes a Beta and a Dirichlet. If that of `state_probs` is no Dirichlet, states keep the order of
+            the fit, otherwise fits order them by their locations.
 
     Raises:
         TypeError: a number of states or inputs that is not an integer.
@@ -132,26 +138,29 @@ class Copy(Dynamics):
     redraw_prior: Sequence[float] = (1, 1)
     state_prior: float | Sequence = 1.0
     inputs: Inputs | Sequence[str] = 0  # type: ignore[assignment]
+    prior: Mapping[str, Any] | None = field(default=None, repr=False)
     holds: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "n_states", check_integer("n_states", self.n_states))
         object.__setattr__(self, "inputs", named_or_counted(self.inputs))
-        self.default_prior()
+        check_priors(self.any_priors, self.default_prior(), self.name, "inputs" if self.n_inputs else "")
 
-    @property
-    def blocks(self) -> Mapping[str, Conjugate]:
+    @cached_property
+    def blocks(self) -> Mapping[str, Conjugate]:  # type: ignore[override]
         redraw = Probabilities("redraw_prob", "redraw_concentration", ())
-        return {
+        blocks = {
             "redraw": RedrawWeights(self.n_inputs) if self.n_inputs else redraw,
             "state": Probabilities("state_probs", "state_concentration", ("state",)),
         }
+        return under_user_priors(blocks, self.prior, self.name)
 
     def default_prior(self) -> Parameters:
-        return {
+        default = {
             "redraw_concentration": concentration(self.redraw_prior, (2,), "redraw_prior"),
             "state_concentration": concentration(self.state_prior, (self.n_states,), "state_prior"),
         }
+        return default | self._tables_of(self.prior or {}, default)
 
     def check_drive(self, drive: Drive, batch_shape: torch.Size, n_steps: int) -> None:
         gaps, expected = drive.gaps, (*batch_shape, n_steps)

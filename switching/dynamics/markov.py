@@ -4,7 +4,7 @@ Rows may depend on inputs, as a multinomial logit: see `rows`.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, cast
 
@@ -26,6 +26,7 @@ from ..inputs import Inputs, all_inputs, columns_of, count_inputs, named_or_coun
 from ..known import block_beside, held
 from ..parameters import Parameters, check_simplex, concentration, kept, read_table, widened
 from ..priors import Conjugate, Probabilities
+from .any_prior import check_priors, first_in_words, under_user_priors
 from .contract import NOTHING, PATHS, Dynamics, draw_state
 from .factors import by_state, constant_start, first_state, moves
 from .initial import StationaryRows, has_one_class, initial_weights, stationary
@@ -57,9 +58,12 @@ class Markov(Dynamics):
         initial_inputs: the inputs of the first state: C0 names, or their number.
         mask: [K, K], False where a move is impossible, so that its probability is 0 in every method; None: all moves
             are possible. `Markov.left_right` and `Markov.banded` make common ones.
+        prior: other priors of `initial_probs` and `transition_probs`, distributions of Pyro by name, such as
+            {"transition_probs": dist.LogisticNormal(torch.zeros(1), torch.ones(1))}. Fits by EM, SVI and NUTS take any,
+            without inputs, a mask and a stationary start; message passing takes Dirichlets.
 
-    Fits order the states by their locations. If states are not exchangeable, because of a mask, `initial_inputs` or
-    probabilities of the first state, they keep the order of the fit.
+    Fits order the states by their locations. If states are not exchangeable, because of a mask, `initial_inputs`,
+    probabilities of the first state or a `prior` other than a Dirichlet, they keep the order of the fit.
 
     Raises:
         TypeError: a number of states or inputs that is not an integer.
@@ -83,6 +87,7 @@ class Markov(Dynamics):
     initial: str | Sequence[float] = "free"
     initial_inputs: Inputs | Sequence[str] = 0
     mask: Sequence[Sequence[bool]] | Any = None
+    prior: Mapping[str, Any] | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "n_states", check_integer("n_states", self.n_states))
@@ -92,7 +97,7 @@ class Markov(Dynamics):
         if self.mask is not None:
             object.__setattr__(self, "mask", read_mask(self.mask, self.n_states))
         object.__setattr__(self, "sticky", check_number("sticky", self.sticky, least=0))
-        self.default_prior()
+        check_priors(self.any_priors, self.default_prior(), self.name, self._beside_priors)
 
     @classmethod
     def left_right(cls, n_states: int, skips: int = 0, **options: Any) -> "Markov":
@@ -158,7 +163,7 @@ class Markov(Dynamics):
 
     @property
     def numbered(self) -> bool:
-        return bool(self.n_initial) or not isinstance(self.initial, str) or self.mask is not None
+        return bool(self.n_initial) or not isinstance(self.initial, str) or self.mask is not None or super().numbered
 
     @cached_property
     def blocks(self) -> Mapping[str, Conjugate]:  # type: ignore[override]
@@ -175,7 +180,15 @@ class Markov(Dynamics):
         if self.n_inputs:
             moves = self._possible & ~references(self._possible)
             blocks["weights"] = transition_weights(moves, self.n_inputs)
-        return blocks
+        return under_user_priors(blocks, self.prior, self.name)
+
+    @property
+    def _beside_priors(self) -> str:
+        """An argument beside which priors have the form of the default."""
+        if self.initial == "stationary":
+            return 'initial="stationary"'
+        given = {"inputs": self.n_inputs, "initial_inputs": self.n_initial, "mask": self.mask is not None}
+        return next((name for name, some in given.items() if some), "")
 
     @cached_property
     def message_blocks(self) -> Mapping[str, Conjugate]:  # type: ignore[override]
@@ -192,7 +205,8 @@ class Markov(Dynamics):
 
     @property
     def no_messages(self) -> str | None:
-        return "its first state has the stationary distribution" if self.initial == "stationary" else None
+        stationary = "its first state has the stationary distribution" if self.initial == "stationary" else None
+        return stationary or first_in_words(self.any_priors)
 
     @property
     def not_conjugate(self) -> str | None:
@@ -205,9 +219,10 @@ class Markov(Dynamics):
     def default_prior(self) -> Parameters:
         rows = concentration(self.transition_prior, (self.n_states, self.n_states), "transition_prior")
         start = concentration(self.initial_prior, (self.n_states,), "initial_prior")
-        return ({"initial_concentration": start} if self.initial == "free" else {}) | {
-            "transition_concentration": rows + self.sticky * torch.eye(self.n_states, dtype=rows.dtype, device="cpu"),
-        }
+        default = {"initial_concentration": start} if self.initial == "free" else {}
+        rows = rows + self.sticky * torch.eye(self.n_states, dtype=rows.dtype, device="cpu")
+        default |= {"transition_concentration": rows}
+        return default | self._tables_of(self.prior or {}, default)
 
     def check_values(self, values: Parameters) -> Parameters:
         checked = super().check_values(values)

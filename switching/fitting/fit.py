@@ -12,6 +12,7 @@ from torch import Tensor
 from ...inference.message_passing.factor_graph import ImproperError
 from ...inference.numerics.cholesky import NotDefiniteError
 from ..data.series import Series
+from ..dynamics.any_prior import check_fit
 from ..parameters import Parameters, reordered
 from ..problem import Problem
 from .alignment import match_states, state_levels
@@ -33,6 +34,8 @@ def fit(problem: Problem, options: Options) -> Result:
     """Fit the parameters of a problem; see `SwitchingSSM.fit`."""
     with explains_singularity():
         problem = with_fixed(problem, options.fixed)
+        if problem.prior is not None:
+            check_fit(problem.dynamics.any_priors, problem.series, problem.fixed)
         by_messages = options.method == "vmp" or (options.method != "em" and _passes_messages(problem))
         if options.method == "vmp":
             check_held(problem)
@@ -43,7 +46,8 @@ def fit(problem: Problem, options: Options) -> Result:
 def _passes_messages(problem: Problem) -> bool:
     """Whether message passing can fit the problem, so that samplers start from it."""
     conjugate = all(part.emission.is_conjugate for part in problem.emission.parts)
-    if not conjugate or problem.dynamics.not_conjugate or problem.series.noise is not None:
+    dynamics = problem.dynamics
+    if not conjugate or dynamics.not_conjugate or dynamics.any_priors or problem.series.noise is not None:
         return False
     try:
         check_held(problem)
@@ -148,8 +152,9 @@ def check_enough(series: Series, n_states: int) -> None:
 
 def check_modes(problem: Problem) -> None:
     """Raise ValueError if a concentration below 1 leaves the posterior without a mode."""
+    unused = {block.hyperparameter for block in problem.dynamics.any_priors}
     for name, table in (problem.prior or {}).items():
-        if name.endswith(("concentration", "successes", "failures")) and bool((table < 1).any()):
+        if name not in unused and name.endswith(("concentration", "successes", "failures")) and bool((table < 1).any()):
             raise ValueError(
                 f"{name}: got a concentration below 1 ({float(table.min()):g}), so the posterior has no mode; "
                 "EM needs concentrations of at least 1."

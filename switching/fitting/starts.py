@@ -168,7 +168,7 @@ def _from_weights(
 
 
 def _opened(value: Tensor, support: Any) -> Tensor:
-    """The value without a probability or a rate of 0 or 1, which no update could change."""
+    """The value without a probability or a rate at an end of its range, which no update could change."""
     if isinstance(support, KnownEntries):
         support = support.base
     if isinstance(support, PossibleRows):
@@ -176,8 +176,8 @@ def _opened(value: Tensor, support: Any) -> Tensor:
         return (1 - OPEN) * value + OPEN * possible / possible.sum(-1, keepdim=True)
     if support is constraints.simplex:
         return (1 - OPEN) * value + OPEN / value.shape[-1]
-    if support is constraints.unit_interval:
-        return (1 - OPEN) * value + OPEN / 2
+    if isinstance(support, constraints.interval):
+        return (1 - OPEN) * value + OPEN * (support.lower_bound + support.upper_bound) / 2
     return value.clamp_min(OPEN) if support is constraints.nonnegative else value
 
 

@@ -19,6 +19,7 @@ import torch
 
 from ...inference.numerics.scalars import check_choice
 from ..data.series import Series
+from ..dynamics.any_prior import first_in_words
 from ..dynamics.contract import Dynamics
 from ..emissions.contract import Emission
 from ..parameters import Parameter, Parameters, read_table
@@ -67,6 +68,11 @@ class Pooling:
             check_choice(f"pooled[{name!r}]" if isinstance(pooled, Mapping) else "pooled", word, POOLED)
         if set(words.values()) == {POOLED[0]}:
             return None
+        if (reason := first_in_words(dynamics.any_priors)) is not None:
+            raise ValueError(
+                f"pooled: got {pooled!r}, but {reason}, which parameters by subject need; give one, or leave pooled= "
+                "out."
+            )
         common = tuple(name for name in dynamics.blocks if words[name] == POOLED[0])
         if 0 < len(common) < len(dynamics.blocks) and (dynamics.not_conjugate or dynamics.inputs):
             raise ValueError(

@@ -164,8 +164,8 @@ def normal(**prior: dist.Distribution) -> sh.SwitchingSSM:
             "prior['loc']: got a distribution of shape [3, 1], expected one number's, or a table [2, 1]",
         ),
         (
-            lambda: normal().with_prior({"redraw_prob": dist.Uniform(0.0, 1.0)}),
-            "prior['redraw_prob']: got Uniform, but Copy takes a Beta there",
+            lambda: normal().with_prior({"redraw_prob": dist.Uniform(0.0, 2.0)}),
+            "prior['redraw_prob']: got Uniform, whose values are not those of redraw_prob",
         ),
         (
             lambda: sh.LinearSSM(1).with_prior({"transition": dist.Normal(0.0, 1.0)}),

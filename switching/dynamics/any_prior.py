@@ -1,0 +1,179 @@
+r"""Priors of any form of probabilities: the next state's, the first one's, the redraw's.
+
+A distribution of Pyro replaces the Dirichlet or Beta prior of a block. The block is no longer conjugate, so its M-step
+maximises
+
+$$\langle m, t(\theta) \rangle + \log p(\theta)$$
+
+by steps of BFGS in free coordinates. Here m is the message of the paths, and p is the density of the probabilities
+themselves.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+from torch.distributions import constraints
+from torch.distributions.constraints import Constraint
+
+from ..data.series import Series
+from ..emissions.ascent import ascend
+from ..parameters import Parameter, Parameters
+from ..priors import Conjugate, Probabilities, Site
+from ..user_priors import UserPrior, read, support_of
+
+INSIDE = 1e-2  # share of the range of a support that separates a start from its ends
+
+
+@dataclass(frozen=True, eq=False)
+class AnyPrior(Probabilities):
+    """Rows of probabilities, or a single one, under a prior of the user."""
+
+    user: UserPrior
+
+    @property
+    def said(self) -> str:
+        """The name of the prior's distribution."""
+        return type(self.user.distribution).__name__
+
+    @property
+    def usual(self) -> str:
+        """The name of the distribution that the default prior has."""
+        return "Dirichlet" if self.dims else "Beta"
+
+    @property
+    def support(self) -> Constraint:
+        """The support of the prior, which may be a part of the unit interval."""
+        if self.dims:
+            return constraints.simplex
+        support = support_of(self.user.distribution)
+        low, high = float(support.lower_bound), float(support.upper_bound)
+        return constraints.unit_interval if (low, high) == (0.0, 1.0) else constraints.interval(low, high)
+
+    def sites(self, prior: Parameters) -> list[Site]:
+        eta = self.natural(prior)
+        like = eta if self.dims else eta[..., 0]
+        return [self.user.site(like.shape, like, None, None)]
+
+    def mode(self, prior: Parameters | None, message: Tensor, near: Parameters | None = None) -> Parameters:
+        """The mode near some values, or values at which the density is at least as high."""
+        if prior is None:
+            return super().mode(prior, message)
+        assert near is not None  # dynamics give their values
+        if self.dims and near[self.name].shape[-1] == 1:
+            return {self.name: near[self.name]}  # a single state
+        eta = self.natural(prior).double()
+        (site,), told = self.sites({self.hyperparameter: eta}), message.double()
+
+        def objective(values: Parameters) -> Tensor:
+            fit = (told * self.statistics(values)).flatten(told.ndim - eta.ndim).sum(-1)
+            return fit + site.log_prob(values, inside=True)
+
+        def height(table: Tensor) -> Tensor:
+            return objective({self.name: table}).nan_to_num(-torch.inf, posinf=torch.inf)
+
+        here = within(near[self.name].double(), self.support)
+        typical = within(self.expected(eta + told)[self.name], self.support)
+        better = height(typical) > height(here)
+        begin = torch.where(better.reshape(*better.shape, *[1] * len(self.dims)), typical, here)
+        support: Any = cast(Any, site.distribution({})).support
+        best = ascend(objective, {self.name: begin}, {self.name: support})[self.name]
+        return {self.name: rounded(best.to(near[self.name]), self.support)}
+
+
+def within(value: Tensor, support: Constraint) -> Tensor:
+    """Probabilities inside an interval, or greater than 0; those that are inside already stay."""
+    if support is constraints.simplex:
+        least = torch.finfo(value.dtype).tiny
+        return torch.where((value < least).any(-1, keepdim=True), value.clamp_min(least), value)
+    low, high = support.lower_bound, support.upper_bound  # pyright: ignore[reportAttributeAccessIssue]
+    edge = INSIDE * (high - low)
+    return torch.where((value > low) & (value < high), value, value.clamp(low + edge, high - edge))
+
+
+def rounded(value: Tensor, support: Constraint) -> Tensor:
+    """Probabilities that rounding has moved to an end of an interval, as the nearest ones inside."""
+    if support is constraints.simplex:
+        return value
+    low, high = (value.new_tensor(float(getattr(support, f"{end}_bound"))) for end in ("lower", "upper"))
+    return value.clamp(torch.nextafter(low, high), torch.nextafter(high, low))
+
+
+def has_default_form(block: Probabilities, distribution: Any) -> bool:
+    """Whether a distribution has the form of the default prior."""
+    kind = torch.distributions.Dirichlet if block.dims else torch.distributions.Beta
+    return isinstance(distribution, kind)
+
+
+def under_user_priors(blocks: Mapping[str, Conjugate], prior: Any, of: str) -> Mapping[str, Conjugate]:
+    """The blocks with priors of the user, distributions of Pyro by name of a parameter; those that have the form of the
+    default prior are hyperparameters.
+
+    Raises:
+        TypeError: not a mapping of names to distributions.
+        ValueError: an unknown name; a distribution of another support or shape.
+    """
+    if prior is None:
+        return blocks
+    places = {block.name: name for name, block in blocks.items() if isinstance(block, Probabilities)}
+    known = {
+        name: Parameter(
+            cast(Probabilities, blocks[place]).dims,
+            constraints.simplex if cast(Probabilities, blocks[place]).dims else constraints.unit_interval,
+        )
+        for name, place in places.items()
+    }
+    under = dict(blocks)
+    for name, user in read(prior, known, f"{of} dynamics", narrower=True).items():
+        block = cast(Probabilities, blocks[places[name]])
+        if not has_default_form(block, user.distribution):
+            under[places[name]] = AnyPrior(block.name, block.hyperparameter, block.dims, user)
+    return under
+
+
+def first_in_words(blocks: Sequence[AnyPrior]) -> str | None:
+    """The first of these priors, as a reason; None if there are none."""
+    for block in blocks:
+        return f"the prior of {block.name} is a {block.said}, not a {block.usual}"
+    return None
+
+
+def check_priors(blocks: Sequence[AnyPrior], default: Parameters, of: str, beside: str) -> None:
+    """Raise ValueError if the user's priors have other shapes than their parameters.
+
+    Arguments:
+        beside: an argument of the dynamics that allows only priors of the default form; empty: there is none.
+    """
+    for block in blocks:
+        if beside:
+            raise ValueError(
+                f"prior[{block.name!r}]: got {block.said}, but {of} with {beside} takes only a {block.usual} there; "
+                f"give one, or leave {beside} out."
+            )
+        block.sites(default)
+
+
+def check_fit(blocks: Sequence[AnyPrior], series: Series, fixed: Parameters) -> None:
+    """Raise ValueError if a fit cannot use the user's priors beside gaps or known entries."""
+    for block in blocks:
+        given = f"prior[{block.name!r}]: got {block.said}"
+        if series.dt is not None:
+            raise ValueError(
+                f"{given} beside dt, but gaps allow only a {block.usual} there; give one, or leave dt out."
+            )
+        table = fixed.get(block.name)
+        if table is None or table.shape[-1:] == (1,):
+            continue
+        if bool(table.isnan().any()):
+            raise ValueError(
+                f"{given} beside a table in fixed that is known in part; fix the whole table, or give a {block.usual}."
+            )
+        support: Any = block.support
+        inside = table > 0 if block.dims else (table > support.lower_bound) & (table < support.upper_bound)
+        if not bool(inside.all()):
+            raise ValueError(
+                f"fixed: got {block.name} {table.tolist()}, which is not inside the range of its prior, a "
+                f"{block.said}; fix other numbers, or give another prior."
+            )
