@@ -18,7 +18,7 @@ from .coordinates import LinearDensity
 from .kinds import Starts, changed, grid
 from .priors import prior_volume
 from .problem import LinearProblem, typical
-from .quick import QuickDensity
+from .quick import DOUBT, QuickDensity
 
 LEAST, MOST = 1e-3, 1.0  # standard deviations of random starts, in units of the data
 FIRST = 4  # starts of a structure that has only variances
@@ -26,6 +26,7 @@ USUAL = 8  # restarts up to which none is random
 RESTS = 1e-5  # promised gain in nats at which an ascent rests; Newton's method goes on from the best end
 NOTHING = 1e-3  # standard deviation below which 0 is tried
 COST = 1e-9  # largest loss in nats by a 0
+STEEP = 3.0  # artanh of a partial autocorrelation, from which covariances may lose digits
 SMALL = 1e-4  # standard deviation below which a rising likelihood has no maximum
 
 
@@ -48,6 +49,7 @@ def maximum(
         best = search.best
         if not search.interrupted and best is not polished:
             polish(density, best)
+    check_rounding(density, best.tables["y"])
     return density.values(best.tables), search.result().raised(shift)
 
 
@@ -110,6 +112,20 @@ def check_noise(density: LinearDensity) -> None:
             f"x: follows {structure!r} without any noise, so the likelihood of its variances has no maximum; give a "
             "longer series, a structure with fewer components, or a prior such as dist.InverseGamma, under which no "
             "variance is 0."
+        )
+
+
+def check_rounding(density: QuickDensity, point: Float[Tensor, "P"]) -> None:
+    """Raise ValueError if the kernel and the chain differ about the density at a maximum with a partial autocorrelation
+    near 1 or -1."""
+    weights = point[len(density.variances) : len(point) - len(density.ranges)]
+    if not bool((weights.abs() > STEEP).any()):
+        return
+    heights = [float(at(point[None])[0]) for at in (density.at, super(QuickDensity, density).at)]
+    if not abs(heights[0] - heights[1]) <= DOUBT:
+        raise ValueError(
+            f"x: follows {density.problem.dynamics!r} almost without noise, so rounding decides the likelihood of its "
+            "parameters; give an autoregression of a lower order, or a structure with fewer components."
         )
 
 

@@ -1,5 +1,7 @@
 """The density of a structure for searches, which need many evaluations, with fewer digits than those of the chain."""
 
+from functools import cached_property
+
 import torch
 from jaxtyping import Float
 from torch import Tensor
@@ -14,12 +16,14 @@ from .problem import LinearProblem
 STEP, FORWARD, CURVED = 1e-4, 3e-5, 2e-3  # of central, forward and second differences, relative to a coordinate's size
 LEAST = 1e-2  # smallest size of a standard deviation that counts, in the norm of all
 REST = 0.1  # the same of other coordinates
+DOUBT = 0.1  # difference in nats of the kernel and the chain, above which the kernel is wrong
 
 
 class QuickDensity(LinearDensity):
     """The log joint of a structure, and its gradient by differences, from a kernel for series of one feature.
 
     Until the work in the process repays compiling this kernel, values and exact gradients are those of `LinearDensity`.
+    The same holds if the kernel has too few digits for the inputs.
     """
 
     @property
@@ -86,6 +90,19 @@ class QuickDensity(LinearDensity):
     @torch.no_grad()
     def _quickly(self, flat: Float[Tensor, "R P"]) -> Float[Tensor, "R"] | None:
         """The log joint by the kernel, if it serves; -inf if the data are impossible."""
+        heights = self._by_kernel(flat)
+        return heights if heights is not None and self._exact_enough else None
+
+    @cached_property
+    def _exact_enough(self) -> bool:
+        """Whether the kernel and the chain agree at the first point; they may not if an input is almost constant beside
+        a level."""
+        if not self.problem.varies:
+            return True
+        heights, exact = self._by_kernel(self.point[None]), super().at(self.point[None])
+        return heights is None or not bool(exact.isfinite()) or float((heights - exact).abs()) <= DOUBT
+
+    def _by_kernel(self, flat: Float[Tensor, "R P"]) -> Float[Tensor, "R"] | None:
         values = self.coordinates.values(flat)
         groups = []
         for _, part in reversed(self.problem.groups):  # the longest first: its work repays compiling the kernel

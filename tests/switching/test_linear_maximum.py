@@ -190,3 +190,23 @@ def test_an_ascent_moves_to_a_known_peak_that_explains_it_and_to_no_other():
     ascent.run(30)
     assert_close(ascent.point[1:], torch.tensor([[6.0, 0.0], [6.0, 0.0]]).double(), rtol=1e-6, atol=1e-6)
     assert_close(ascent.height(), torch.tensor([0.0, 1.0, 1.0]).double(), rtol=0, atol=1e-9)
+
+
+def test_an_input_that_is_almost_constant_beside_a_level_is_fitted() -> None:
+    """A regression on 1 + 1e-6 z is one on z: the kernel loses the difference, so the chain computes the density."""
+    random = np.random.default_rng(3)
+    x, z = random.normal(size=60), random.normal(size=(60, 1))
+    model = LinearSSM(LocalLevel() + Regression(1))
+    plain = model.fit(x, inputs=z, progress=False)
+    for share in (1e-5, 1e-6):
+        fit = model.fit(x, inputs=1 + share * z, progress=False)
+        assert abs(fit.loglik + np.log(share) - plain.loglik) < 1e-3
+        for name, value in plain.model.values.items():
+            assert_close(fit.model.values[name], value, rtol=1e-6, atol=1e-9)
+
+
+def test_a_smooth_series_under_a_long_autoregression_is_refused() -> None:
+    """Its likelihood is lost in rounding: at the end of a search the kernel and the chain differ by many nats."""
+    steps, noise = np.arange(80.0), np.random.default_rng(1).normal(size=80)
+    with pytest.raises(ValueError, match=r"^x: follows Autoregression\(order=4\) almost without noise"):
+        LinearSSM(Autoregression(4)).fit(np.sin(steps / 5) + 1e-9 * noise, progress=False)
