@@ -9,8 +9,8 @@ by steps of BFGS in free coordinates. Here m is the message of the paths, and p 
 themselves.
 """
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields
 from typing import Any, cast
 
 import torch
@@ -153,6 +153,27 @@ def check_priors(blocks: Sequence[AnyPrior], default: Parameters, of: str, besid
                 f"give one, or leave {beside} out."
             )
         block.sites(default)
+
+
+def check_arguments(dynamics: Any, names: Iterable[str]) -> None:
+    """Raise ValueError if the constructor has hyperparameters of a parameter that has a prior of its own.
+
+    Arguments:
+        names: the parameters with such a prior.
+    """
+    for name in names:
+        for argument, default in hyperparameter_defaults(dynamics, (name,)).items():
+            given = getattr(dynamics, argument)
+            if bool((torch.as_tensor(given) != torch.as_tensor(default)).any()):
+                raise ValueError(
+                    f"{argument}: got {given!r} beside prior[{name!r}], which replaces it; leave one of them out."
+                )
+
+
+def hyperparameter_defaults(dynamics: Any, names: Iterable[str]) -> dict[str, Any]:
+    """The arguments of a constructor with the hyperparameters of some parameters, and their defaults."""
+    arguments = {argument for name in names for argument in dynamics.arguments.get(name, ())}
+    return {one.name: one.default for one in fields(dynamics) if one.name in arguments}
 
 
 def check_fit(blocks: Sequence[AnyPrior], series: Series, fixed: Parameters) -> None:

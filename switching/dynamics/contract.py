@@ -28,7 +28,7 @@ from ..inputs import Inputs, columns_of, count_inputs, select_columns
 from ..known import block_beside
 from ..parameters import Named, Parameter, Parameters, check_parameters, concentration, kept
 from ..priors import Conjugate, Probabilities, Site
-from .any_prior import AnyPrior, first_in_words, has_default_form
+from .any_prior import AnyPrior, first_in_words, has_default_form, hyperparameter_defaults
 
 PATHS = "paths"
 """The block of a model's paths in message passing."""
@@ -51,6 +51,8 @@ class Dynamics(Named, ABC):
     n_states: int
     inputs: Inputs = 0
     holds: ClassVar[bool] = False
+    arguments: ClassVar[Mapping[str, tuple[str, ...]]] = {}
+    """The arguments of the constructor with the hyperparameters of each parameter that takes a `prior`."""
     prior: Any = None
     """Priors of some parameters, distributions of Pyro by name: see `any_prior`. A field of dynamics that take them."""
 
@@ -182,7 +184,7 @@ class Dynamics(Named, ABC):
                 f"prior: got distributions of {', '.join(sorted(other))}, but {self.name} takes none; give the "
                 "hyperparameters of `model.prior`."
             )
-        return replace(cast(Any, self), prior=whole or None)
+        return replace(cast(Any, self), prior=whole or None, **hyperparameter_defaults(self, whole))
 
     # ---- paths -----------------------------------------------------------------------------------------------------
 

@@ -6,7 +6,7 @@ Rows may depend on inputs, as a multinomial logit: see `rows`.
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, cast
+from typing import Any, ClassVar, cast
 
 import torch
 from torch import Tensor
@@ -26,7 +26,7 @@ from ..inputs import Inputs, all_inputs, columns_of, count_inputs, named_or_coun
 from ..known import block_beside, held
 from ..parameters import Parameters, check_simplex, concentration, kept, read_table, widened
 from ..priors import Conjugate, Probabilities
-from .any_prior import check_priors, first_in_words, under_user_priors
+from .any_prior import check_arguments, check_priors, first_in_words, under_user_priors
 from .contract import NOTHING, PATHS, Dynamics, draw_state
 from .factors import by_state, constant_start, first_state, moves
 from .initial import StationaryRows, has_one_class, initial_weights, stationary
@@ -88,6 +88,10 @@ class Markov(Dynamics):
     initial_inputs: Inputs | Sequence[str] = 0
     mask: Sequence[Sequence[bool]] | Any = None
     prior: Mapping[str, Any] | None = field(default=None, repr=False)
+    arguments: ClassVar[Mapping[str, tuple[str, ...]]] = {
+        "initial_probs": ("initial_prior",),
+        "transition_probs": ("transition_prior", "sticky"),
+    }
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "n_states", check_integer("n_states", self.n_states))
@@ -97,7 +101,9 @@ class Markov(Dynamics):
         if self.mask is not None:
             object.__setattr__(self, "mask", read_mask(self.mask, self.n_states))
         object.__setattr__(self, "sticky", check_number("sticky", self.sticky, least=0))
+        object.__setattr__(self, "prior", dict(self.prior) if isinstance(self.prior, Mapping) else self.prior)
         check_priors(self.any_priors, self.default_prior(), self.name, self._beside_priors)
+        check_arguments(self, self.prior or {})
 
     @classmethod
     def left_right(cls, n_states: int, skips: int = 0, **options: Any) -> "Markov":

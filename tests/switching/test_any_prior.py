@@ -182,6 +182,22 @@ def test_files_hold_them(tmp_path) -> None:
         copy(state_probs=MIXTURE).save(tmp_path / "other")
 
 
+def test_a_prior_replaces_the_hyperparameters_of_the_constructor() -> None:
+    sticky = sh.SwitchingSSM(sh.Markov(2, sticky=5.0, initial_prior=3.0), sh.Normal())
+    replaced = sticky.with_prior({"transition_probs": ROW})
+    assert replaced.dynamics.sticky == 0.0
+    assert_close(replaced.prior["initial_concentration"], double(3.0, 3.0), rtol=0, atol=0)
+    assert sticky.fit(X, prior={"transition_probs": ROW}, restarts=1, max_steps=2, **QUIET).model.dynamics.sticky == 0.0
+
+
+def test_a_later_change_of_the_dictionary_changes_nothing() -> None:
+    prior = {"redraw_prob": UNIFORM}
+    made = [sh.Copy(2, prior=prior), sh.Markov(2, prior=(rows := {"transition_probs": ROW}))]
+    prior.clear()
+    rows.clear()
+    assert [list(dynamics.prior) for dynamics in made] == [["redraw_prob"], ["transition_probs"]]
+
+
 ZERO, PART = [[1.0, 0.0], [0.5, 0.5]], [[0.9, 0.1], [torch.nan, torch.nan]]
 WIDE = dist.LogisticNormal(torch.zeros(2), torch.ones(2))
 NARROW, ROWS = copy(redraw_prob=UNIFORM), markov(transition_probs=ROW)
@@ -215,6 +231,18 @@ LOGISTIC = "prior['transition_probs']: got LogisticNormal"
         (lambda: ROWS.fit(X, fixed={"transition_probs": ZERO}), "fixed: got transition_probs [[1.0, 0.0], [0.5, 0.5]]"),
         (lambda: ROWS.fit(X, fixed={"transition_probs": PART}), LOGISTIC + " beside a table in fixed"),
         (lambda: NARROW.fit(torch.stack([X, X]), pooled="none"), "pooled: got 'none', but the prior of redraw_prob is"),
+        (
+            lambda: sh.Copy(2, redraw_prior=(1, 50), prior={"redraw_prob": UNIFORM}),
+            "redraw_prior: got (1, 50) beside prior['redraw_prob']",
+        ),
+        (
+            lambda: sh.Copy(2, state_prior=[1, 2], prior={"state_probs": dist.Dirichlet(torch.ones(2))}),
+            "state_prior: got [1, 2] beside prior['state_probs']",
+        ),
+        (
+            lambda: sh.Markov(2, sticky=5, prior={"transition_probs": ROW}),
+            "sticky: got 5.0 beside prior['transition_probs']",
+        ),
         (
             lambda: NARROW.with_prior({"redraw_concentration": [1.0, 9.0]}),
             "prior: got redraw_concentration, but the prior of redraw_prob is a Uniform",
