@@ -74,6 +74,17 @@ def _(support: MixtureSameFamilyConstraint) -> Transform:
     return biject_to(support.base_constraint)
 
 
+NEAR_END = 1e-8, 1e-15  # distances from the end of a range, in widths
+RISE = 1.0  # change of a log density between two such places, above which it has no finite limit
+
+
+def grows(distribution: Distribution, near: Tensor, nearer: Tensor) -> bool:
+    """Whether the log density grows without bound from some numbers or rows to others nearer to an end."""
+    law = on(distribution, near)
+    before, there = (law.log_prob(place).nan_to_num(-torch.inf, torch.inf) for place in (near, nearer))
+    return bool((there - before >= RISE).any())  # False for NaN
+
+
 def is_distribution(value: Any) -> bool:
     """Whether an entry of a prior is a distribution, or a class of them, not a table of hyperparameters."""
     return isinstance(value, Distribution) or (isinstance(value, type) and issubclass(value, Distribution))

@@ -22,7 +22,7 @@ from ..data.series import Series
 from ..emissions.ascent import ascend
 from ..parameters import Parameter, Parameters
 from ..priors import Conjugate, Probabilities, Site
-from ..user_priors import UserPrior, read, support_of
+from ..user_priors import NEAR_END, UserPrior, grows, read, support_of
 
 INSIDE = 1e-2  # share of the range of a support that separates a start from its ends
 
@@ -48,9 +48,34 @@ class AnyPrior(Probabilities):
         """The support of the prior, which may be a part of the unit interval."""
         if self.dims:
             return constraints.simplex
-        support = support_of(self.user.distribution)
-        low, high = float(support.lower_bound), float(support.upper_bound)
+        low, high = self._ends
         return constraints.unit_interval if (low, high) == (0.0, 1.0) else constraints.interval(low, high)
+
+    @property
+    def _ends(self) -> tuple[float, float]:
+        support = support_of(self.user.distribution)
+        return float(support.lower_bound), float(support.upper_bound)
+
+    def check_mode(self, prior: Parameters) -> None:
+        """Raise ValueError if the density is infinite where a probability is at an end of its range."""
+        like = self.natural(prior).double()
+        if self.dims and like.shape[-1] == 1:
+            return
+        for near, nearer in zip(*(self._near_ends(like, share) for share in NEAR_END), strict=True):
+            if grows(self.user.distribution, near, nearer):
+                raise ValueError(
+                    f"prior[{self.name!r}]: got {self.said} with an infinite density at an end of its range, so the "
+                    'posterior has no mode; give one with a finite density, or use method="svi" or "nuts".'
+                )
+
+    def _near_ends(self, like: Tensor, share: float) -> list[Tensor]:
+        """Probabilities with one near an end of the support."""
+        if self.dims:
+            unit = torch.eye(like.shape[-1]).to(like)
+            rows = share * unit + (1 - share) * (1 - unit) / (like.shape[-1] - 1)
+            return [row.expand(like.shape) for row in rows]
+        low, high = self._ends
+        return [like.new_tensor(end) for end in (low + share * (high - low), high - share * (high - low))]
 
     def sites(self, prior: Parameters) -> list[Site]:
         eta = self.natural(prior)

@@ -36,6 +36,9 @@ def fit(problem: Problem, options: Options) -> Result:
         problem = with_fixed(problem, options.fixed)
         if problem.prior is not None:
             check_fit(problem.dynamics.any_priors, problem.series, problem.fixed)
+            for block in problem.dynamics.any_priors:
+                if options.method == "em" and block.name not in problem.fixed:
+                    block.check_mode(problem.prior)
         by_messages = options.method == "vmp" or (options.method != "em" and _passes_messages(problem))
         if options.method == "vmp":
             check_held(problem)

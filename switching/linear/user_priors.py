@@ -17,15 +17,13 @@ from torch import Tensor
 from torch.distributions import Distribution, constraints
 
 from ..parameters import Parameter, Parameters, Shown
-from ..user_priors import UserPrior, on, read
+from ..user_priors import NEAR_END, RISE, UserPrior, on, read
 from .structure import VARIANCE, Structure
 
 VARIANCES, DEVIATIONS = "sigma2.", "sigma."  # the starts of names of variances and of standard deviations
 NEAR_ZERO = 1e-50, 1e-100
-NEAR_END = 1e-8, 1e-15  # distances from the end of a range, in widths
 SINGLE = 1e-6  # relative rounding of a parameter to float32
 DECADES = 8  # of standard deviations in which the scale of a prior is looked for, on either side of the unit
-RISE = 1.0  # change of a log density between two such places, above which it has no finite limit
 
 
 def read_priors(prior: Any, structure: Structure, names: Iterable[str]) -> dict[str, UserPrior]:

@@ -198,6 +198,29 @@ def test_a_later_change_of_the_dictionary_changes_nothing() -> None:
     assert [list(dynamics.prior) for dynamics in made] == [["redraw_prob"], ["transition_probs"]]
 
 
+STEEP = dist.MixtureSameFamily(dist.Categorical(torch.ones(2)), dist.Dirichlet(torch.tensor([[2.0, 0.5], [3.0, 3.0]])))
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        copy(redraw_prob=dist.Kumaraswamy(0.5, 2.0)),
+        copy(redraw_prob=dist.Kumaraswamy(2.0, 0.5)),
+        copy(state_probs=STEEP),
+        markov(transition_probs=STEEP),
+    ],
+)
+def test_an_infinite_density_at_an_end_has_no_mode(model: sh.SwitchingSSM) -> None:
+    with pytest.raises(ValueError, match=r"^prior.*with an infinite density at an end of its range"):
+        model.fit(X, **QUIET)
+    assert bool(torch.isfinite(model.fit(X, "svi", max_steps=3, restarts=1, **QUIET).model.log_evidence(X)))
+
+
+def test_a_known_probability_needs_no_mode() -> None:
+    model = copy(redraw_prob=dist.Kumaraswamy(0.5, 2.0))
+    assert float(model.fit(X, fixed={"redraw_prob": 0.2}, restarts=1, **QUIET).model.values["redraw_prob"]) == 0.2
+
+
 ZERO, PART = [[1.0, 0.0], [0.5, 0.5]], [[0.9, 0.1], [torch.nan, torch.nan]]
 WIDE = dist.LogisticNormal(torch.zeros(2), torch.ones(2))
 NARROW, ROWS = copy(redraw_prob=UNIFORM), markov(transition_probs=ROW)
