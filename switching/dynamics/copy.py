@@ -138,7 +138,7 @@ class Copy(Dynamics):
     redraw_prior: Sequence[float] = (1, 1)
     state_prior: float | Sequence = 1.0
     inputs: Inputs | Sequence[str] = 0  # type: ignore[assignment]
-    prior: Mapping[str, Any] | None = field(default=None, repr=False)
+    prior: Mapping[str, Any] | None = field(default=None, repr=False, hash=False)
     arguments: ClassVar[Mapping[str, tuple[str, ...]]] = {
         "redraw_prob": ("redraw_prior",),
         "state_probs": ("state_prior",),

@@ -87,7 +87,7 @@ class Markov(Dynamics):
     initial: str | Sequence[float] = "free"
     initial_inputs: Inputs | Sequence[str] = 0
     mask: Sequence[Sequence[bool]] | Any = None
-    prior: Mapping[str, Any] | None = field(default=None, repr=False)
+    prior: Mapping[str, Any] | None = field(default=None, repr=False, hash=False)
     arguments: ClassVar[Mapping[str, tuple[str, ...]]] = {
         "initial_probs": ("initial_prior",),
         "transition_probs": ("transition_prior", "sticky"),

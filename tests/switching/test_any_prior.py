@@ -190,6 +190,13 @@ def test_a_prior_replaces_the_hyperparameters_of_the_constructor() -> None:
     assert sticky.fit(X, prior={"transition_probs": ROW}, restarts=1, max_steps=2, **QUIET).model.dynamics.sticky == 0.0
 
 
+def test_dynamics_with_a_prior_are_hashable() -> None:
+    for one, other in ((NARROW.dynamics, copy(redraw_prob=UNIFORM).dynamics), (ROWS.dynamics, sh.Markov(2))):
+        assert hash(one) == hash(other)
+    assert NARROW.dynamics == copy(redraw_prob=UNIFORM).dynamics
+    assert ROWS.dynamics != sh.Markov(2)
+
+
 def test_a_later_change_of_the_dictionary_changes_nothing() -> None:
     prior = {"redraw_prob": UNIFORM}
     made = [sh.Copy(2, prior=prior), sh.Markov(2, prior=(rows := {"transition_probs": ROW}))]
