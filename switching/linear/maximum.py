@@ -14,7 +14,7 @@ from ..fitting.search import ROUNDS, MultiStart, multi_start
 from ..fitting.units import Units
 from ..newton import NewtonAscent
 from ..parameters import Parameters
-from .coordinates import LinearDensity
+from .coordinates import STEEPEST, LinearDensity
 from .kinds import Starts, changed, grid
 from .priors import prior_volume
 from .problem import LinearProblem, typical
@@ -26,7 +26,7 @@ USUAL = 8  # restarts up to which none is random
 RESTS = 1e-5  # promised gain in nats at which an ascent rests; Newton's method goes on from the best end
 NOTHING = 1e-3  # standard deviation below which 0 is tried
 COST = 1e-9  # largest loss in nats by a 0
-STEEP = 3.0  # artanh of a partial autocorrelation, from which covariances may lose digits
+CLEAR, LOST = 1e-6, 1e-11  # shares of noise in an autoregression, below which digits may be lost, and are lost
 SMALL = 1e-4  # standard deviation below which a rising likelihood has no maximum
 
 
@@ -116,16 +116,16 @@ def check_noise(density: LinearDensity) -> None:
 
 
 def check_rounding(density: QuickDensity, point: Float[Tensor, "P"]) -> None:
-    """Raise ValueError if the kernel and the chain differ about the density at a maximum with a partial autocorrelation
-    near 1 or -1."""
-    weights = point[len(density.variances) : len(point) - len(density.ranges)]
-    if not bool((weights.abs() > STEEP).any()):
+    """Raise ValueError if covariances of an autoregression lose their digits at a maximum."""
+    partial = point[len(density.variances) : len(point) - len(density.ranges)].tanh() * STEEPEST
+    left = float((1 - partial.square()).prod())  # the share of an autoregression that its past does not explain
+    if left > CLEAR:
         return
     heights = [float(at(point[None])[0]) for at in (density.at, super(QuickDensity, density).at)]
-    if not abs(heights[0] - heights[1]) <= DOUBT:
+    if left < LOST or not abs(heights[0] - heights[1]) <= DOUBT:
         raise ValueError(
-            f"x: follows {density.problem.dynamics!r} almost without noise, so rounding decides the likelihood of its "
-            "parameters; give an autoregression of a lower order, or a structure with fewer components."
+            f"x: is so smooth that the past explains the autoregression of {density.problem.dynamics!r} up to "
+            "rounding, which decides the likelihood; give a lower order, or add a LocalLevel() or a LocalLinearTrend()."
         )
 
 
