@@ -11,7 +11,7 @@ from .ascent import Ascent, Climbable, Peak
 RADIUS = 0.5  # the longest step of Newton's method along an axis of the curvature
 LEAST = 1e-6  # the least curvature
 LENGTHS = (8.0, 4.0, 2.0, 1.0, 0.5, 0.25, 0.125, 0.03)  # of steps that are compared
-SHORTER = 2e-3  # the lengths that are compared next, if the function rises at none
+SHORTER = 2e-3  # the factor of the lengths that are compared next, if the function rises at none
 TRIES = 4
 
 
@@ -19,13 +19,13 @@ class Curved(Climbable, Protocol):
     """A function whose second derivatives cost little."""
 
     def at(self, flat: Float[Tensor, "R P"]) -> Float[Tensor, "R"]:
-        """Its values at many points; -inf if there is none."""
+        """Its values at many points; -inf where the data are impossible."""
         ...
 
     def curved(
         self, flat: Float[Tensor, "R P"]
     ) -> tuple[Float[Tensor, "R"], Float[Tensor, "R P"], Float[Tensor, "R P P"]]:
-        """Its values, gradients and Hessians at many points; -inf and 0 if there are none."""
+        """Its values, gradients and Hessians at many points; -inf and 0 where the data are impossible."""
         ...
 
 
@@ -60,9 +60,9 @@ class NewtonAscent(Ascent):
         self.point, self.heights = point, before.index_copy(0, moved, heights)
         self.slopes = self.slopes.index_copy(0, moved, slopes)
         self.inverse = self.inverse.index_copy(0, moved, _inverse(curvature, slopes))
-        self._know(moved, curvature)
+        self._remember_peak(moved, curvature)
 
-    def _know(self, moved: Tensor, curvature: Float[Tensor, "n P P"]) -> None:
+    def _remember_peak(self, moved: Tensor, curvature: Float[Tensor, "n P P"]) -> None:
         """Make the highest peak at which one of these restarts rests the known one, if it is higher."""
         heights, slopes = self.height()[moved], self.slopes[moved].unsqueeze(-1)
         promised = (slopes.mT @ self.inverse[moved] @ slopes).flatten()

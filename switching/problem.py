@@ -22,7 +22,7 @@ from ..inference.numerics.logs import log_probability
 from ..inference.numerics.records import Record
 from .data.packed import rows_of
 from .data.series import Drive, Series
-from .dynamics.any_prior import within
+from .dynamics.any_prior import moved_inside
 from .dynamics.contract import Dynamics
 from .emissions.contract import ByGate, Emission
 from .emissions.driven import emission_at, rows_read
@@ -183,7 +183,7 @@ class Problem(SeriesProblem):
     def hold(self, values: Parameters) -> Parameters:
         """Values `[*r, ...]` with the known entries in their places, and the others inside the supports of priors."""
         bounded = {} if self.prior is None else self.dynamics.bounded
-        values = values | {name: within(values[name], parameter.support) for name, parameter in bounded.items()}
+        values = values | {name: moved_inside(values[name], parameter.support) for name, parameter in bounded.items()}
         return held(values, self.fixed, self.parameters) if self.fixed else values
 
     @property

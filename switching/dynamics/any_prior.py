@@ -34,12 +34,12 @@ class AnyPrior(Probabilities):
     user: UserPrior
 
     @property
-    def said(self) -> str:
+    def kind(self) -> str:
         """The name of the prior's distribution."""
         return type(self.user.distribution).__name__
 
     @property
-    def usual(self) -> str:
+    def default_kind(self) -> str:
         """The name of the distribution that the default prior has."""
         return "Dirichlet" if self.dims else "Beta"
 
@@ -64,7 +64,7 @@ class AnyPrior(Probabilities):
         for near, nearer in zip(*(self._near_ends(like, share) for share in NEAR_END), strict=True):
             if grows(self.user.distribution, near, nearer):
                 raise ValueError(
-                    f"prior[{self.name!r}]: got {self.said} with an infinite density at an end of its range, so the "
+                    f"prior[{self.name!r}]: got {self.kind} with an infinite density at an end of its range, so the "
                     'posterior has no mode; give one with a finite density, or use method="svi" or "nuts".'
                 )
 
@@ -90,25 +90,25 @@ class AnyPrior(Probabilities):
         if self.dims and near[self.name].shape[-1] == 1:
             return {self.name: near[self.name]}  # a single state
         eta = self.natural(prior).double()
-        (site,), told = self.sites({self.hyperparameter: eta}), message.double()
+        (site,), counts = self.sites({self.hyperparameter: eta}), message.double()
 
         def objective(values: Parameters) -> Tensor:
-            fit = (told * self.statistics(values)).flatten(told.ndim - eta.ndim).sum(-1)
+            fit = (counts * self.statistics(values)).flatten(counts.ndim - eta.ndim).sum(-1)
             return fit + site.log_prob(values, inside=True)
 
         def height(table: Tensor) -> Tensor:
             return objective({self.name: table}).nan_to_num(-torch.inf, posinf=torch.inf)
 
-        here = within(near[self.name].double(), self.support)
-        typical = within(self.expected(eta + told)[self.name], self.support)
+        here = moved_inside(near[self.name].double(), self.support)
+        typical = moved_inside(self.expected(eta + counts)[self.name], self.support)
         better = height(typical) > height(here)
         begin = torch.where(better.reshape(*better.shape, *[1] * len(self.dims)), typical, here)
         support: Any = cast(Any, site.distribution({})).support
         best = ascend(objective, {self.name: begin}, {self.name: support})[self.name]
-        return {self.name: rounded(best.to(near[self.name]), self.support)}
+        return {self.name: off_the_ends(best.to(near[self.name]), self.support)}
 
 
-def within(value: Tensor, support: Constraint) -> Tensor:
+def moved_inside(value: Tensor, support: Constraint) -> Tensor:
     """Probabilities inside an interval, or greater than 0; those that are inside already stay."""
     if support is constraints.simplex:
         least = torch.finfo(value.dtype).tiny
@@ -118,7 +118,7 @@ def within(value: Tensor, support: Constraint) -> Tensor:
     return torch.where((value > low) & (value < high), value, value.clamp(low + edge, high - edge))
 
 
-def rounded(value: Tensor, support: Constraint) -> Tensor:
+def off_the_ends(value: Tensor, support: Constraint) -> Tensor:
     """Probabilities that rounding has moved to an end of an interval, as the nearest ones inside."""
     if support is constraints.simplex:
         return value
@@ -127,9 +127,9 @@ def rounded(value: Tensor, support: Constraint) -> Tensor:
 
 
 def has_default_form(block: Probabilities, distribution: Any) -> bool:
-    """Whether a distribution has the form of the default prior."""
-    kind = torch.distributions.Dirichlet if block.dims else torch.distributions.Beta
-    return isinstance(distribution, kind)
+    """Whether a distribution has the form of the default prior: a Dirichlet of rows, a Beta of one probability."""
+    default = torch.distributions.Dirichlet if block.dims else torch.distributions.Beta
+    return isinstance(distribution, default)
 
 
 def under_user_priors(blocks: Mapping[str, Conjugate], prior: Any, of: str) -> Mapping[str, Conjugate]:
@@ -159,9 +159,9 @@ def under_user_priors(blocks: Mapping[str, Conjugate], prior: Any, of: str) -> M
 
 
 def first_in_words(blocks: Sequence[AnyPrior]) -> str | None:
-    """The first of these priors, as a reason; None if there are none."""
+    """Why the first of these priors is not conjugate, in words; None if there are none."""
     for block in blocks:
-        return f"the prior of {block.name} is a {block.said}, not a {block.usual}"
+        return f"the prior of {block.name} is a {block.kind}, not a {block.default_kind}"
     return None
 
 
@@ -174,8 +174,8 @@ def check_priors(blocks: Sequence[AnyPrior], default: Parameters, of: str, besid
     for block in blocks:
         if beside:
             raise ValueError(
-                f"prior[{block.name!r}]: got {block.said}, but {of} with {beside} takes only a {block.usual} there; "
-                f"give one, or leave {beside} out."
+                f"prior[{block.name!r}]: got {block.kind}, but {of} with {beside} takes only a {block.default_kind} "
+                f"there; give one, or leave {beside} out."
             )
         block.sites(default)
 
@@ -204,22 +204,23 @@ def hyperparameter_defaults(dynamics: Any, names: Iterable[str]) -> dict[str, An
 def check_fit(blocks: Sequence[AnyPrior], series: Series, fixed: Parameters) -> None:
     """Raise ValueError if a fit cannot use the user's priors beside gaps or known entries."""
     for block in blocks:
-        given = f"prior[{block.name!r}]: got {block.said}"
+        given = f"prior[{block.name!r}]: got {block.kind}"
         if series.dt is not None:
             raise ValueError(
-                f"{given} beside dt, but gaps allow only a {block.usual} there; give one, or leave dt out."
+                f"{given} beside dt, but gaps allow only a {block.default_kind} there; give one, or leave dt out."
             )
         table = fixed.get(block.name)
         if table is None or table.shape[-1:] == (1,):
             continue
         if bool(table.isnan().any()):
             raise ValueError(
-                f"{given} beside a table in fixed that is known in part; fix the whole table, or give a {block.usual}."
+                f"{given} beside a table in fixed that is known in part; fix the whole table, or give a "
+                f"{block.default_kind}."
             )
         support: Any = block.support
         inside = table > 0 if block.dims else (table > support.lower_bound) & (table < support.upper_bound)
         if not bool(inside.all()):
             raise ValueError(
                 f"fixed: got {block.name} {table.tolist()}, which is not inside the range of its prior, a "
-                f"{block.said}; fix other numbers, or give another prior."
+                f"{block.kind}; fix other numbers, or give another prior."
             )

@@ -66,7 +66,7 @@ def in_scale(density: LinearDensity, points: Float[Tensor, "n P"]) -> tuple[Floa
     r"""Points with all standard deviations times the best number, and the density there.
 
     The log-likelihood of c times all standard deviations is $A - m \log c - S / 2 c^2$, which three values determine.
-    With a prior, or a known variance, this is approximate, and a point stays where it is if it is higher.
+    With a prior, or a known variance, this is approximate. A point that has a lower density then stays where it was.
     """
     scaled = torch.zeros_like(density.point)
     scaled[: len(density.variances)] = 1.0

@@ -31,7 +31,10 @@ class Tables(NamedTuple):
 
 
 class _Layout(NamedTuple):
-    """How matrices of L rows are filled: their constants, then names, and the place among these of each entry."""
+    """How matrices of L rows are filled from one row of numbers: its constants, then numbers by name.
+
+    `places` has for each entry of each matrix its place in that row.
+    """
 
     size: int
     constants: tuple[float, ...]
@@ -77,13 +80,13 @@ class Structure(LinearDynamics):
     def moves(self, values: Parameters) -> TransitionParameters:
         """The tables under parameters `[*r, ...]`; a matrix of constants lacks the axes *r."""
         layout, numbers, like = self._layout, self.numbers(values), next(iter(values.values()))
-        known = some = constant(layout.constants, like.dtype, like.device)
+        constants = everything = constant(layout.constants, like.dtype, like.device)
         if layout.names:
             varying = torch.stack(torch.broadcast_tensors(*[numbers[name] for name in layout.names]), -1)
-            some = torch.cat([known.expand(*varying.shape[:-1], -1), varying], -1)
+            everything = torch.cat([constants.expand(*varying.shape[:-1], -1), varying], -1)
         filled = []
         for places in layout.places:
-            entries = some if max(places) >= len(known) else known
+            entries = everything if max(places) >= len(constants) else constants
             table = entries.index_select(-1, constant(places, torch.long, like.device))
             filled.append(table.reshape(*entries.shape[:-1], layout.size, layout.size))
         transition, noise, start = filled
