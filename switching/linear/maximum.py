@@ -19,6 +19,7 @@ from .kinds import Starts, changed, grid
 from .priors import prior_volume
 from .problem import LinearProblem, typical
 from .quick import DOUBT, QuickDensity
+from .stationary import LOST, share_of_noise
 
 LEAST, MOST = 1e-3, 1.0  # standard deviations of random starts, in units of the data
 FIRST = 4  # starts of a structure that has only variances
@@ -26,7 +27,7 @@ USUAL = 8  # restarts up to which none is random
 RESTS = 1e-5  # promised gain in nats at which an ascent rests; Newton's method goes on from the best end
 NOTHING = 1e-3  # standard deviation below which 0 is tried
 COST = 1e-9  # largest loss in nats by a 0
-CLEAR, LOST = 1e-6, 1e-11  # shares of noise in an autoregression, below which digits may be lost, and are lost
+CLEAR = 1e-6  # share of noise in an autoregression, below which digits may be lost
 SMALL = 1e-4  # standard deviation below which a rising likelihood has no maximum
 
 
@@ -118,7 +119,7 @@ def check_noise(density: LinearDensity) -> None:
 def check_rounding(density: QuickDensity, point: Float[Tensor, "P"]) -> None:
     """Raise ValueError if covariances of an autoregression lose their digits at a maximum."""
     partial = point[len(density.variances) : len(point) - len(density.ranges)].tanh() * STEEPEST
-    left = float((1 - partial.square()).prod())  # the share of an autoregression that its past does not explain
+    left = float(share_of_noise(partial))
     if left > CLEAR:
         return
     heights = [float(at(point[None])[0]) for at in (density.at, super(QuickDensity, density).at)]

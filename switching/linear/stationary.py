@@ -7,6 +7,13 @@ from torch import Tensor
 
 from ...inference.numerics.placement import constant
 
+LOST = 1e-11  # share of noise in an autoregression, below which its covariances have no digits in float64
+
+
+def share_of_noise(partial: Tensor) -> Tensor:
+    """The share [*r] of the variance that the past does not explain, from partial autocorrelations [*r, p]."""
+    return (1 - partial.square()).prod(-1)
+
 
 def partial_autocorrelations(weights: Tensor) -> Tensor:
     """Partial autocorrelations from the coefficients [*r, p] of an autoregression, by Levinson's recursion backwards.

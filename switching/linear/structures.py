@@ -19,7 +19,7 @@ import torch
 
 from ...inference.numerics.scalars import check_flag, check_integer
 from ..parameters import Parameter, Parameters
-from .stationary import autocovariances, partial_autocorrelations
+from .stationary import LOST, autocovariances, partial_autocorrelations, share_of_noise
 from .structure import VARIANCE, Diffuse, Structure, Tables, on_diagonal
 
 UNSTABLE = 1e-9  # with a partial autocorrelation above 1 - UNSTABLE the process is not stationary in float64
@@ -239,11 +239,17 @@ class Autoregression(Structure):
     def check_values(self, values: Parameters) -> Parameters:
         checked = super().check_values(values)
         weights = torch.stack([checked[name].double() for name in self.latents], -1)
-        if not bool((partial_autocorrelations(weights).abs() < 1 - UNSTABLE).all()):
-            names = ", ".join(self.latents)
+        partial, names = partial_autocorrelations(weights), ", ".join(self.latents)
+        if not bool((partial.abs() < 1 - UNSTABLE).all()):
             raise ValueError(
                 f"{names}: got {weights.tolist()}, but this autoregression is not stationary; give smaller ones, "
                 "or add a LocalLevel() for a series without a fixed mean."
+            )
+        least = float(share_of_noise(partial).min())
+        if self.order > 1 and least < LOST:
+            raise ValueError(
+                f"{names}: got {weights.tolist()}, with which the past explains all but a share of {least:.1g} of the "
+                f"variance, and rounding hides shares below {LOST:g}; give smaller ones, or a lower order."
             )
         return checked
 

@@ -2,6 +2,7 @@
 
 import math
 import warnings
+from contextlib import nullcontext
 from pathlib import Path
 
 import numpy as np
@@ -205,6 +206,14 @@ def test_an_autoregression_that_is_not_stationary_is_refused() -> None:
         LinearSSM(Autoregression(2)).with_values(
             {"sigma2.irregular": 1.0, "sigma2.ar": 1.0, "ar.L1": 0.7, "ar.L2": 0.4}
         )
+
+
+@pytest.mark.parametrize(("size", "taken"), [(0.99, True), (0.999, True), (0.9999, False)])
+def test_an_autoregression_whose_covariances_have_no_digits_is_refused(size: float, taken: bool) -> None:
+    weights = from_partial_autocorrelations(size * torch.tensor([1.0, -1.0, 1.0], dtype=FLOAT)).tolist()
+    values = {"sigma2.irregular": 1.0, "sigma2.ar": 1.0, **dict(zip(("ar.L1", "ar.L2", "ar.L3"), weights, strict=True))}
+    with nullcontext() if taken else pytest.raises(ValueError, match="rounding hides shares below 1e-11"):
+        LinearSSM(Autoregression(3)).with_values(values)
 
 
 # ---- what is wrong ---------------------------------------------------------------------------------------------------
