@@ -211,13 +211,15 @@ def test_a_mode_at_the_end_of_a_prior_has_an_objective_and_a_profile(dtype: torc
 
 def test_draws_start_off_the_ends_of_a_range(monkeypatch) -> None:
     """At an end, where the mode may be, there is no volume of coordinates."""
-    monkeypatch.setattr(sampling, "_by_svi", lambda density, *_: density)
+    densities: list[Any] = []
+    monkeypatch.setattr(sampling, "_by_svi", lambda density, *_: densities.append(density))
     model = sh.LinearSSM(sh.Cycle(damped=True)).with_prior({"frequency.cycle": dist.Uniform(double(0.9), double(1.1))})
     problem = model.scaled_to(X).problem(X)
     for end in (0.9, 1.1):
         start = {name: double(0.5) for name in model.known} | {"frequency.cycle": double(end)}
-        density: Any = sampling.draw(problem, problem.units, Options("svi"), start)
-        assert math.isfinite(float(density.log_prob(density.start)))
+        sampling.draw(problem, problem.units, Options("svi"), start)
+        assert math.isfinite(float(densities[-1].log_prob(densities[-1].start)))
+    assert len(densities) == 2
 
 
 def test_a_later_prior_of_a_parameter_replaces_an_earlier_one_in_any_form() -> None:
