@@ -74,6 +74,7 @@ def test_rows_of_transitions_are_independent() -> None:
     assert_close(model.log_prior(model.values), expected, rtol=1e-10, atol=1e-10)
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     ("model", "support"),
     [

@@ -59,6 +59,7 @@ def test_the_evidence_is_the_sum_over_all_paths_and_the_density_of_the_program(d
     assert_close(trace_log_prob(model.collapsed, x, **given), expected, rtol=1e-10, atol=0)
 
 
+@pytest.mark.few(2)
 @pytest.mark.few(3)
 @pytest.mark.parametrize(("dynamics", "emission"), KINDS)
 def test_sequences_of_several_lengths_are_those_alone(dynamics, emission):

@@ -110,6 +110,7 @@ def slopes_at(model: sh.LinearSSM, prior: Named) -> tuple[Tensor, Tensor]:
     return height.detach(), torch.stack([slope * v.detach() for slope, v in zip(slopes, leaves.values(), strict=True)])
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("structure", "prior"),
     [
@@ -130,6 +131,7 @@ def test_the_mode_is_where_evidence_times_distributions_is_flat(structure, prior
     assert_close(again.objective[-1], height, rtol=1e-9, atol=1e-9)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("unit", [1e-6, 1e5])
 def test_no_unit_changes_the_mode(unit: float) -> None:
     def scaled(c: float) -> Named:
@@ -140,6 +142,7 @@ def test_no_unit_changes_the_mode(unit: float) -> None:
         assert_close(other.model.values[name] / unit**2, value, rtol=1e-6, atol=0)
 
 
+@pytest.mark.slow
 def test_far_priors_are_reached() -> None:
     for size in (1e-3, 1e3):
         prior = {"sigma.level": dist.LogNormal(math.log(size), 0.01)}
@@ -193,6 +196,7 @@ def test_ranges_are_those_of_their_priors() -> None:
     assert free.ranges["frequency.cycle"] == (0.0, math.pi)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("dtype", [torch.float32, DOUBLE], ids=str)
 def test_a_mode_at_the_end_of_a_prior_has_an_objective_and_a_profile(dtype: torch.dtype) -> None:
     """The number in the dtype of the data may be the end, at which a uniform density is 0, or beyond."""
