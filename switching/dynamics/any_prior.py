@@ -160,36 +160,27 @@ def under_user_priors(blocks: Mapping[str, Conjugate], prior: Any, of: str) -> M
 
 def first_in_words(blocks: Sequence[AnyPrior]) -> str | None:
     """Why the first of these priors is not conjugate, in words; None if there are none."""
-    for block in blocks:
-        return f"the prior of {block.name} is a {block.kind}, not a {block.default_kind}"
-    return None
+    return next((f"the prior of {b.name} is a {b.kind}, not a {b.default_kind}" for b in blocks), None)
 
 
-def check_priors(blocks: Sequence[AnyPrior], default: Parameters, of: str, beside: str) -> None:
-    """Raise ValueError if the user's priors have other shapes than their parameters.
+def check_prior(dynamics: Any, beside: str) -> None:
+    """Raise ValueError if the user's priors do not fit their parameters or the constructor's other arguments.
 
     Arguments:
         beside: an argument of the dynamics that allows only priors of the default form; empty: there is none.
     """
-    for block in blocks:
+    default = dynamics.default_prior()
+    for block in dynamics.any_priors:
         if beside:
             raise ValueError(
-                f"prior[{block.name!r}]: got {block.kind}, but {of} with {beside} takes only a {block.default_kind} "
-                f"there; give one, or leave {beside} out."
+                f"prior[{block.name!r}]: got {block.kind}, but {dynamics.name} with {beside} takes only a "
+                f"{block.default_kind} there; give one, or leave {beside} out."
             )
-        block.sites(default)
-
-
-def check_arguments(dynamics: Any, names: Iterable[str]) -> None:
-    """Raise ValueError if the constructor has hyperparameters of a parameter that has a prior of its own.
-
-    Arguments:
-        names: the parameters with such a prior.
-    """
-    for name in names:
-        for argument, default in hyperparameter_defaults(dynamics, (name,)).items():
+        block.sites(default)  # raises an error for another shape
+    for name in dynamics.prior or {}:
+        for argument, usual in hyperparameter_defaults(dynamics, (name,)).items():
             given = getattr(dynamics, argument)
-            if bool((torch.as_tensor(given) != torch.as_tensor(default)).any()):
+            if bool((torch.as_tensor(given) != torch.as_tensor(usual)).any()):
                 raise ValueError(
                     f"{argument}: got {given!r} beside prior[{name!r}], which replaces it; leave one of them out."
                 )

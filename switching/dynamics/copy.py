@@ -35,7 +35,7 @@ from ..inputs import COEFFICIENT_SCALE, Inputs, named_or_counted
 from ..known import block_beside, held
 from ..parameters import Parameter, Parameters, concentration, free_entries, kept, widened
 from ..priors import Conjugate, Probabilities, Site
-from .any_prior import check_arguments, check_priors, under_user_priors
+from .any_prior import check_prior, under_user_priors
 from .contract import NOTHING, PATHS, Dynamics, draw_gate, draw_state
 from .factors import by_state, driven_gates, factored_gates, factored_states, fresh_states, gate_counts, gates
 from .gates import (
@@ -149,8 +149,7 @@ class Copy(Dynamics):
         object.__setattr__(self, "n_states", check_integer("n_states", self.n_states))
         object.__setattr__(self, "inputs", named_or_counted(self.inputs))
         object.__setattr__(self, "prior", dict(self.prior) if isinstance(self.prior, Mapping) else self.prior)
-        check_priors(self.any_priors, self.default_prior(), self.name, "inputs" if self.n_inputs else "")
-        check_arguments(self, self.prior or {})
+        check_prior(self, "inputs" if self.n_inputs else "")
 
     @cached_property
     def blocks(self) -> Mapping[str, Conjugate]:  # type: ignore[override]

@@ -26,7 +26,7 @@ from ..inputs import Inputs, all_inputs, columns_of, count_inputs, named_or_coun
 from ..known import block_beside, held
 from ..parameters import Parameters, check_simplex, concentration, kept, read_table, widened
 from ..priors import Conjugate, Probabilities
-from .any_prior import check_arguments, check_priors, first_in_words, under_user_priors
+from .any_prior import check_prior, first_in_words, under_user_priors
 from .contract import NOTHING, PATHS, Dynamics, draw_state
 from .factors import by_state, constant_start, first_state, moves
 from .initial import StationaryRows, has_one_class, initial_weights, stationary
@@ -102,8 +102,7 @@ class Markov(Dynamics):
             object.__setattr__(self, "mask", read_mask(self.mask, self.n_states))
         object.__setattr__(self, "sticky", check_number("sticky", self.sticky, least=0))
         object.__setattr__(self, "prior", dict(self.prior) if isinstance(self.prior, Mapping) else self.prior)
-        check_priors(self.any_priors, self.default_prior(), self.name, self._beside_priors)
-        check_arguments(self, self.prior or {})
+        check_prior(self, self._beside_priors)
 
     @classmethod
     def left_right(cls, n_states: int, skips: int = 0, **options: Any) -> "Markov":
