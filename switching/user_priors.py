@@ -78,11 +78,12 @@ NEAR_END = 1e-8, 1e-15  # distances from the end of a range, in widths
 RISE = 1.0  # change of a log density between two such places, above which it has no finite limit
 
 
-def grows(distribution: Distribution, near: Tensor, nearer: Tensor) -> bool:
-    """Whether the log density grows without bound from some numbers or rows to others nearer to an end."""
+def limit(distribution: Distribution, near: Tensor, nearer: Tensor) -> Tensor:
+    """The limits of the log density from some numbers or rows to others nearer to an end: finite, or infinite."""
     law = on(distribution, near)
     before, there = (law.log_prob(place).nan_to_num(-torch.inf, torch.inf) for place in (near, nearer))
-    return bool((there - before >= RISE).any())  # False for NaN
+    still = (there == before) | ((there - before).abs() < RISE)
+    return torch.where(still, there, torch.where(there > before, torch.inf, -torch.inf))
 
 
 def is_distribution(value: Any) -> bool:

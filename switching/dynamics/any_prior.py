@@ -22,7 +22,7 @@ from ..data.series import Series
 from ..emissions.ascent import ascend
 from ..parameters import Parameter, Parameters
 from ..priors import Conjugate, Probabilities, Site
-from ..user_priors import NEAR_END, UserPrior, grows, read, support_of
+from ..user_priors import NEAR_END, UserPrior, limit, read, support_of
 
 INSIDE = 1e-2  # share of the range of a support that separates a start from its ends
 
@@ -62,7 +62,7 @@ class AnyPrior(Probabilities):
         if self.dims and like.shape[-1] == 1:
             return
         for near, nearer in zip(*(self._near_ends(like, share) for share in NEAR_END), strict=True):
-            if grows(self.user.distribution, near, nearer):
+            if bool((limit(self.user.distribution, near, nearer) == torch.inf).any()):
                 raise ValueError(
                     f"prior[{self.name!r}]: got {self.kind} with an infinite density at an end of its range, so the "
                     'posterior has no mode; give one with a finite density, or use method="svi" or "nuts".'

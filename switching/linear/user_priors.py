@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.distributions import Distribution, constraints
 
 from ..parameters import Parameter, Parameters, Shown
-from ..user_priors import NEAR_END, RISE, UserPrior, on, read
+from ..user_priors import NEAR_END, UserPrior, limit, on, read
 from .structure import VARIANCE, Structure
 
 VARIANCES, DEVIATIONS = "sigma2.", "sigma."  # the starts of names of variances and of standard deviations
@@ -128,10 +128,7 @@ def typical_deviation(prior: UserPrior, unit: float) -> float:
 def _limit(prior: UserPrior, near: float, nearer: float) -> float:
     """The limit of the log density in the direction from one place to another."""
     places = torch.tensor([near, nearer], dtype=torch.float64, device="cpu")
-    before, there = on(prior.distribution, places).log_prob(places).nan_to_num(-torch.inf, torch.inf).tolist()
-    if there == before or abs(there - before) < RISE:
-        return there
-    return float("inf") if there > before else float("-inf")
+    return float(limit(prior.distribution, *places))
 
 
 def _check_finite(prior: UserPrior, ends: tuple[float, float] | None) -> None:
