@@ -34,9 +34,8 @@ def read_priors(prior: Any, structure: Structure, names: Iterable[str]) -> dict[
             others; a distribution of several numbers, or with an infinite density.
     """
     for called, distribution in prior.items():
-        some = isinstance(distribution, Distribution)
-        shape = list(distribution.batch_shape + distribution.event_shape) if some else []
-        if shape:
+        if isinstance(distribution, Distribution) and distribution.batch_shape + distribution.event_shape:
+            shape = list(distribution.batch_shape + distribution.event_shape)
             raise ValueError(f"prior[{called!r}]: got a distribution of shape {shape}, expected one number's.")
     priors = read(prior, forms(structure, names), repr(structure))
     for together in structure.orders.values():
