@@ -8,6 +8,7 @@ quick run takes n cases, evenly spread. A test compiles no kernel until its work
 `pytest --device cuda --dtype float32`: see `oracles.placement`. "fake" is a device that needs no hardware.
 """
 
+import gc
 import os
 import signal
 from collections import defaultdict
@@ -92,6 +93,13 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         for name in kept:
             if mark := item.get_closest_marker(name):
                 item.add_marker(pytest.mark.skip(reason=f"{WHERE[name]} alone: {mark.args[0]}"))
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_finish() -> None:
+    """Thousands of tests and all modules are there to the end: no search for garbage need look at them."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(scope="session")

@@ -103,10 +103,16 @@ class SearchResult:
         return len(reached), len({climb.kind for climb in first})
 
     @property
-    def _doubt(self) -> str:
+    def doubted(self) -> bool:
+        """Whether so few kinds of start have reached the best optimum that a better one may exist."""
         n, tried = self.agreement
-        if self.interrupted or tried <= FEW or n >= FEW:
+        return n < FEW < tried
+
+    @property
+    def _doubt(self) -> str:
+        if self.interrupted or not self.doubted:
             return ""
+        n, tried = self.agreement
         return f"; {n or 'none'} of {tried} kinds of start reached it, so a better optimum may exist: raise restarts"
 
     @property

@@ -223,25 +223,79 @@ class Kept:
         return self.records[number]
 
 
-def row_of(number: int, problem: Fresh, known: dict[str, Any], ours: dict[str, Any]) -> tuple[str, list[float], float]:
-    """The printed row, the nats behind the best known by seed, and the ratio of times."""
+class Row(NamedTuple):
+    """What one problem shows: nats behind the best known, of our fits by seed and of both references."""
+
+    number: int
+    problem: Fresh
+    behind: list[float]
+    by_peer: float
+    by_wide: float
+    seconds: float
+    ratio: float
+
+    @property
+    def groups(self) -> list[str]:
+        emission, moves = self.problem.name.split(", ")
+        return [emission, moves, f"K={self.problem.model.dynamics.n_states}"]
+
+    def __str__(self) -> str:
+        steps = "+".join(str(len(x)) for x in self.problem.series)
+        cells = [
+            str(self.number),
+            self.problem.name,
+            str(self.problem.model.dynamics.n_states),
+            steps if len(steps) < 12 else f"{sum(map(len, self.problem.series))} in {len(self.problem.series)}",
+            ", ".join(map(nats, self.behind)),
+            nats(self.by_peer),
+            nats(self.by_wide),
+            f"{self.seconds:.2f}",
+            f"{self.ratio:.1f}" if self.problem.has_peer else "",
+        ]
+        return f"| {' | '.join(cells)} |"
+
+
+def nats(gap: float) -> str:
+    return "" if np.isnan(gap) else f"{gap:.2g}" if gap > NEAR else "0"
+
+
+def row_of(number: int, problem: Fresh, known: dict[str, Any], ours: dict[str, Any]) -> Row:
     best = max(known["wide"], known["peer"], *ours["ends"])
-    behind = [max(0.0, best - end) for end in ours["ends"]]
-    ratio = float(np.median(ours["seconds"])) / (ours["peer_seconds"] or float("nan"))
-    steps = "+".join(str(len(x)) for x in problem.series)
-    by_peer = max(0.0, best - known["peer"]) if problem.has_peer else float("nan")
-    cells = [
-        str(number),
-        problem.name,
-        str(problem.model.dynamics.n_states),
-        steps if len(steps) < 12 else f"{sum(map(len, problem.series))} in {len(problem.series)}",
-        ", ".join(f"{gap:.2g}" if gap > NEAR else "0" for gap in behind),
-        f"{by_peer:.2g}" if by_peer > NEAR else "0" if problem.has_peer else "",
-        f"{max(0.0, best - known['wide']):.2g}" if best - known["wide"] > NEAR else "0",
-        f"{np.median(ours['seconds']):.2f}",
-        f"{ratio:.1f}" if problem.has_peer else "",
-    ]
-    return f"| {' | '.join(cells)} |", behind, ratio
+    return Row(
+        number,
+        problem,
+        [max(0.0, best - end) for end in ours["ends"]],
+        best - known["peer"] if problem.has_peer else float("nan"),
+        best - known["wide"],
+        float(np.median(ours["seconds"])),
+        float(np.median(ours["seconds"])) / (ours["peer_seconds"] or float("nan")),
+    )
+
+
+def share(gaps: list[float]) -> str:
+    """The share of these that are near the best known; empty without any."""
+    there = [gap <= NEAR for gap in gaps if not np.isnan(gap)]
+    return f"{100 * np.mean(there):.0f} %" if there else ""
+
+
+def summary(rows: list[Row]) -> Iterator[str]:
+    """The table of all problems, and of those that have a kind or a number of states in common."""
+    yield "| problems | number | ours | best of hmmlearn | 256 starts | nats behind | seconds | ratio |"
+    yield "|---|---:|---:|---:|---:|---:|---:|---:|"
+    for name in ["all", *sorted({name for row in rows for name in row.groups})]:
+        some = [row for row in rows if name in ("all", *row.groups)]
+        ratios = [row.ratio for row in some if not np.isnan(row.ratio)]
+        cells = [
+            name,
+            str(len(some)),
+            share([gap for row in some for gap in row.behind]),
+            share([row.by_peer for row in some]),
+            share([row.by_wide for row in some]),
+            f"{np.mean([row.behind for row in some]):.2f}",
+            f"{np.median([row.seconds for row in some]):.2f}",
+            f"{np.median(ratios):.1f}" if ratios else "",
+        ]
+        yield f"| {' | '.join(cells)} |"
 
 
 def main(arguments: list[str]) -> None:
@@ -258,18 +312,12 @@ def main(arguments: list[str]) -> None:
     known, ours = (Kept(chosen.out and chosen.out / f"{name}.jsonl") for name in ("references", "fits"))
     print("| | problem | K | steps | behind, by seed | hmmlearn behind | 256 starts behind | seconds | ratio |")
     print("|---:|---|---:|---:|---|---:|---:|---:|---:|")
-    gaps, ratios = [], []
+    rows: list[Row] = []
     for number in range(chosen.first, chosen.first + chosen.problems):
         problem = draw(chosen.fresh, number)
         references = known.get(number, lambda: reference(problem, chosen.method))  # noqa: B023
         fitted = ours.get(number, lambda: fits(problem, chosen.method))  # noqa: B023
-        row, behind, ratio = row_of(number, problem, references, fitted)
-        gaps += behind
-        ratios.append(ratio)
-        print(row, flush=True)
-    good = np.mean([gap <= NEAR for gap in gaps])
-    print(
-        f"\nSeed {chosen.fresh}, {chosen.problems} problems: within {NEAR} nat of the best known on {100 * good:.1f} % "
-        f"of {len(gaps)} fits (aim: 95 %); time against {TIMED} default fits of hmmlearn: median "
-        f"{np.nanmedian(ratios):.1f} (aim: 2), at most {np.nanmax(ratios):.1f}."
-    )
+        rows.append(row_of(number, problem, references, fitted))
+        print(rows[-1], flush=True)
+    print(f"\nShares within {NEAR} nat of the best known, and times over those of {TIMED} default fits of hmmlearn:\n")
+    print(*summary(rows), sep="\n")

@@ -8,7 +8,7 @@ from samplehold.switching.fitting import search as search_module
 from samplehold.switching.fitting.climbs import Climb, SearchResult, merged
 from samplehold.switching.fitting.em import _ahead
 from samplehold.switching.fitting.perturbation import CHANGES, End, perturbed
-from samplehold.switching.fitting.starts import KINDS, first_guesses
+from samplehold.switching.fitting.starts import KINDS, Starts, first_guesses
 from torch.distributions import constraints
 from torch.testing import assert_close
 
@@ -178,6 +178,20 @@ def test_the_search_leaves_a_poor_end(monkeypatch):
     assert first < -1.0
     assert float(fit.objective[-1]) > -1e-3
     assert fit.agreeing == 0
+
+
+@pytest.mark.parametrize(("agreement", "rounds"), [((1, 8), search_module.PATIENCE), ((2, 8), 1), ((1, 2), 1)])
+def test_changes_are_tried_for_longer_where_the_best_end_is_doubted(agreement, rounds, monkeypatch):
+    made: list[int] = []
+
+    def copies(problem, ends, n, seed):
+        made.append(n)
+        return Starts({name: torch.stack([value] * n) for name, value in ends[0].values.items()}, ("shaken",) * n)
+
+    monkeypatch.setattr(search_module, "perturbed", copies)
+    monkeypatch.setattr(SearchResult, "agreement", agreement)
+    sh.SwitchingSSM(sh.Copy(2), sh.Normal(1)).fit(two_levels(100, 3.0), restarts=4, progress=False)
+    assert len(made) == rounds
 
 
 def test_what_is_left_to_gain_is_extrapolated():
