@@ -9,7 +9,7 @@ See Also: `oracles.gpu`, which interprets those kernels.
 """
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from linecache import getline
 from typing import Any
@@ -20,7 +20,6 @@ from torch.overrides import TorchFunctionMode
 from torch.utils import backend_registration
 from torch.utils._mode_utils import no_dispatch
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves, tree_map_only
 
 NAME = "fake"
 LOOKS = {"_local_scalar_dense", "nonzero", "masked_select", "_unique2", "unique_dim", "unique_consecutive", "bincount"}
@@ -133,7 +132,7 @@ class _Calls(TorchFunctionMode):
         if made and torch.device(options.get("device") or "cpu").type == NAME:
             return function(*arguments, **(options | {"device": "cpu"})).to(options["device"])
         generator, device = options.get("generator"), options.get("device")
-        device = next((x.device for x in tree_leaves(arguments) if isinstance(x, FakeTensor)), device)
+        device = next((x.device for x in _leaves(arguments) if isinstance(x, FakeTensor)), device)
         if generator is not None and device is not None and generator.device.type != torch.device(device).type:
             raise RuntimeError(f"Expected a '{device}' device type for generator but found '{generator.device}'")
         return function(*arguments, **options)
@@ -192,7 +191,7 @@ class _Mode(TorchDispatchMode):
 
 
 def _run(function: Any, arguments: Any, options: dict[str, Any]) -> Any:
-    given = [x for x in tree_leaves((arguments, options)) if isinstance(x, Tensor)]
+    given = [x for x in _leaves((*arguments, *options.values())) if isinstance(x, Tensor)]
     here = [x for x in given if isinstance(x, FakeTensor)]
     name, device = function.name().partition("::")[2].partition(".")[0], options.get("device")
     there = bool(here) if device is None else torch.device(device).type == NAME
@@ -203,7 +202,7 @@ def _run(function: Any, arguments: Any, options: dict[str, Any]) -> Any:
         options = options | {"device": torch.device("cpu")}
     inside = {id(x.inner): x for x in here}
     work = CELLS.get(name, function)
-    found = work(*tree_map_only(FakeTensor, lambda x: x.inner, arguments), **_inner(options))
+    found = work(*_inner(arguments), **{key: _inner(value) for key, value in options.items()})
     if torch.Tag.inplace_view in function.tags and name != "set_":  # of which the tensor around has to know
         with no_dispatch():
             function(*arguments, **options)
@@ -211,13 +210,30 @@ def _run(function: Any, arguments: Any, options: dict[str, Any]) -> Any:
         return found
     if name == "_pack_padded_sequence":
         return FakeTensor(found[0]), found[1]
-    return tree_map_only(
-        Tensor, lambda x: inside.get(id(x)) if id(x) in inside else FakeTensor(x.resolve_conj()), found
-    )
+    return _around(found, inside)
 
 
-def _inner(options: dict[str, Any]) -> dict[str, Any]:
-    return tree_map_only(FakeTensor, lambda x: x.inner, options)
+def _leaves(given: Iterable[Any]) -> Iterator[Any]:
+    """What stands in nested tuples and lists. Torch's own walks take most of the time of small operators."""
+    for x in given:
+        if isinstance(x, tuple | list):
+            yield from _leaves(x)
+        else:
+            yield x
+
+
+def _inner(given: Any) -> Any:
+    """The tensors of the CPU in the places of those around them."""
+    if isinstance(given, FakeTensor):
+        return given.inner
+    return type(given)(map(_inner, given)) if type(given) in (tuple, list) else given
+
+
+def _around(found: Any, inside: dict[int, FakeTensor]) -> Any:
+    """The tensors around these: those that are there already, by the one inside, or new ones."""
+    if isinstance(found, Tensor):
+        return inside[id(found)] if id(found) in inside else FakeTensor(found.resolve_conj())
+    return type(found)(_around(x, inside) for x in found) if type(found) in (tuple, list) else found
 
 
 def _count(name: str, given: list[Tensor], there: bool, options: dict[str, Any]) -> None:
