@@ -19,6 +19,7 @@ from typing import Any, cast
 import torch
 from jaxtyping import Float
 from pyro.distributions import TorchDistribution
+from pyro.distributions.util import sum_rightmost
 from torch import Tensor
 from torch.distributions import Transform, biject_to, constraints
 from torch.distributions.constraints import Constraint
@@ -32,6 +33,7 @@ from .parameters import Parameter, Parameters, is_simplex
 from .priors import Conjugate, Site
 
 NO_AXES = torch.Size()
+ENDED = torch.distributions.Beta, torch.distributions.Gamma  # whose density may be 0 or infinite at an end of its range
 REASON = "this entry is known"
 
 
@@ -189,11 +191,10 @@ class PossibleDirichlet(TorchDistribution):
 
 class KnownDistribution(TorchDistribution):
     """A distribution of tables, at tables some of whose entries are known: the density of the free entries, times that
-    of the known ones."""
+    of the known ones. Known entries where it is 0 or infinite are left out: they would decide the whole product."""
 
     arg_constraints: dict = {}  # noqa: RUF012 the interface of torch.distributions
     has_rsample = delegated("base")
-    log_prob = delegated("base")
 
     def __init__(self, base: Any, known: KnownEntries, batch_shape: torch.Size = NO_AXES) -> None:
         self.base, self.known = base, known
@@ -202,6 +203,14 @@ class KnownDistribution(TorchDistribution):
     @property
     def support(self) -> Constraint:
         return self.known
+
+    def log_prob(self, value: Tensor) -> Tensor:
+        out = _extreme(self.base, self.known.table)
+        if out is None:
+            return self.base.log_prob(value)
+        inner, n_axes = _apart(self.base)
+        each = inner.log_prob(torch.where(out, inner.mean, value))
+        return sum_rightmost(torch.where(out, 0.0, each), n_axes)
 
     def rsample(self, sample_shape: torch.Size = NO_AXES) -> Tensor:
         drawn = self.base.rsample(sample_shape + self.batch_shape)
@@ -223,8 +232,26 @@ def known_sites(sites: Sequence[Site], fixed: Parameters, known: Mapping[str, Pa
     return [_known_site(site, fixed.get(site.name), known[site.name].support) for site in sites]
 
 
+def _apart(prior: Any) -> tuple[Any, int]:
+    """The distribution of the entries of a table, and the number of its axes."""
+    if isinstance(prior, torch.distributions.Independent):
+        return prior.base_dist, prior.reinterpreted_batch_ndims
+    return prior, 0
+
+
+def _extreme(prior: Any, table: Tensor) -> Tensor | None:
+    """Which known entries lie at an end of their range where the density is 0 or infinite; None: not any."""
+    inner, _ = _apart(prior)
+    if not isinstance(inner, ENDED):
+        return None
+    table = table.to(inner.mean)
+    density = inner.log_prob(torch.where(table.isnan(), inner.mean, table))
+    out = ~table.isnan() & ~density.isfinite()
+    return out if bool(out.any()) else None
+
+
 def _known_site(site: Site, table: Tensor | None, support: Constraint) -> Site:
-    if table is None or (is_whole(table) and not is_simplex(support)):
+    if table is None:
         return site
     if is_simplex(support):
         concentration = _concentration(site.distribution({}))
@@ -233,12 +260,17 @@ def _known_site(site: Site, table: Tensor | None, support: Constraint) -> Site:
         rows = cast(PossibleRows, support_beside(support, table))
         whole = PossibleDirichlet(concentration, rows)
         return Site(site.name, lambda values: whole, lambda values: whole.log_prob(values[site.name]))
+    base = support.base if isinstance(support, KnownEntries) else support
+    closed = base is constraints.nonnegative or isinstance(base, constraints.interval)
+    extreme = closed and _extreme(site.distribution({}), table) is not None
+    if is_whole(table) and not extreme:
+        return site
 
     def distribution(values: Parameters) -> Any:
         base = site.distribution(values)
         return KnownDistribution(base, KnownEntries(cast(Any, base.support), table))
 
-    return Site(site.name, distribution, site.density)
+    return Site(site.name, distribution, None if extreme else site.density)
 
 
 def _concentration(distribution: Any) -> Tensor | None:

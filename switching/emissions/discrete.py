@@ -103,8 +103,9 @@ class Bernoulli(TakesInputs, ConjugateEmission):
         return torch.stack([total, (count - total).clamp_min(0.0)], -1)
 
     def representative(self, statistics: Tensor) -> Representative:
-        constant = statistics.logsumexp(-1)
-        return Representative({"probs": torch.sigmoid(statistics[..., 0] - statistics[..., 1])}, constant)
+        constant, most = statistics.logsumexp(-1), 1 - torch.finfo(statistics.dtype).eps / 2
+        probs = torch.sigmoid(statistics[..., 0] - statistics[..., 1]).clamp_max(most)  # at 1 a 0 would be impossible
+        return Representative({"probs": probs}, constant)
 
 
 @dataclass(frozen=True)

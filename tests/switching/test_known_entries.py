@@ -261,3 +261,21 @@ def test_what_cannot_be_known_in_part_is_named():
         sh.SwitchingSSM(sh.Markov.banded(3), sh.Normal(1)).fit(
             X, fixed={"transition_probs": [[0.5, N, 0.1], [N] * 3, [N] * 3]}, **QUIET
         )
+
+
+@pytest.mark.parametrize("method", ["em", "vmp", "svi"])
+@pytest.mark.parametrize("end", [0.0, 1.0])
+def test_known_probabilities_of_0_and_1_have_no_density_of_their_own(end, method):
+    """The prior, which excludes them, says nothing of the others: the fit is that of a categorical emission."""
+    x = torch.tensor([end, 1, 1, 0, 0, 1, 0, 1 - end] * 5, dtype=torch.float64)
+    other = 0.3
+    coins = sh.SwitchingSSM(sh.Copy(2), sh.Bernoulli(1))
+    symbols = sh.SwitchingSSM(sh.Copy(2), sh.Categorical(2))
+    options = {"method": method, "progress": False, "seed": 1, "restarts": 2}
+    fit = coins.fit(x, fixed={"probs": [[1 - end], [other]]}, **options)
+    twin = symbols.fit(x, fixed={"probs": [[end, 1 - end], [1 - other, other]]}, **options)
+    if method == "svi":  # whose bound is an estimate
+        assert bool(fit.objective.isfinite().all())
+        return
+    known = math.log(6 * other * (1 - other)) if method == "em" else 0.0  # density of the other one, Beta(2, 2)
+    assert_close(fit.objective[-1] - known, twin.objective[-1], rtol=0, atol=1e-6)
