@@ -191,13 +191,19 @@ class PossibleDirichlet(TorchDistribution):
 
 class KnownDistribution(TorchDistribution):
     """A distribution of tables, at tables some of whose entries are known: the density of the free entries, times that
-    of the known ones. Known entries where it is 0 or infinite are left out: they would decide the whole product."""
+    of the known ones.
+
+    Arguments:
+        extreme: known entries that are left out, because their density is 0 or infinite and would decide the product.
+    """
 
     arg_constraints: dict = {}  # noqa: RUF012 the interface of torch.distributions
     has_rsample = delegated("base")
 
-    def __init__(self, base: Any, known: KnownEntries, batch_shape: torch.Size = NO_AXES) -> None:
-        self.base, self.known = base, known
+    def __init__(
+        self, base: Any, known: KnownEntries, extreme: Tensor | None = None, batch_shape: torch.Size = NO_AXES
+    ) -> None:
+        self.base, self.known, self.extreme = base, known, extreme
         super().__init__(batch_shape, base.event_shape, validate_args=False)
 
     @property
@@ -205,12 +211,11 @@ class KnownDistribution(TorchDistribution):
         return self.known
 
     def log_prob(self, value: Tensor) -> Tensor:
-        out = _extreme(self.base, self.known.table)
-        if out is None:
+        if self.extreme is None:
             return self.base.log_prob(value)
         inner, n_axes = _apart(self.base)
-        each = inner.log_prob(torch.where(out, inner.mean, value))
-        return sum_rightmost(torch.where(out, 0.0, each), n_axes)
+        each = inner.log_prob(torch.where(self.extreme, inner.mean, value))
+        return cast(Tensor, sum_rightmost(torch.where(self.extreme, 0.0, each), n_axes))
 
     def rsample(self, sample_shape: torch.Size = NO_AXES) -> Tensor:
         drawn = self.base.rsample(sample_shape + self.batch_shape)
@@ -224,7 +229,7 @@ class KnownDistribution(TorchDistribution):
             return torch.where(table.isnan(), drawn, table)
 
     def expand(self, batch_shape: Sequence[int], _instance: object = None) -> "KnownDistribution":
-        return KnownDistribution(self.base, self.known, torch.Size(batch_shape))
+        return KnownDistribution(self.base, self.known, self.extreme, torch.Size(batch_shape))
 
 
 def known_sites(sites: Sequence[Site], fixed: Parameters, known: Mapping[str, Parameter]) -> list[Site]:
@@ -262,15 +267,15 @@ def _known_site(site: Site, table: Tensor | None, support: Constraint) -> Site:
         return Site(site.name, lambda values: whole, lambda values: whole.log_prob(values[site.name]))
     base = support.base if isinstance(support, KnownEntries) else support
     closed = base is constraints.nonnegative or isinstance(base, constraints.interval)
-    extreme = closed and _extreme(site.distribution({}), table) is not None
-    if is_whole(table) and not extreme:
+    extreme = _extreme(site.distribution({}), table) if closed else None
+    if is_whole(table) and extreme is None:
         return site
 
     def distribution(values: Parameters) -> Any:
         base = site.distribution(values)
-        return KnownDistribution(base, KnownEntries(cast(Any, base.support), table))
+        return KnownDistribution(base, KnownEntries(cast(Any, base.support), table), extreme)
 
-    return Site(site.name, distribution, None if extreme else site.density)
+    return Site(site.name, distribution, site.density if extreme is None else None)
 
 
 def _concentration(distribution: Any) -> Tensor | None:
