@@ -233,7 +233,7 @@ class KnownDistribution(TorchDistribution):
 
 
 def known_sites(sites: Sequence[Site], fixed: Parameters, known: Mapping[str, Parameter]) -> list[Site]:
-    """The prior given the known entries, of parameters that are known in part."""
+    """The prior given the known entries, of parameters that are known in part or at an end of their range."""
     return [_known_site(site, fixed.get(site.name), known[site.name].support) for site in sites]
 
 
@@ -272,8 +272,8 @@ def _known_site(site: Site, table: Tensor | None, support: Constraint) -> Site:
         return site
 
     def distribution(values: Parameters) -> Any:
-        base = site.distribution(values)
-        return KnownDistribution(base, KnownEntries(cast(Any, base.support), table), extreme)
+        prior = site.distribution(values)
+        return KnownDistribution(prior, KnownEntries(cast(Any, prior.support), table), extreme)
 
     return Site(site.name, distribution, site.density if extreme is None else None)
 

@@ -12,9 +12,9 @@ $\rho^2 = d_2/d_1$, the parameters move on from $\theta'$, which k steps have re
 $$\theta'' = \theta' + \frac{\rho^k}{1 - \rho^k} (\theta' - \theta),$$
 
 if the objective is higher there. A run has not converged if an extrapolation gains more than the tolerance. After that,
-new starts are made by changing the best ends (see `perturbation`), and the search continues from them until a round of
-them finds no better end; until three rounds in turn do, while fewer than two kinds of first guess have reached the best
-one. Most of them lead back, so they stop as soon as they promise no better end.
+new starts are made by changing the best ends (see `perturbation`), and the search continues from them until a round
+finds no better end. While fewer than two kinds of first guess have reached the best end, it takes six such rounds in a
+row. Most of these starts lead back, so they stop as soon as they promise no better end.
 
 Many runs lead to the same optimum. A run that has arrived at the same point as a better one merges with it. The best
 run of each kind of start goes on longer than its height allows, because some kinds rise late. Steps of a small series
@@ -49,7 +49,7 @@ FIRST_EXTRAPOLATION = 2  # strides before the first extrapolation
 CLEAR = 3  # steps after an extrapolation, whose last two rises contain nothing of it
 CHAMPIONS = 16  # steps for which the best restart of each kind goes on
 ROUNDS = 36  # of perturbations at most
-PATIENCE = 6  # rounds in turn without a better end, after which a doubted best end is accepted
+PATIENCE = 6  # rounds in a row without a better end, after which a doubted best end is accepted
 VARIED = 2  # starts of all kinds in turn for each restart; the others are of cheap kinds
 SURE = 3  # kinds of first guesses that reach one optimum, above which little more is tried
 PARENTS = 6  # ends from which perturbations start

@@ -60,7 +60,6 @@ def test_the_evidence_is_the_sum_over_all_paths_and_the_density_of_the_program(d
 
 
 @pytest.mark.few(2)
-@pytest.mark.few(3)
 @pytest.mark.parametrize(("dynamics", "emission"), KINDS)
 def test_sequences_of_several_lengths_are_those_alone(dynamics, emission):
     model, lengths = model_of(dynamics, emission), [40, 3, 90, 1, 2]
