@@ -430,6 +430,7 @@ class Model(Named, ABC):
         known = 0 if series.past is None else series.past.shape[-2]
         return with_past(series, self.order) if self.order and known != self.order else series
 
+    @torch.inference_mode(False)
     @interruptible()
     def _fit(self, x: Any, given: Given, options: "Options") -> "Fit[Any]":
         """The fit of a series by `_fitted`, under the prior in the options."""

@@ -53,6 +53,7 @@ HIGHER = 1e-3  # gain in nats by a neighbour's end that counts
 class StructureFit(Fit[Any]):
     """A fit of a structure by maximum likelihood, or to the mode under a prior."""
 
+    @torch.inference_mode(False)
     def profile_interval(self, level: float = 0.9, parameters: str | Sequence[str] | None = None) -> Interval:
         """Intervals of parameters from the profile of the objective: see `switching.linear.profile`.
 
