@@ -145,7 +145,10 @@ def _perturb(
     options: Options,
     n: int,
 ) -> None:
-    """Run n perturbations of the best ends, again and again until they find no better one."""
+    """Run n perturbations of the best ends, again and again until they find no better one.
+
+    A best end that has not converged is perturbed once: its number of steps is the user's choice.
+    """
     fruitless = 0
     for number in range(ROUNDS):
         if multi.interrupted:
@@ -154,6 +157,8 @@ def _perturb(
         ends = [end(climb.tables) for climb in multi.ends(PARENTS)]
         starts = perturbed(problem, ends, n, options.number + number)
         multi.run(begin(starts.values), starts.kinds, options.n_kept, independent=False)
+        if multi.best.ended != "converged":  # further rounds would only raise it by further steps
+            return
         fruitless = 0 if multi.best.final > before + multi.tol else fruitless + 1
         if fruitless >= (PATIENCE if multi.result().doubted else 1):
             return

@@ -180,8 +180,11 @@ def test_the_search_leaves_a_poor_end(monkeypatch):
     assert fit.agreeing == 0
 
 
-@pytest.mark.parametrize(("agreement", "rounds"), [((1, 8), search_module.PATIENCE), ((2, 8), 1), ((1, 2), 1)])
-def test_changes_are_tried_for_longer_where_the_best_end_is_doubted(agreement, rounds, monkeypatch):
+@pytest.mark.parametrize(
+    ("agreement", "max_steps", "rounds"),
+    [((1, 8), 500, search_module.PATIENCE), ((2, 8), 500, 1), ((1, 2), 500, 1), ((1, 8), 1, 1)],
+)
+def test_changes_are_tried_for_longer_where_the_best_end_is_doubted(agreement, max_steps, rounds, monkeypatch):
     made: list[int] = []
 
     def copies(problem, ends, n, seed):
@@ -190,7 +193,8 @@ def test_changes_are_tried_for_longer_where_the_best_end_is_doubted(agreement, r
 
     monkeypatch.setattr(search_module, "perturbed", copies)
     monkeypatch.setattr(SearchResult, "agreement", agreement)
-    sh.SwitchingSSM(sh.Copy(2), sh.Normal(1)).fit(two_levels(100, 3.0), restarts=4, progress=False)
+    x = two_levels(100, 3.0)
+    sh.SwitchingSSM(sh.Copy(2), sh.Normal(1)).fit(x, restarts=4, max_steps=max_steps, progress=False)
     assert len(made) == rounds
 
 
