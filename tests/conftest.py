@@ -53,6 +53,7 @@ def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object
     """Every test is served as if it were alone in its process: by kernels from the first call if it is marked so."""
     from oracles.operators import unchecked
     from samplehold.inference.numerics.costs import kernels, spent
+    from samplehold.switching.fitting import sampling
 
     mode = "auto" if item.get_closest_marker("kernels") is None else "always"
     spent.clear()
@@ -60,6 +61,7 @@ def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object
     checked = unchecked() if item.get_closest_marker("slow") else nullcontext()
     with kernels(mode), pytest.MonkeyPatch.context() as patch, checked:
         patch.setenv("SAMPLEHOLD_KERNELS", mode)  # of the processes that it starts
+        patch.setattr(sampling, "CHAINS", 2)  # a test that needs more says so
         return (yield)
 
 

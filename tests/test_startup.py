@@ -45,10 +45,12 @@ def test_no_library_is_loaded_for_what_needs_none(code, tmp_path):
     assert not {*heavy, "matplotlib"} & loaded(code, tmp_path)
 
 
+FITS = [("Copy", "Normal", "em"), ("Markov", "MultivariateNormal", "vmp")]
+
+
 @pytest.mark.slow
 @pytest.mark.kernels
-@pytest.mark.parametrize("method", ["em", "vmp"])
-@pytest.mark.parametrize(("dynamics", "emission"), [("Copy", "Normal"), ("Markov", "MultivariateNormal")])
+@pytest.mark.parametrize(("dynamics", "emission", "method"), FITS)
 def test_a_fit_loads_neither_a_compiler_of_graphs_nor_figures(method, dynamics, emission, tmp_path):
     found = loaded(FIT.format(method=method, dynamics=dynamics, emission=emission), tmp_path)
     assert "numba" in found
@@ -56,8 +58,7 @@ def test_a_fit_loads_neither_a_compiler_of_graphs_nor_figures(method, dynamics, 
 
 
 @pytest.mark.few(1)
-@pytest.mark.parametrize("method", ["em", "vmp"])
-@pytest.mark.parametrize(("dynamics", "emission"), [("Copy", "Normal"), ("Markov", "MultivariateNormal")])
+@pytest.mark.parametrize(("dynamics", "emission", "method"), FITS)
 def test_a_small_fit_compiles_nothing(method, dynamics, emission, tmp_path, monkeypatch):
     monkeypatch.setenv("SAMPLEHOLD_KERNELS", "auto")
     assert not {"numba", "sklearn"} & loaded(FIT.format(method=method, dynamics=dynamics, emission=emission), tmp_path)

@@ -342,8 +342,11 @@ def test_impossible_events_are_exact_zeros_with_finite_derivatives_of_every_orde
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("width", [1, 3])
-@pytest.mark.parametrize("served", [lambda operator: operator, without_kernels], ids=["with kernels", "without"])
+@pytest.mark.parametrize(
+    ("width", "served"),
+    [(1, lambda operator: operator), (3, lambda operator: operator), (3, without_kernels)],
+    ids=["1, with kernels", "3, with kernels", "3, without"],
+)
 @pytest.mark.cpu("torch's checks know few devices")
 def test_the_operators_pass_torchs_own_checks(width, served):
     case = random_case(2, 4, 3, width, initial=width == 3)

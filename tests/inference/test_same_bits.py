@@ -219,7 +219,7 @@ def test_a_fit_is_the_same_bits(n, steps, method):
     try:
         for n_threads in THREADS:
             torch.set_num_threads(n_threads)
-            fit = model.fit(x, method=method, restarts=4, max_steps=5, seed=0)
+            fit = model.fit(x, method=method, restarts=2, max_steps=3, seed=0)
             found.append([*fit.model.values.values(), *records(fit.smooth()), fit.model.log_evidence(x)])
     finally:
         torch.set_num_threads(before)

@@ -176,9 +176,9 @@ def test_under_autocast_states_stay_in_single_precision():
 @pytest.mark.slow
 @pytest.mark.hardware("torch's compiler knows few devices")
 @each_layer
-@pytest.mark.parametrize("lengths", [[4, 2, 5], torch.tensor([4, 2, 5])])
+@pytest.mark.parametrize("lengths", [[2, 1, 3], torch.tensor([2, 1, 3])])
 def test_the_compiler_takes_lengths_states_and_both_directions(kind, lengths):
-    layer, x = made(kind, num_layers=2, bidirectional=True), normal(3, 5, 3)
+    layer, x = made(kind, num_layers=2, bidirectional=True), normal(3, 3, 3)
     start = layer(x)[1]
     torch._dynamo.reset()
     with unchecked(), torch._dynamo.config.patch(allow_rnn=True):

@@ -138,7 +138,7 @@ def fit(n):
 chunked.ROOM = starts.SAMPLE = 2**16
 model = SwitchingSSM(Markov(4), Normal(1))
 fit(250)
-print(fit(500), fit(4000))
+print(fit(500), fit(2000))
 """
 
 
@@ -147,7 +147,7 @@ print(fit(500), fit(4000))
 def test_memory_grows_with_the_input_alone():
     found = subprocess.run([sys.executable, "-c", ONE_SIZE], capture_output=True, text=True, check=True)
     small, large = map(float, found.stdout.split())
-    more = 3500 * 400 * 8 / 2**20  # MiB of input
+    more = 1500 * 400 * 8 / 2**20  # MiB of input
     assert large - small < 4 * more  # a few copies of it; a table of four states and two restarts is 8 times as much
 
 

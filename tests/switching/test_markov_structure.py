@@ -126,10 +126,11 @@ def test_stationary_distributions_do_not_move():
 @pytest.mark.parametrize("prior", ["weak", None])
 @each
 def test_em_never_falls_and_ends_where_the_slope_is_0(dynamics, prior):
-    model = valued(dynamics, seed=2)
-    given = inputs_of(model, 30, 15)
-    x = model.simulate(15, (30,), seed=1, **given).x
+    model = valued(dynamics, seed=1)
+    given = inputs_of(model, 100, 15)
+    x = model.simulate(15, (100,), seed=1, **given).x
     fit = model.fit(x, restarts=1, start=model, max_steps=1000, tol=1e-12, prior=prior, progress=False, **given)
+    assert fit.converged
     assert float(fit.objective.diff().min()) > -1e-9 * float(fit.objective.abs().max())
     whole = model.scaled_to(x, **given)
     leaves = {name: value.clone().requires_grad_() for name, value in fit.model.values.items()}

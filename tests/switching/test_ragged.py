@@ -270,7 +270,7 @@ def test_packed_and_padded_series_are_the_same_numbers(model_name, never_packed)
 def test_fits_of_packed_series_are_those_of_padded_ones(name, method, never_packed):
     if (name, method) == ("structure", "vmp"):
         return
-    model, (x, driven) = MODELS[name].without_values(), sequences(name, [40, 4, 6, 5, 3])
+    model, (x, driven) = MODELS[name].without_values(), sequences(name, [20, 4, 3])
     if name == "factorial":  # its fits take whole steps only
         x = [part.masked_fill(part.isnan().any(-1, keepdim=True), torch.nan) for part in x]
     options = {"method": method, "restarts": 2, "max_steps": 4, "progress": False}
@@ -397,12 +397,13 @@ fit = model.fit(x, **options)
 records, states, evidence = fit.smooth(ragged=True), fit.states(), fit.log_evidence()
 assert len(records) == len(evidence) == 1001 and len(states) == longest + 5000
 if hasattr(model, "infer"):
-    assert len(fit.model.infer(x, ragged=True, max_steps=20)) == 1001
+    assert len(fit.model.infer(x, ragged=True, max_steps=2)) == 1001
 print(peak() - before)
 """
 
 
 @pytest.mark.slow
+@pytest.mark.kernels
 @pytest.mark.parametrize(
     ("model", "longest"),
     [
