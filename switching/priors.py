@@ -25,6 +25,7 @@ from jaxtyping import Int
 from pyro.distributions.torch_distribution import TorchDistributionMixin
 from torch import Tensor
 from torch.distributions import constraints
+from torch.distributions.transforms import AffineTransform
 
 from ..inference.families import (
     Beta,
@@ -87,6 +88,16 @@ def prefixed_sites(sites: Sequence[Site], prefix: str, shared: Sequence[str] = (
         return Site(prefix + site.name, unprefixed(site.distribution), site.density and unprefixed(site.density))
 
     return [rename(site) for site in sites]
+
+
+def moved_site(site: Site, by: Callable[[Parameters], Tensor]) -> Site:
+    """The prior of a parameter plus a table that depends on the values of earlier sites."""
+
+    def distribution(values: Parameters) -> TorchDistributionMixin:
+        inner: Any = site.distribution(values)
+        return dist.TransformedDistribution(inner, [AffineTransform(by(values), 1.0, len(inner.event_shape))])
+
+    return Site(site.name, distribution)
 
 
 def by_subject_sites(sites: Sequence[Site], n_subjects: int) -> list[Site]:

@@ -16,7 +16,7 @@ parts switch, this is the conjugate prior of `regression`.
 """
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import pyro.distributions as dist
@@ -28,8 +28,8 @@ from torch import Tensor
 from ...inference.numerics.scalars import check_choice, check_integer, check_kind
 from ..inputs import Inputs, named_or_counted
 from ..parameters import Parameter, Parameters
-from ..priors import Site
-from .contract import Maximized
+from ..priors import Site, moved_site
+from .contract import Emission, Maximized
 from .regression import NormalRegression
 from .shared_regression import Sharing
 from .spread import spread
@@ -52,6 +52,19 @@ def parts_of(switching: Any, known: Sequence[str]) -> tuple[str, ...]:
     return parts
 
 
+def of_parameters(prior: Any) -> Any:
+    """Priors by the names of parameters, of which "intercept" is another name of "loc".
+
+    Raises:
+        ValueError: both names.
+    """
+    if not isinstance(prior, Mapping) or "intercept" not in prior:
+        return prior
+    if "loc" in prior:
+        raise ValueError("prior: got 'intercept' and 'loc', two names of one parameter; give one.")
+    return {"loc" if name == "intercept" else name: one for name, one in prior.items()}
+
+
 @dataclass(frozen=True, repr=False)
 class AutoRegressive(NormalRegression):
     """Observations that depend on earlier observations, with parameters of the state.
@@ -70,6 +83,9 @@ class AutoRegressive(NormalRegression):
         lags: "all": the mean of each feature depends on the lags of all features; "own": on its own lags.
         switching: the parts that differ by state, among "intercept", "coefficients" and "scale"; all states share the
             others, which message passing does not take.
+        prior: distributions of Pyro in the place of the default's, by name of a parameter or of its displayed form,
+            e.g. `{"coefficients": dist.Normal(0.0, 0.5), "scale": dist.HalfNormal(2.0)}`. The intercept is "loc" or
+            "intercept". They are of values in the units of the data. Message passing takes a Gamma of `precision`.
 
     Example:
         >>> import samplehold as sh
@@ -89,6 +105,7 @@ class AutoRegressive(NormalRegression):
     inputs: Inputs | Sequence[str] = 0
     lags: str = "all"
     switching: Sequence[str] = tuple(SWITCHING)
+    prior: Any = field(default=None, kw_only=True, repr=False, compare=False)
 
     def __post_init__(self, *_: Any) -> None:
         object.__setattr__(self, "order", check_integer("order", self.order))
@@ -98,6 +115,7 @@ class AutoRegressive(NormalRegression):
         if not parts:
             raise ValueError(f"switching: got no part, so all states are alike; name some of {', '.join(SWITCHING)}.")
         object.__setattr__(self, "switching", tuple(part for part in SWITCHING if part in parts))
+        object.__setattr__(self, "prior", of_parameters(self.prior))
         super().__post_init__()
 
     @property
@@ -139,11 +157,12 @@ class AutoRegressive(NormalRegression):
 
     @property
     def is_conjugate(self) -> bool:
-        return len(self.switching) == len(SWITCHING)
+        return not self.not_conjugate and self.has_default_priors
 
     @property
-    def not_conjugate(self) -> str:
-        return f"all states share its {' and '.join(part for part in SWITCHING if part not in self.switching)}"
+    def not_conjugate(self) -> str:  # type: ignore[override]
+        shared = [part for part in SWITCHING if part not in self.switching]
+        return f"all states share its {' and '.join(shared)}" if shared else ""
 
     def __repr__(self) -> str:
         plain = AutoRegressive()
@@ -241,7 +260,24 @@ class AutoRegressive(NormalRegression):
         weight = weight + torch.diag_embed(torch.nn.functional.pad(prior["coefficients_count"], (1, 0)))
         return self.family.natural(first, weight, 2 * shape, (0.5 / rate)[..., None, None])
 
+    def with_user_priors(self, prior: Mapping[str, Any]) -> Emission:
+        return super().with_user_priors(of_parameters(prior))
+
     def sites(self, prior: Parameters) -> list[Site]:
+        sites = self.default_sites(prior)
+        if not self.user_priors:
+            return sites
+        sites = self._with_user_priors(sites, prior, self.start(prior))
+        about, unit = vars(self).get("_units", (None, None))
+        if about is None or "loc" not in self.user_priors or not bool(about.any()):
+            return sites
+        *others, of_loc = sites
+        lags = self.of_lags((about / unit).to(prior["count"]), 0.0)
+        return [*others, moved_site(of_loc, lambda values: (values["coefficients"] * lags).sum(-1))]
+
+    def default_sites(self, prior: Parameters) -> list[Site]:
+        """The default prior as Pyro sites."""
+
         def precision(values: Parameters) -> TorchDistributionMixin:
             return dist.Gamma(prior["shape"], prior["rate"]).to_event(2)
 
@@ -282,7 +318,9 @@ class AutoRegressive(NormalRegression):
     def maximize(
         self, x: Tensor, weights: Tensor, near: Parameters, prior: Parameters | None, floor: Tensor
     ) -> Maximized:
-        if self.is_conjugate:
+        if prior is not None and not self.has_default_priors:
+            return Emission.maximize(self, x, weights, near, prior, floor)
+        if not self.not_conjugate:
             return super().maximize(x, weights, near, prior, floor)
         return Sharing(self, prior).maximize(self.family.parts(self.message(x, weights, near)), near, floor)
 

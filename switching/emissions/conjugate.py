@@ -59,9 +59,14 @@ class ConjugateEmission(Conjugate, Emission):
             read_priors(self.prior, self.parameters, self.name)
 
     @property
-    def is_conjugate(self) -> bool:
+    def has_default_priors(self) -> bool:
+        """Whether hyperparameters of the default prior give all user priors."""
         names = set(self.default_prior(1, None)) if self.user_priors else set()
         return all(has_default_form(one, names) for one in self.user_priors.values())
+
+    @property
+    def is_conjugate(self) -> bool:
+        return self.has_default_priors
 
     fills_in: ClassVar[bool] = False
     """Whether missing features of a step are imputed under the parameters. The expected log-likelihood is then convex
