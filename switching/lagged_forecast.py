@@ -12,6 +12,7 @@ A forecast begins at the last step whose `order` observations are all known. Up 
 the filter, which have known states, and observations are lags as they are.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 import torch
@@ -28,7 +29,7 @@ from .emissions.driven import inputs_read
 from .mixture import StateMixture
 from .parameters import Parameters, widened
 from .problem import Problem
-from .recursion import after
+from .recursion import after, autoregression
 from .seeding import seeded
 
 DRAWS = 2000
@@ -67,17 +68,21 @@ class Origin:
         lags = ahead_of(replace(series, lengths=at + 1))
         place = at[..., None, None].expand(*state.shape[:-2], 1, state.shape[-1])
         belief = state.gather(-2, place).squeeze(-2)
-        emission, n_batch = problem.emission, at.ndim
-        assert isinstance(emission, AutoRegressive)
-        typical = widened(emission.typical_lags(values), 3, n_batch)
+        typical = of_sequences(problem, {"lags": autoregression(problem.emission).typical_lags(values)}, {"lags": 3})[
+            "lags"
+        ]
         constant = (belief[..., None, None] * typical).sum(-3)
         lags = torch.where(lags.isnan(), constant, lags)
         return Origin(problem, values, belief, lags, series.last - at, state, x)
 
     @property
     def emission(self) -> AutoRegressive:
-        assert isinstance(self.problem.emission, AutoRegressive)
-        return self.problem.emission
+        return autoregression(self.problem.emission)
+
+    @property
+    def dims(self) -> dict[str, int]:
+        """The number of axes of each parameter of the emission, of one subject."""
+        return {name: len(parameter.dims) for name, parameter in self.emission.parameters.items()}
 
     @property
     def n_states(self) -> int:
@@ -92,7 +97,7 @@ class Origin:
             inputs, gaps = whole.inputs, whole.gaps
             if inputs is not None:
                 inputs = inputs.gather(-2, place.unsqueeze(-1).expand(*place.shape, inputs.shape[-1]))
-            drives.append(Drive(inputs, None if gaps is None else gaps.gather(-1, place)))
+            drives.append(Drive(inputs, None if gaps is None else gaps.gather(-1, place), whole.subjects))
         return drives
 
     def after_end(self, steps: list[Float[Tensor, "n *b F"]]) -> Float[Tensor, "n *b H F"]:
@@ -110,7 +115,8 @@ class Origin:
             None if drive.inputs is None else drive.inputs.unsqueeze(-3).expand(*batch, n, *drive.inputs.shape[-2:])
         )
         gaps = None if drive.gaps is None else drive.gaps.unsqueeze(-2).expand(*batch, n, 1)
-        ahead = self.problem.dynamics.propagate(self.values, old, Drive(inputs, gaps), 1)
+        subjects = None if drive.subjects is None else drive.subjects.unsqueeze(-1)
+        ahead = self.problem.dynamics.propagate(self.values, old, Drive(inputs, gaps, subjects), 1)
         return (ahead.redrawn + ahead.held).squeeze(-2)
 
     def at(self, step: int) -> Int[Tensor, "*b"]:
@@ -147,11 +153,21 @@ class Origin:
         return inputs_read(self.emission, self.problem.series, drive)
 
 
+def of_sequences(problem: Problem, values: Parameters, dims: Mapping[str, int]) -> Parameters:
+    """Tables `[r, K, ...]` of the emission, or `[r, S, K, ...]` of each subject, as those of each sequence `[r, *b, K,
+    ...]`."""
+    series = problem.series
+    if not problem.emission.reads_subjects:
+        return {name: widened(values[name], n, len(series.batch_shape)) for name, n in dims.items()}
+    assert series.subjects is not None
+    return {name: values[name][:, series.subjects] for name in dims}
+
+
 def moments(origin: Origin, horizon: int) -> tuple[Float[Tensor, "r *b H F"], Float[Tensor, "r *b H F"]]:
     """The mean and variance of each step to come."""
-    emission, known = origin.emission, origin.problem.emission.parameters
+    emission = origin.emission
     about = origin.lags.flatten(0, -2).mean(0)  # squares are taken around it, so that they lose no digits
-    wide = {n: widened(origin.values[n], len(p.dims), origin.behind.ndim) for n, p in known.items()}
+    wide = of_sequences(origin.problem, origin.values, origin.dims)
     values = emission.shifted(wide, -about)
     matrices, variance, belief = emission.lag_matrices(values), 1 / values["precision"], origin.belief
     vector = (origin.lags - about).flatten(-2).unsqueeze(-2)
@@ -192,14 +208,12 @@ def _where_seen(value: Tensor, seen: Tensor, other: Tensor) -> Tensor:
 def components(origin: Origin, horizon: int, each: int) -> tuple[Float[Tensor, "n *b H F"], Float[Tensor, "n *b H F"]]:
     """The location and precision of each step to come, given draws of the states and observations before it; `each` of
     every draw of the parameters."""
-    n_states, r = origin.n_states, len(origin.belief)
-    number = torch.arange(r, device=origin.belief.device).repeat_interleave(each)
-    flat = {
-        name: table.expand(r, n_states, *table.shape[2:]).flatten(0, 1)
-        for name, table in origin.values.items()
-        if name in origin.emission.parameters
-    }
-    first_of = (number * n_states).reshape(-1, *[1] * origin.behind.ndim)
+    number = torch.arange(len(origin.belief), device=origin.belief.device).repeat_interleave(each)
+    place: tuple[Tensor, ...] = (number.reshape(-1, *[1] * origin.behind.ndim),)
+    if origin.problem.emission.reads_subjects:
+        assert origin.problem.series.subjects is not None
+        place = (*place, origin.problem.series.subjects)
+    known = {name: origin.values[name] for name in origin.dims}
     drives = origin.drives(horizon)
     moves = [origin.moves(drive) for drive in drives]
     path = origin.path(moves, number)
@@ -209,7 +223,7 @@ def components(origin: Origin, horizon: int, each: int) -> tuple[Float[Tensor, "
         state = torch.distributions.Categorical(probs=row).sample()
         if path:
             state = torch.where(step < origin.behind, path.pop(), state)
-        chosen = {name: table[first_of + state] for name, table in flat.items()}
+        chosen = {n: table[(*place, state.clamp(max=table.shape[len(place)] - 1))] for n, table in known.items()}
         inputs = origin.inputs(drive).squeeze(-2).expand(*state.shape, -1)
         normal = origin.emission.respond(chosen, torch.cat([lags.flatten(-2), inputs], -1))
         locations.append(normal["loc"])

@@ -158,7 +158,7 @@ class SwitchingSSM(Model):
         return self.emission.order
 
     def scored(self, series: Series) -> Tensor:
-        return scored(self.emission, series)
+        return scored(of_one(self.emission), series)
 
     @property
     def holds(self) -> bool:
@@ -549,11 +549,6 @@ class SwitchingSSM(Model):
             )
         pooling = Pooling.of(options.pooled, self.dynamics, self.emission)
         if pooling is not None:
-            if self.order:
-                raise ValueError(
-                    f"pooled: got {options.pooled!r}, but {self.emission.name} has parameters of all subjects "
-                    "together; leave it out."
-                )
             return self._fitted_by_subject(series, options, pooling)
         check_enough(series, self.n_states)
         if self.order:
@@ -575,7 +570,8 @@ class SwitchingSSM(Model):
         from .fitting.subjects import check_subjects, fit_subjects
 
         series = named(series)
-        check_subjects(series, pooling, options, self.dynamics)
+        n_scored = self.scored(series).any(-1).sum(-1) if self.order else series.n_seen
+        check_subjects(series, pooling, options, self.dynamics, n_scored)
         names = series.subject_names
         assert names is not None
         first = self._fitted(series, options.before_subjects())

@@ -191,7 +191,11 @@ def explicit_program(problem: Problem, values: Parameters, observed: bool) -> Te
             power = None if series.powers is None else series.powers[..., step - 1]
             drive = series.drive.at(step - 1)
             if emission.order and not observed and drive.past is not None:
-                lags = filled(emission, values, drive.past, state) if lags is None else after(lags, observations[-1])
+                lags = (
+                    filled(emission, values, drive.past, state, drive)
+                    if lags is None
+                    else after(lags, observations[-1])
+                )
                 drive = replace(drive, past=lags)
             here = emission_at(emission, series, drive)
             noise = None if series.variances is None else series.variances[..., step - 1, :]

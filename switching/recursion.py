@@ -12,6 +12,7 @@ from torch import Tensor
 
 from .data.series import Drive, Series
 from .emissions.autoregression import AutoRegressive
+from .emissions.by_subject import of_one
 from .emissions.contract import Emission
 from .emissions.driven import emission_at
 from .parameters import Parameters
@@ -25,7 +26,8 @@ def drawn_along(
         return emission_at(emission, series, series.drive).sample_at(values, path, redraw)
     past = series.drive.past
     assert past is not None
-    lags = filled(emission, values, past[..., 0, :, :].expand(*path.shape[:-1], -1, -1), path[..., 0])
+    first = series.drive.at(0)
+    lags = filled(emission, values, past[..., 0, :, :].expand(*path.shape[:-1], -1, -1), path[..., 0], first)
     drawn = []
     for step in range(path.shape[-1]):
         here = replace(series.drive.at(step), past=lags)
@@ -47,10 +49,17 @@ def after(lags: Float[Tensor, "*n P F"], x: Float[Tensor, "*n F"]) -> Float[Tens
 
 
 def filled(
-    emission: Emission, values: Parameters, lags: Float[Tensor, "*n P F"], state: Int[Tensor, "*n"]
+    emission: Emission, values: Parameters, lags: Float[Tensor, "*n P F"], state: Int[Tensor, "*n"], here: Drive
 ) -> Float[Tensor, "*n P F"]:
-    """Lags with those that are typical of the state in place of missing ones."""
+    """Lags with those that are typical of the state, and of the subject, in place of missing ones."""
     if not bool(lags.isnan().any()):
         return lags
-    assert isinstance(emission, AutoRegressive)
-    return torch.where(lags.isnan(), emission.typical_lags(values)[state.clamp_min(0)], lags)
+    typical, state = autoregression(emission).typical_lags(values), state.clamp_min(0)
+    return torch.where(lags.isnan(), typical[here.subjects, state] if emission.reads_subjects else typical[state], lags)
+
+
+def autoregression(emission: Emission) -> AutoRegressive:
+    """The autoregression of one subject."""
+    alone = of_one(emission)
+    assert isinstance(alone, AutoRegressive)
+    return alone

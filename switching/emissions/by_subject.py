@@ -87,6 +87,7 @@ class SubjectEmission(ConjugateEmission):
     # ---- what the inner emission says ------------------------------------------------------------------------------
 
     n_features = delegated("emission")
+    order = delegated("emission")
     inputs = delegated("emission")
     inputs_of = delegated("emission")
     family = delegated("emission")
@@ -95,9 +96,13 @@ class SubjectEmission(ConjugateEmission):
     have_unit = delegated("emission")
     takes_noise = delegated("emission")
     is_conjugate = delegated("emission")
+    not_conjugate = delegated("emission")
     default_prior = delegated("emission")
     prior_scaled = delegated("emission")
     in_units = delegated("emission")
+    shifts = delegated("emission")
+    shifted = delegated("emission")
+    unknown = delegated("emission")
     embed = delegated("emission")
     hyperparameters_of = delegated("emission")
     point = delegated("emission")
@@ -287,11 +292,18 @@ class AtSubjects(Emission):
 
     def table(self, x: Tensor, values: Parameters) -> Tensor:
         emission, here = self._plain(values)
-        return emission.log_prob(x.unsqueeze(-2), here)
+        return emission.log_prob(self._without(x).unsqueeze(-2), here)
 
     def moments(self, values: Parameters) -> tuple[Tensor, Tensor]:
         emission, here = self._plain(values)
-        return emission.moments(here)
+        mean, variance = emission.moments(here)
+        return self._without(mean, -2), self._without(variance, -2)
+
+    def sample_at(self, values: Parameters, state: Tensor, redraw: Tensor) -> Tensor:
+        return self._without(super().sample_at(values, state, redraw))
+
+    def _without(self, table: Tensor, *axis: int) -> Tensor:
+        return self.emission.without(table, *axis) if isinstance(self.emission, Beside) else table
 
     def marginal_cdf(self, x: Tensor, values: Parameters) -> Tensor:
         emission, here = self._plain(values)

@@ -349,6 +349,10 @@ class Emission(Named, ABC):
         variances = [part.emission.moments(part.own(values))[1] for part in self.parts]
         return ByGate(variances[0], variances[-1])
 
+    def unknown(self, columns: Float[Tensor, "*n C"]) -> Bool[Tensor, "*n F"]:
+        """The features whose lags, among the columns beside an observation, are missing."""
+        return torch.zeros_like(columns[..., :1], dtype=torch.bool).expand(*columns.shape[:-1], self.n_features)
+
     def beside(self, inputs: Float[Tensor, "*n C"]) -> "Emission":
         """The emission at steps with these inputs, if it reads any: see `driven`."""
         return self

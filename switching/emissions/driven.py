@@ -8,6 +8,7 @@ known steps is needed (forecasts, draws, figures), `beside` gives an emission th
 from abc import abstractmethod
 from collections.abc import Callable
 from copy import copy
+from typing import Any
 
 import torch
 from jaxtyping import Bool, Float
@@ -37,10 +38,6 @@ class DrivenEmission(Emission):
     def n_columns(self) -> int:
         """C, the number of columns beside an observation: its lags, if there are any, and its inputs."""
         return self.n_inputs
-
-    def unknown(self, columns: Float[Tensor, "*n C"]) -> Bool[Tensor, "*n F"]:
-        """The features whose lags are missing."""
-        return torch.zeros_like(columns[..., :1], dtype=torch.bool).expand(*columns.shape[:-1], self.n_features)
 
     def at(self, values: Parameters, inputs: Float[Tensor, "*n C"]) -> Parameters:
         """The parameters of `plain` `[*r, *n, K, ...]` at inputs, from parameters `[*r, K, ...]`."""
@@ -96,7 +93,7 @@ class Beside(Emission):
 
     def __init__(self, emission: DrivenEmission, inputs: Float[Tensor, "*n C"]) -> None:
         self.driven, self.inputs_here = emission, inputs.nan_to_num(0.0) if emission.order else inputs
-        self.unknown = emission.unknown(inputs) if emission.order else None  # nothing is known about these features
+        self.unknown: Any = emission.unknown(inputs) if emission.order else None  # nothing is known about them
         self.n_features, self.parameters, self.support = emission.n_features, emission.parameters, emission.support
 
     sizes = delegated("driven")
@@ -109,33 +106,29 @@ class Beside(Emission):
 
     def table(self, x: Tensor, values: Parameters) -> Tensor:
         inputs = self.inputs_here.expand(*x.shape[:-1], -1)
-        return self.driven.table(torch.cat([self._without(x), inputs.to(x)], -1), values)
+        return self.driven.table(torch.cat([self.without(x), inputs.to(x)], -1), values)
 
     def log_prob(self, x: Tensor, values: Parameters) -> Tensor:
-        return self.driven.plain.log_prob(self._without(x), self.driven.respond(values, self.inputs_here))
+        return self.driven.plain.log_prob(self.without(x), self.driven.respond(values, self.inputs_here))
 
     def distribution(self, values: Parameters) -> TorchDistributionMixin:
         return self.driven.plain.distribution(self.driven.respond(values, self.inputs_here))
 
     def moments(self, values: Parameters) -> tuple[Tensor, Tensor]:
         moments = self.driven.plain.moments(self.driven.at(values, self.inputs_here))
-        if self.unknown is None:
-            return moments
-        unknown = self.unknown.unsqueeze(-2)
-        return moments[0].masked_fill(unknown, torch.nan), moments[1].expand_as(moments[0]).masked_fill(
-            unknown, torch.nan
-        )
+        return self.without(moments[0], -2), self.without(moments[1].expand_as(moments[0]), -2)
 
     def sample_at(self, values: Parameters, state: Tensor, redraw: Tensor) -> Tensor:
-        drawn = super().sample_at(values, state, redraw)
-        return drawn if self.unknown is None else drawn.masked_fill(self.unknown, torch.nan)
+        return self.without(super().sample_at(values, state, redraw))
 
     def marginal_cdf(self, x: Tensor, values: Parameters) -> Tensor:
         return self.driven.plain.marginal_cdf(x, self.driven.at(values, self.inputs_here))
 
-    def _without(self, x: Tensor) -> Tensor:
-        """Observations without the features whose lags are missing."""
-        return x if self.unknown is None else torch.where(self.unknown, torch.nan, x)
+    def without(self, table: Tensor, *axis: int) -> Tensor:
+        """Numbers of features, NaN for those whose lags are missing; `axis` is that of the states, if there is one."""
+        if self.unknown is None:
+            return table
+        return table.masked_fill(self.unknown.unsqueeze(*axis) if axis else self.unknown, torch.nan)
 
     def category_probs(self, values: Parameters) -> ByGate:
         return self.driven.plain.category_probs(self.driven.at(values, self.inputs_here))
@@ -150,7 +143,7 @@ def rows_read(emission: Emission, series: Series) -> Float[Tensor, "*b T R"]:
         beside.append(series.variances)
     elif emission.order or emission.n_inputs:
         columns = columns_read(emission, series, series.drive)
-        if isinstance(emission, DrivenEmission) and emission.order:
+        if emission.order:
             beside, columns = [torch.where(emission.unknown(columns), torch.nan, beside[0])], columns.nan_to_num(0.0)
         beside.append(columns)
     if emission.reads_subjects:

@@ -16,6 +16,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
+from jaxtyping import Int
+from torch import Tensor
 
 from ...inference.numerics.scalars import check_choice
 from ..data.series import Series
@@ -88,8 +90,14 @@ class Pooling:
         return Pooling(common, words[EMISSION] != POOLED[0], partial)
 
 
-def check_subjects(series: Series, pooling: Pooling, options: Options, dynamics: Dynamics) -> None:
-    """ValueError if subjects cannot have parameters of their own."""
+def check_subjects(
+    series: Series, pooling: Pooling, options: Options, dynamics: Dynamics, n_scored: Int[Tensor, "N"]
+) -> None:
+    """ValueError if subjects cannot have parameters of their own.
+
+    Arguments:
+        n_scored: the steps of each sequence that have a density.
+    """
     assert series.subjects is not None
     assert series.subject_names is not None
     if len(series.batch_shape) != 1:
@@ -109,7 +117,7 @@ def check_subjects(series: Series, pooling: Pooling, options: Options, dynamics:
             'parameters are common; use pooled="none", for some blocks or for all, with method="em", "svi" or "nuts".'
         )
     seen = torch.zeros(len(series.subject_names), dtype=torch.long, device=series.like.device)
-    seen = seen.index_add(0, series.subjects, series.n_seen)
+    seen = seen.index_add(0, series.subjects, n_scored)
     own = pooling.emission or len(pooling.common) < 1
     for i in (seen < 2).nonzero().flatten().tolist() if own and not pooling.partial else []:
         raise ValueError(

@@ -12,6 +12,7 @@ from ..data.series import Series
 from ..data.timeline import storable, time_index
 from ..entries import Entries, PossibleRows
 from ..parameters import SINGLE, described
+from ..recursion import autoregression
 
 MANY_ROWS, MANY_COLUMNS = 60, 16  # beyond which a table in a notebook leaves some out
 DIGITS = 4
@@ -67,7 +68,7 @@ def coordinates(series: Series, model: Any) -> dict[str, Any]:
         elif series.drivers is not None:
             coords[dim] = list(series.drivers[:inputs])
     if model.order:
-        coords["regressor"] = model.emission.regressor_names(features, series.drivers)
+        coords["regressor"] = autoregression(model.emission).regressor_names(features, series.drivers)
     if "category_after_first" in coords:
         coords["category_after_first"] = coords["category_after_first"] + 1
     return coords

@@ -596,8 +596,6 @@ def test_bad_input_is_named():
     shared = sh.SwitchingSSM(sh.Markov(2), sh.AutoRegressive(1, switching="scale"))
     with pytest.raises(TypeError, match="all states share its intercept and coefficients"):
         shared.fit(x, "vmp", progress=False)
-    with pytest.raises(ValueError, match="pooled: got 'none', but AutoRegressive has parameters of all subjects"):
-        model.fit([x, x], pooled="none", progress=False)
     with pytest.raises(ValueError, match="only a SwitchingSSM of one emission takes lags"):
         sh.Gated(sh.AutoRegressive(1), sh.Normal())
 

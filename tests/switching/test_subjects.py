@@ -161,11 +161,12 @@ def test_the_fit_of_a_subject_has_its_part_of_the_posterior(by_messages):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("emission", [sh.Normal(1), sh.AutoRegressive(1)], ids=["normal", "lags"])
 @pytest.mark.parametrize("method", ["svi", "nuts"])
-def test_samplers_draw_the_parameters_of_each_subject(method):
+def test_samplers_draw_the_parameters_of_each_subject(method, emission):
     x = panel(sh.Normal(1), sh.Markov(2))
     budget = {"max_steps": 20} if method == "svi" else {"num_samples": 8, "warmup_steps": 8}
-    fit = fitted(sh.Markov(2), sh.Normal(1), x, method=method, pooled={"emission": "none"}, **budget)
+    fit = fitted(sh.Markov(2), emission, x, method=method, pooled={"emission": "none"}, **budget)
     assert fit.posterior.sample(3)["loc"].shape == (3, 3, 2, 1)
     assert fit.posterior.forecast(x, 2, draws=3).mean.shape == (3, 2, 1)
     assert fit.subject("ben").posterior.sample(3)["loc"].shape == (3, 2, 1)
@@ -479,3 +480,130 @@ def test_a_concentrated_prior_pools_and_a_vague_one_does_not(count, alike):
 def test_blocks_without_a_population_are_named(dynamics, emission, options, message):
     with pytest.raises(ValueError, match=message):
         fitted(dynamics, emission, panel(sh.Normal(1), dynamics), pooled="partial", **options)
+
+
+AUTOREGRESSIONS = {
+    "one": sh.AutoRegressive(1),
+    "vector": sh.AutoRegressive(1, 2),
+    "own": sh.AutoRegressive(1, 2, lags="own"),
+    "scale": sh.AutoRegressive(1, switching=["scale"]),
+    "inputs": sh.AutoRegressive(1, inputs=["dose"]),
+}
+
+
+def lagged_panel(emission, n_steps=(60, 50, 45), seed=0):
+    """Sequences of subjects with two levels and a lag, and their inputs."""
+    generator, x, dose = torch.Generator().manual_seed(seed), {}, {}
+    for i, (name, n) in enumerate(zip(NAMES, n_steps, strict=True)):
+        noise = torch.randn(n, emission.n_features, generator=generator, dtype=torch.float64)
+        rows = [torch.zeros(emission.n_features, dtype=torch.float64)]
+        for t in range(n):
+            rows.append((3.0 + 0.5 * i) * (t // 10 % 2) + (0.3 + 0.1 * i) * rows[-1] + 0.5 * noise[t])
+        x[name] = torch.stack(rows[1:])
+        dose[name] = torch.randn(n, generator=generator, dtype=torch.float64)
+    return x, {"inputs": {"dose": [dose[name] for name in NAMES]}} if emission.n_inputs else {}
+
+
+@pytest.mark.few(2)
+@pytest.mark.parametrize("method", ["em", "vmp"])
+@pytest.mark.parametrize("kind", AUTOREGRESSIONS)
+def test_autoregressions_of_each_subject_are_those_of_separate_fits(kind, method):
+    emission = AUTOREGRESSIONS[kind]
+    if method == "vmp" and emission.not_conjugate:
+        pytest.skip("message passing needs all parts to switch")
+    x, given = lagged_panel(emission)
+    model = sh.SwitchingSSM(sh.Markov(2), emission)
+    options = {"method": method, "tol": 1e-11, "restarts": 1, "progress": False}
+    common, fit = (model.fit(x, pooled=pooled, **options, **given) for pooled in ("complete", "none"))
+    total = 0.0
+    for i, name in enumerate(NAMES):
+        own = {"inputs": {"dose": given["inputs"]["dose"][i]}} if given else {}
+        alone = model.fit(x[name], start=common.model, prior=common.model.prior, **options, **own)
+        total += float(alone.objective[-1])
+        for parameter, value in fit.model.of(name).values.items():
+            torch.testing.assert_close(value, alone.values[parameter], rtol=1e-3, atol=1e-3)
+    assert float(fit.objective[-1]) == pytest.approx(total, abs=1e-6)
+    assert bool((fit.objective.diff() >= -1e-9).all())
+
+
+@pytest.fixture(scope="module", params=["complete", "none"])
+def lagged(request):
+    """A fit of autoregressions by subject, whose dynamics are common or not."""
+    x, _ = lagged_panel(AUTOREGRESSIONS["vector"])
+    x["ben"][-1, 0] = torch.nan
+    model = sh.SwitchingSSM(sh.Markov(2), AUTOREGRESSIONS["vector"])
+    pooled = {"dynamics": request.param, "emission": "none"}
+    return x, model.fit(x, pooled=pooled, restarts=1, max_steps=20, progress=False)
+
+
+def test_forecasts_of_autoregressions_are_those_of_the_subject(lagged):
+    x, fit = lagged
+    model = fit.model
+    ahead = model.forecast(x, 4)
+    for i, name in enumerate(NAMES):
+        alone = model.of(name).forecast(x[name], 4)
+        torch.testing.assert_close(ahead.mean[i], alone.mean, rtol=1e-10, atol=1e-12)
+        torch.testing.assert_close(ahead.variance[i], alone.variance, rtol=1e-10, atol=1e-12)
+        one, other = ahead.interval(0.5), alone.interval(0.5)
+        torch.testing.assert_close(one.upper[i], other.upper, rtol=0.1, atol=0.1)
+    assert fit.forecast(4).mean.shape == (3, 4, 2)
+
+
+def test_every_method_takes_autoregressions_of_subjects(lagged, tmp_path):
+    x, fit = lagged
+    model = fit.model
+    for i, name in enumerate(NAMES):
+        n, alone = len(x[name]), model.of(name)
+        torch.testing.assert_close(model.log_evidence(x)[i], alone.log_evidence(x[name]), rtol=1e-10, atol=0)
+        torch.testing.assert_close(model.smooth(x).state[i, :n], alone.smooth(x[name]).state, rtol=1e-9, atol=1e-10)
+    drawn = model.simulate(30, (3,), subjects=list(NAMES), seed=0).x
+    assert drawn.shape == (3, 30, 2)
+    assert bool(drawn.isfinite().all())
+    names = fit.summary().parameters.index
+    assert any("lag 1 of 1" in str(name) for name in names)
+    data = fit.to_arviz()
+    assert data.posterior["coefficients"].dims[2:] == ("subject", "state", "feature", "regressor")
+    assert data.posterior_predictive["x"].shape[2:] == (152, 2)  # the first step of each has no density
+    model.save(tmp_path / "model")
+    again = sh.load(tmp_path / "model")
+    torch.testing.assert_close(again.log_evidence(x), model.log_evidence(x), rtol=0, atol=0)
+    short = {"anna": x["anna"][:4], "ben": x["ben"][:5]}
+    total = model.log_evidence(short).sum()
+    torch.testing.assert_close(trace_log_prob(model.collapsed, model.read(short)).sum(), total, rtol=1e-10, atol=0)
+
+
+def test_draws_of_autoregressions_follow_the_subject():
+    x, _ = lagged_panel(AUTOREGRESSIONS["one"])
+    model = sh.SwitchingSSM(sh.Markov(2), AUTOREGRESSIONS["one"])
+    fit = model.fit(x, pooled="none", restarts=1, max_steps=3, progress=False)
+    loc = torch.tensor([0.0, 10.0, 20.0], dtype=torch.float64)[:, None, None].expand(3, 2, 1)
+    values = fit.model.values | {"loc": loc, "precision": torch.full((3, 2, 1), 1e6, dtype=torch.float64)}
+    values["coefficients"] = torch.full((3, 2, 1, 1), 0.5, dtype=torch.float64)
+    made = fit.model.with_values(values)
+    drawn = made.simulate(5, (3,), subjects=list(NAMES), seed=0).x
+    torch.testing.assert_close(drawn, 2 * loc[:, :1].expand(3, 5, 1), rtol=0, atol=0.02)
+
+
+def test_a_prior_of_autoregressions_is_that_of_each_subject():
+    import pyro.distributions as dist
+
+    own = {"coefficients": dist.Normal(0.4, 0.05), "loc": dist.Normal(0.0, 5.0)}
+    x, _ = lagged_panel(AUTOREGRESSIONS["one"])
+    model = sh.SwitchingSSM(sh.Markov(2), sh.AutoRegressive(1, prior=own))
+    fit = model.fit(x, pooled="none", restarts=1, max_steps=30, progress=False)
+    total = fit.model.log_evidence(x).sum() + fit.model.log_prior(fit.values)
+    torch.testing.assert_close(fit.objective[-1], total, rtol=1e-9, atol=1e-9)
+    with pytest.raises(TypeError, match=r"prior: .* has priors of coefficients, loc that are not of its conjugate"):
+        model.fit(x, "vmp", pooled="none", restarts=1, progress=False)
+
+
+def test_autoregressions_of_subjects_that_cannot_be_are_named():
+    x, _ = lagged_panel(AUTOREGRESSIONS["one"])
+    model = sh.SwitchingSSM(sh.Markov(2), AUTOREGRESSIONS["one"])
+    with pytest.raises(
+        ValueError, match="pooled: got 'partial' for 'emission', but the prior of loc, coefficients, pre"
+    ):
+        model.fit(x, "vmp", pooled="partial", restarts=1, progress=False)
+    few = x | {"dora": x["anna"][:2]}
+    with pytest.raises(ValueError, match=r"subjects: 'dora' has 1 observed step\(s\)"):
+        model.fit(few, pooled="none", restarts=1, progress=False)
