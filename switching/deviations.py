@@ -30,7 +30,8 @@ from .data.cells import to_tensor
 from .data.lags import check_scored
 from .data.series import Given, Series
 from .dynamics.markov import Markov
-from .emissions.autoregression import AutoRegressive, TupleAutoRegressive, parts_of
+from .emissions.autoregression import AutoRegressive, TupleAutoRegressive
+from .emissions.lagged import parts_of
 from .fitting.units import Units
 from .model import SwitchingSSM
 from .parameters import Parameter, Parameters, check_parameters, read_tables

@@ -6,7 +6,7 @@ Marques 2005, *Discrete-Time Markov Jump Linear Systems*, chapter 3). With $\xi$
 of each new state,
 
 $$E[x\, 1_j] = c_j p_j + B_j m_j, \quad E[x \xi^\top 1_j] = c_j m_j^\top + B_j M_j, \quad
-E[x x^\top 1_j] = E[x \xi^\top 1_j] B_j^\top + E[x\, 1_j]\, c_j^\top + p_j / \tau_j.$$
+E[x x^\top 1_j] = E[x \xi^\top 1_j] B_j^\top + E[x\, 1_j]\, c_j^\top + p_j \Sigma_j.$$
 
 A forecast begins at the last step whose `order` observations are all known. Up to the end of x it uses the beliefs of
 the filter, which have known states, and observations are lags as they are.
@@ -22,10 +22,10 @@ from torch import Tensor
 from ..inference.numerics.randomness import Seed
 from .data.lags import ahead_of
 from .data.series import Drive
-from .emissions.autoregression import AutoRegressive
 from .emissions.contract import ByGate
 from .emissions.drawn import Drawn
 from .emissions.driven import inputs_read
+from .emissions.lagged import Lagged
 from .mixture import StateMixture
 from .parameters import Parameters, widened
 from .problem import Problem
@@ -76,7 +76,7 @@ class Origin:
         return Origin(problem, values, belief, lags, series.last - at, state, x)
 
     @property
-    def emission(self) -> AutoRegressive:
+    def emission(self) -> Lagged:
         return autoregression(self.problem.emission)
 
     @property
@@ -169,7 +169,8 @@ def moments(origin: Origin, horizon: int) -> tuple[Float[Tensor, "r *b H F"], Fl
     about = origin.lags.flatten(0, -2).mean(0)  # squares are taken around it, so that they lose no digits
     wide = of_sequences(origin.problem, origin.values, origin.dims)
     values = emission.shifted(wide, -about)
-    matrices, variance, belief = emission.lag_matrices(values), 1 / values["precision"], origin.belief
+    matrices, belief = emission.lag_matrices(values), origin.belief
+    covariance = emission.covariances(values["precision"])
     vector = (origin.lags - about).flatten(-2).unsqueeze(-2)
     first = belief.unsqueeze(-1) * vector
     second, kept = first.unsqueeze(-1) * vector.unsqueeze(-2), vector.shape[-1] - emission.n_features
@@ -185,8 +186,8 @@ def moments(origin: Origin, horizon: int) -> tuple[Float[Tensor, "r *b H F"], Fl
         constant = values["loc"] + effect.sum(-1)
         mean = constant * belief.unsqueeze(-1) + (matrices @ first.unsqueeze(-1)).squeeze(-1)
         cross = constant.unsqueeze(-1) * first.unsqueeze(-2) + matrices @ second
-        noise = (variance * belief.unsqueeze(-1)).expand_as(mean)
-        square = cross @ matrices.mT + mean.unsqueeze(-1) * constant.unsqueeze(-2) + torch.diag_embed(noise)
+        square = cross @ matrices.mT + mean.unsqueeze(-1) * constant.unsqueeze(-2)
+        square = square + belief[..., None, None] * covariance
         value = origin.seen(step + 1) - about  # an observation is a lag as it is, whatever the state
         mean = _where_seen(value, value * belief.unsqueeze(-1), mean)
         cross = _where_seen(value.unsqueeze(-1), value.unsqueeze(-1) * first.unsqueeze(-2), cross)
@@ -205,7 +206,7 @@ def _where_seen(value: Tensor, seen: Tensor, other: Tensor) -> Tensor:
     return torch.where(value.isnan(), other, seen)
 
 
-def components(origin: Origin, horizon: int, each: int) -> tuple[Float[Tensor, "n *b H F"], Float[Tensor, "n *b H F"]]:
+def components(origin: Origin, horizon: int, each: int) -> tuple[Float[Tensor, "n *b H F"], Tensor]:
     """The location and precision of each step to come, given draws of the states and observations before it; `each` of
     every draw of the parameters."""
     number = torch.arange(len(origin.belief), device=origin.belief.device).repeat_interleave(each)
@@ -228,10 +229,12 @@ def components(origin: Origin, horizon: int, each: int) -> tuple[Float[Tensor, "
         normal = origin.emission.respond(chosen, torch.cat([lags.flatten(-2), inputs], -1))
         locations.append(normal["loc"])
         precisions.append(normal["precision"])
-        drawn = normal["loc"] + normal["precision"].rsqrt() * torch.randn_like(normal["loc"])
+        drawn = origin.emission.plain.distribution(normal).rsample()
         seen = origin.seen(step + 1).squeeze(-2)
         lags = after(lags, _where_seen(seen, seen, drawn))
-    return origin.after_end(locations), origin.after_end(precisions)
+    size = precisions[0].shape[origin.behind.ndim + 1 :]
+    flat = origin.after_end([table.flatten(origin.behind.ndim + 1) for table in precisions])
+    return origin.after_end(locations), flat.unflatten(-1, size)
 
 
 def observation_ahead(
@@ -243,7 +246,7 @@ def observation_ahead(
     mean, variance = moments(origin, horizon)
     with seeded(seed, problem.series.like):
         loc, precision = components(origin, horizon, -(-draws // len(mean)))
-    emission = Drawn(loc.movedim(0, -2), precision.movedim(0, -2))
+    emission = Drawn(origin.emission.plain, loc.movedim(0, -2), precision.movedim(0, loc.ndim - 2))
     weights = torch.full_like(loc[..., 0].movedim(0, -1), 1 / len(loc))
     spread = variance.mean(0) + mean.var(0, correction=0)
     return StateMixture(emission, {}, ByGate(weights, torch.zeros_like(weights))), mean.mean(0), spread

@@ -11,10 +11,10 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from .data.series import Drive, Series
-from .emissions.autoregression import AutoRegressive
 from .emissions.by_subject import of_one
 from .emissions.contract import Emission
 from .emissions.driven import emission_at
+from .emissions.lagged import Lagged
 from .parameters import Parameters
 
 
@@ -58,8 +58,8 @@ def filled(
     return torch.where(lags.isnan(), typical[here.subjects, state] if emission.reads_subjects else typical[state], lags)
 
 
-def autoregression(emission: Emission) -> AutoRegressive:
+def autoregression(emission: Emission) -> Lagged:
     """The autoregression of one subject."""
     alone = of_one(emission)
-    assert isinstance(alone, AutoRegressive)
+    assert isinstance(alone, Lagged)
     return alone

@@ -9,20 +9,24 @@ from torch.distributions import constraints
 
 from ..parameters import Parameters
 from .contract import Emission
-from .normal import Normal
+from .tied import NormalEmission
 
 
 class Drawn(Emission):
-    """Normal features with locations and precisions `[*b, H, n, F]`, where each of the n draws stands for a state."""
+    """Normal observations with locations `[*b, H, n, F]` and precisions, where each of the n draws stands for a state.
+
+    Arguments:
+        plain: the emission of a single state, independent features or vectors.
+    """
 
     support = constraints.real
 
-    def __init__(self, loc: Float[Tensor, "*b H n F"], precision: Float[Tensor, "*b H n F"]) -> None:
+    def __init__(self, plain: NormalEmission, loc: Float[Tensor, "*b H n F"], precision: Tensor) -> None:
         self.n_features, self._tables = loc.shape[-1], {"loc": loc, "precision": precision}
-        self._plain = Normal(self.n_features)
+        self._plain = plain
 
     def cut(self, part: Callable[[Tensor], Tensor]) -> "Drawn":
-        return Drawn(*map(part, self._tables.values()))
+        return Drawn(self._plain, *map(part, self._tables.values()))
 
     def table(self, x: Tensor, values: Parameters) -> Tensor:
         return self.log_prob(x.unsqueeze(-2), values)
@@ -34,17 +38,18 @@ class Drawn(Emission):
         return self._plain.distribution(self._tables)
 
     def moments(self, values: Parameters) -> tuple[Tensor, Tensor]:
-        return self._tables["loc"], 1 / self._tables["precision"]
+        return self._plain.moments(self._tables)
 
     def marginal_cdf(self, x: Tensor, values: Parameters) -> Tensor:
         return self._plain.marginal_cdf(x, self._tables)
 
     def sample_at(self, values: Parameters, state: Tensor, redraw: Tensor) -> Tensor:
-        place = state[..., None, None].expand(*state.shape, 1, self.n_features)
-        chosen = {
-            name: table.expand(*state.shape, *table.shape[-2:]).gather(-2, place).squeeze(-2)
-            for name, table in self._tables.items()
-        }
+        chosen, axis = {}, self._tables["loc"].ndim - 2
+        for name, table in self._tables.items():
+            rest = table.shape[axis + 1 :]
+            place = state.reshape(*state.shape, *[1] * (1 + len(rest)))
+            wide = table.expand(*state.shape, *table.shape[axis:])
+            chosen[name] = wide.gather(state.ndim, place.expand(*state.shape, 1, *rest)).squeeze(state.ndim)
         return self._plain.distribution(chosen).sample()
 
     def default_prior(self, n_states: int, x: Tensor | None) -> Parameters:

@@ -18,13 +18,14 @@ A step without any observed feature is skipped. If the states share one $\Lambda
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import reduce
 from typing import Any, cast
 
 import pyro.distributions as dist
 import torch
+from jaxtyping import Float
 from pyro.distributions.torch_distribution import TorchDistributionMixin
 from torch import Tensor
 from torch.distributions import constraints
@@ -149,14 +150,10 @@ class MultivariateNormal(NormalEmission):
 
     def table(self, x: Tensor, values: Parameters) -> Tensor:
         rows = x.reshape(-1, self.n_features)
-        patterns, loc = _patterns(rows), values["loc"]
+        known, loc = patterns(rows), values["loc"]
         values = {"loc": loc, "precision": values["precision"].expand(*loc.shape, -1)}
-        parts = [_pattern_density(rows[members], observed, values) for observed, members in patterns]
-        table = parts[0]
-        if len(patterns) > 1:
-            members = torch.cat([cast(Tensor, members) for _, members in patterns])
-            place = torch.empty_like(members).scatter_(0, members, torch.arange(len(members), device=members.device))
-            table = torch.cat(parts, -2).index_select(-2, place)
+        parts = [_pattern_density(rows[members], observed, values) for observed, members in known]
+        table = in_place(parts, known)
         return table.reshape(*table.shape[:-2], *x.shape[:-1], table.shape[-1])
 
     def expected_table(self, x: Tensor, statistics: Tensor) -> Tensor:
@@ -179,7 +176,7 @@ class MultivariateNormal(NormalEmission):
             near = {"loc": zero, "precision": torch.diag_embed(torch.ones_like(zero))}
         parts = [
             _pattern_moments(x[rows], observed, weights[..., rows, :], near)
-            for observed, rows in _patterns(x)
+            for observed, rows in patterns(x)
             if observed is None or len(observed)
         ]
         parts = parts or [_pattern_moments(x[:0], None, weights[..., :0, :], near)]  # nothing is observed
@@ -206,7 +203,7 @@ def _log_density(residual: Tensor, chol_precision: Tensor) -> Tensor:
 
 
 @remembered
-def _patterns(x: Tensor) -> list[tuple[Tensor | None, Tensor | slice]]:
+def patterns(x: Tensor) -> list[tuple[Tensor | None, Tensor | slice]]:
     """The patterns of observed features in x [N, F]: the numbers of the features (None: all), and the rows of the
     pattern."""
     if is_complete(x):
@@ -225,6 +222,17 @@ def _patterns(x: Tensor) -> list[tuple[Tensor | None, Tensor | slice]]:
     return patterns if bool(some.all()) else [(None, (~some).nonzero()[:, 0]), *patterns]
 
 
+def in_place(
+    parts: Sequence[Float[Tensor, "*r n K"]], some: Sequence[tuple[Tensor | None, Tensor | slice]]
+) -> Float[Tensor, "*r N K"]:
+    """Tables of the rows of each pattern as one table of all rows."""
+    if len(some) == 1:
+        return parts[0]
+    members = torch.cat([cast(Tensor, members) for _, members in some])
+    place = torch.empty_like(members).scatter_(0, members, torch.arange(len(members), device=members.device))
+    return torch.cat(list(parts), -2).index_select(-2, place)
+
+
 def _pattern_density(x: Tensor, observed: Tensor | None, values: Parameters) -> Tensor:
     """Log density [*r, N, K] of rows with the same missing features."""
     loc, precision = values["loc"], values["precision"]
@@ -240,13 +248,13 @@ def _pattern_moments(x: Tensor, observed: Tensor | None, weights: Tensor, values
     """Expected moments about the state's mean, of rows with the same missing features."""
     if observed is None:
         return multivariate_normal_moments(x, weights, values["loc"])
-    gain, spread = _regression(observed, values["precision"])
+    gain, spread = completion(observed, values["precision"])
     count, first, second = multivariate_normal_moments(x[:, observed], weights, values["loc"][..., observed])
     first = (gain @ first.unsqueeze(-1)).squeeze(-1)
     return Moments(count, first, gain @ second @ gain.mT + count[..., None, None] * spread)
 
 
-def _regression(observed: Tensor, precision: Tensor) -> tuple[Tensor, Tensor]:
+def completion(observed: Tensor, precision: Tensor) -> tuple[Tensor, Tensor]:
     """The regression of features on the observed ones: residuals are `gain [*r, K, F, O]` times the observed residuals.
     They have the covariance `spread [*r, K, F, F]`, which is 0 except for missing features.
 

@@ -161,10 +161,15 @@ class NormalRegression(DrivenEmission, ConjugateEmission):
         """Coefficients and variances of maximum likelihood, from the message about some coefficients."""
         first, half, half_count, rest = self.family.parts(message)
         squares = -2 * half
-        ridge = 1e-14 * squares.diagonal(dim1=-2, dim2=-1).unsqueeze(-1) * torch.eye(squares.shape[-1]).to(squares)
-        shift = torch.linalg.solve_ex(squares + ridge, first)[0]
+        shift = self._solved(squares, first)
         residual = -2 * rest - 2 * shift.mT @ first + shift.mT @ squares @ shift
         return shift, (residual[..., 0, 0] / (2 * half_count)).clamp_min(0.0)
+
+    @staticmethod
+    def _solved(squares: Tensor, first: Tensor) -> Tensor:
+        """The coefficients of least squares."""
+        ridge = 1e-14 * squares.diagonal(dim1=-2, dim2=-1).unsqueeze(-1) * torch.eye(squares.shape[-1]).to(squares)
+        return torch.linalg.solve_ex(squares + ridge, first)[0]
 
     def representative(self, statistics: Tensor) -> Representative:
         """At inputs 0; see `expected_table` for others."""

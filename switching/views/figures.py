@@ -19,10 +19,10 @@ from torch.distributions import constraints
 from ...inference.numerics.scalars import check_probability
 from ..data.series import Given, Series
 from ..data.timeline import continued, time_index
-from ..emissions.autoregression import AutoRegressive
 from ..emissions.by_subject import of_one
 from ..emissions.contract import ByGate, Emission
 from ..emissions.driven import emission_at
+from ..emissions.lagged import Lagged
 from ..fitting.alignment import only_scales, state_levels
 from ..mixture import StateMixture
 from ..parameters import Parameters, of_subject
@@ -283,7 +283,7 @@ def state_labels(
         table.redrawn[:, feature].double().numpy() for table in (emission.mean(values), emission.variance(values))
     )
     scale = np.sqrt(scale)
-    if isinstance(emission, AutoRegressive):
+    if isinstance(emission, Lagged):
         mean = emission.fixed_point(values)[:, feature].double().numpy()
     if bool(only_scales(emission, values)[feature]):
         return mean + scale, texts("sd ", scale, ".3g")

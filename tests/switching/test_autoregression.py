@@ -10,9 +10,9 @@ import pytest
 import samplehold as sh
 import torch
 from oracles.models import enumerate_evidence, enumerated_by_pyro, trace_log_prob
-from samplehold.switching.emissions.autoregression import parts_of
 from samplehold.switching.emissions.contract import Emission
 from samplehold.switching.emissions.driven import rows_read
+from samplehold.switching.emissions.lagged import parts_of
 from torch.testing import assert_close
 
 PARTS = ("intercept", "coefficients", "scale")
