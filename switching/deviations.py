@@ -12,7 +12,7 @@ elsewhere, and its emission is an `AutoRegressive` with intercepts $\mu_{s_t} - 
 import itertools
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Unpack
 
@@ -35,7 +35,9 @@ from .emissions.lagged import parts_of
 from .fitting.units import Units
 from .model import SwitchingSSM
 from .parameters import Parameter, Parameters, check_parameters, read_tables
+from .priors import Site, log_prior
 from .seeding import number_of
+from .user_priors import read
 
 MOST = 1024  # tuples of states; a step costs their square
 FIRST, STRIDE = 40, 20  # steps of all starts, and between two checks of the progress
@@ -44,18 +46,21 @@ LEAST = 1e-4  # variance of the noise, relative to that of x
 
 @dataclass(frozen=True, repr=False)
 class DeviationFit(Record):
-    """The maximum of the likelihood.
+    """The maximum of the likelihood, or of the posterior density under priors.
 
     Attributes:
         values: `transition_probs [K, K]`, `loc [K, 1]` (the means, in rising order), `coefficients [K, 1, P]` and
-            `precision [K, 1]`, with one row in place of K for what does not switch.
+            `precision [K, 1]`, with one row in place of K for what does not switch. States have another order if the
+            priors distinguish them.
         log_evidence: log p(x) of all sequences, each times its weight.
+        log_prior: the log density of the values under their priors; 0 without any.
         model: the `SwitchingSSM` of tuples at these values.
-        heights: the log evidence that each start has reached.
+        heights: the log evidence plus log prior that each start has reached.
     """
 
     values: Parameters
     log_evidence: float
+    log_prior: float
     model: SwitchingSSM
     heights: Float[Tensor, "R"]
 
@@ -71,10 +76,13 @@ class DeviationAR:
         n_states: K.
         order: the number of lags, at least 1.
         switching: the parts that differ by state beside the mean, among "coefficients" and "scale".
+        prior: distributions of Pyro for some of the `parameters`, by name, e.g. `{"coefficients": dist.Normal(0.0,
+            0.5), "scale": dist.HalfNormal(2.0), "transition_probs": dist.Dirichlet(...)}`; `loc` are the means. They
+            are of values in the units of the data. `fit` then finds the mode.
 
     Raises:
         TypeError: an argument of the wrong type.
-        ValueError: more than 1,024 tuples; unknown parts.
+        ValueError: more than 1,024 tuples; unknown parts; a prior that does not fit its parameter.
 
     Example:
         >>> import samplehold as sh
@@ -92,6 +100,7 @@ class DeviationAR:
     n_states: int
     order: int
     switching: Sequence[str] = ()
+    prior: Any = field(default=None, kw_only=True, compare=False)
 
     def __post_init__(self) -> None:
         n, order = check_integer("n_states", self.n_states, least=2), check_integer("order", self.order)
@@ -102,6 +111,7 @@ class DeviationAR:
                 f"{MOST}; use AutoRegressive(order), whose intercepts switch and which needs no tuples."
             )
         object.__setattr__(self, "switching", parts)
+        _ = self._priors  # raises an error if one does not fit
 
     @cached_property
     def tuples(self) -> Int[Tensor, "M L"]:
@@ -121,6 +131,28 @@ class DeviationAR:
         known = AutoRegressive(self.order, switching=("intercept", *self.switching)).parameters
         return {"transition_probs": rows} | dict(known)
 
+    @property
+    def sizes(self) -> dict[str, int]:
+        """The lengths of the parameters' axes."""
+        return {"state": self.n_states, "state_new": self.n_states, "shared": 1, "feature": 1, "regressor": self.order}
+
+    @cached_property
+    def _priors(self) -> list[Site]:
+        if self.prior is None:
+            return []
+        like, sites = torch.zeros((), dtype=torch.float64, device="cpu"), []
+        for name, own in read(self.prior, self.parameters, "DeviationAR").items():
+            shape = torch.Size(self.sizes[dim] for dim in self.parameters[name].dims)
+            sites.append(own.site(shape, like.expand(shape), None, None))
+        return sites
+
+    def log_prior(self, values: Parameters) -> Float[Tensor, "*r"]:
+        """The log density of `parameters` `[*r, ...]` under their priors; 0 without any."""
+        if not self._priors:
+            loc = values["loc"]
+            return loc.new_zeros(loc.shape[:-2])
+        return log_prior(self._priors, values)
+
     @cached_property
     def blank(self) -> SwitchingSSM:
         """The model of tuples without values."""
@@ -136,8 +168,7 @@ class DeviationAR:
         unknown = sorted(set(values) - {*self.parameters, "scale"})
         if unknown:
             raise ValueError(f"values: got unknown parameter(s) {unknown}; expected {list(self.parameters)}.")
-        sizes = {"state": self.n_states, "state_new": self.n_states, "shared": 1, "feature": 1, "regressor": self.order}
-        return self._model(check_parameters(self.parameters, read_tables(values), sizes, "DeviationAR"))
+        return self._model(check_parameters(self.parameters, read_tables(values), self.sizes, "DeviationAR"))
 
     def beliefs(self, table: Any) -> Float[Tensor, "*b K"]:
         """Beliefs about the last state, from those about tuples, in any form.
@@ -174,7 +205,7 @@ class DeviationAR:
     def fit(
         self, x: Any, restarts: int = 8, max_steps: int = 500, seed: Seed = 0, **given: Unpack[Given]
     ) -> DeviationFit:
-        """Maximise the likelihood by BFGS from random starts.
+        """Maximise the likelihood, times the density of the priors if there are some, by BFGS from random starts.
 
         Four times `restarts` starts take some steps, and the best `restarts` go on until the best gains less than 1e-6
         nats. Noise has at least 1 % of the standard deviation of x.
@@ -192,24 +223,27 @@ class DeviationAR:
         check_scored(self.blank.scored(series), series, self.order)
         units = Units.of(self.blank.emission, series)
         with naming("x"):
-            flat, heights = self._climbed(units.series(series), restarts, max_steps, number_of(seed))
+            flat, heights = self._climbed(units.series(series), units, restarts, max_steps, number_of(seed))
         best = {name: table[0] for name, table in self._values(flat[heights.argmax()][None]).items()}
         values = self._in_order(self._in_data(best, units))
         model = self._model(values)
         heights = heights - float(units.log_volume(series).sum())
-        return DeviationFit(values, float(series.weighed(model.log_evidence(series)).sum()), model, heights)
+        evidence = float(series.weighed(model.log_evidence(series)).sum())
+        return DeviationFit(values, evidence, float(self.log_prior(values)), model, heights)
 
     def _model(self, values: Parameters) -> SwitchingSSM:
         return self.blank._copy(self.blank._checked(self.lifted(values)))
 
-    def _climbed(self, series: Series, restarts: int, max_steps: int, seed: int) -> tuple[Tensor, Tensor]:
-        """The coordinates that starts reach, and their log evidence."""
+    def _climbed(self, series: Series, units: Units, restarts: int, max_steps: int, seed: int) -> tuple[Tensor, Tensor]:
+        """The coordinates that starts reach, and their log evidence plus log prior."""
         problem = self.blank.problem(series)
 
-        def evidence(flat: Tensor) -> Tensor:
-            return problem.total(problem.evidence(self.lifted(self._values(flat))))
+        def objective(flat: Tensor) -> Tensor:
+            values = self._values(flat)
+            evidence = problem.total(problem.evidence(self.lifted(values)))
+            return evidence + self.log_prior(self._in_data(values, units)) if self._priors else evidence
 
-        climb = Ascent(Differentiable(evidence), self._starts(4 * restarts, seed).to(series.like))
+        climb = Ascent(Differentiable(objective), self._starts(4 * restarts, seed).to(series.like))
         climb.run(min(FIRST, max_steps))
         climb = climb.select(climb.height().argsort(descending=True)[:restarts])
         for done in range(FIRST, max_steps, STRIDE):
@@ -252,7 +286,9 @@ class DeviationAR:
         return values | {"loc": about + unit * values["loc"], "precision": values["precision"] / unit.square()}
 
     def _in_order(self, values: Parameters) -> Parameters:
-        """The same model with means in rising order."""
+        """The same model with means in rising order; with the states as they are if the priors distinguish them."""
         order = values["loc"][:, 0].argsort()
         rows = {name: table[order] if len(table) == self.n_states else table for name, table in values.items()}
-        return rows | {"transition_probs": values["transition_probs"][order][:, order]}
+        ordered = rows | {"transition_probs": values["transition_probs"][order][:, order]}
+        alike = torch.isclose(self.log_prior(ordered), self.log_prior(values), rtol=1e-9, atol=1e-9)
+        return ordered if bool(alike) else values

@@ -6,10 +6,12 @@ import itertools
 from pathlib import Path
 
 import numpy as np
+import pyro.distributions as dist
 import pytest
 import samplehold as sh
 import torch
 from samplehold.switching.ascent import Ascent
+from samplehold.switching.emissions.ascent import ascend
 from torch.testing import assert_close
 
 MODULE = "statsmodels.tsa.regime_switching.tests.test_markov_autoregression"
@@ -180,3 +182,94 @@ def test_bad_input_is_named(given, text):
         form.model(mean=[0.0, 1.0])
     with pytest.raises(ValueError, match="loc: got shape"):
         form.model(**values_of(2, 2, ()) | {"loc": [0.0, 1.0]})
+
+
+def of(x: float) -> torch.Tensor:
+    return torch.tensor(x, dtype=torch.float64)
+
+
+PRIOR = {
+    "transition_probs": dist.Dirichlet(torch.tensor([[9.0, 1.0], [1.0, 9.0]], dtype=torch.float64)),
+    "loc": dist.Normal(of(2.0), of(2.0)),
+    "coefficients": dist.Normal(of(0.3), of(0.1)),
+    "scale": dist.LogNormal(of(0.0), of(0.5)),
+}
+
+
+def own_density(values: dict[str, torch.Tensor]) -> torch.Tensor:
+    total = torch.distributions.Normal(of(2.0), of(2.0)).log_prob(values["loc"]).sum()
+    total = total + torch.distributions.Normal(of(0.3), of(0.1)).log_prob(values["coefficients"]).sum()
+    scale = values["precision"].rsqrt()
+    total = total + torch.distributions.LogNormal(of(0.0), of(0.5)).log_prob(scale).sum()
+    total = total - (2 * values["precision"] ** 1.5).log().sum()
+    rows = torch.distributions.Dirichlet(torch.tensor([[9.0, 1.0], [1.0, 9.0]], dtype=torch.float64))
+    return total + rows.log_prob(values["transition_probs"]).sum()
+
+
+@pytest.mark.parametrize("switching", SWITCHING)
+def test_a_prior_is_the_density_of_its_distributions(switching):
+    form = sh.DeviationAR(2, 1, switching=switching, prior=PRIOR)
+    values = values_of(2, 1, switching)
+    assert_close(form.log_prior(values), own_density(values), rtol=1e-10, atol=1e-10)
+    several = {name: torch.stack([value, value]) for name, value in values.items()}
+    assert_close(form.log_prior(several), own_density(values).expand(2), rtol=1e-10, atol=1e-10)
+    assert_close(sh.DeviationAR(2, 1).log_prior(values), of(0.0))
+
+
+def test_a_fit_under_priors_is_at_the_mode():
+    form = sh.DeviationAR(2, 1, prior=PRIOR)
+    x = (
+        form.model(**values_of(2, 1, ()) | {"loc": torch.tensor([[0.0], [4.0]], dtype=torch.float64)})
+        .simulate(120, seed=0)
+        .x
+    )
+    fit = form.fit(x, restarts=2)
+    assert fit.log_prior == pytest.approx(float(own_density(fit.values)), rel=1e-9)
+    assert float(fit.heights.max()) == pytest.approx(fit.log_evidence + fit.log_prior, abs=1e-6)
+    assert fit.values["loc"][0] < fit.values["loc"][1]
+
+    def height(some: dict) -> torch.Tensor:
+        return form.model(**some).log_evidence(x) + own_density(some)
+
+    best = ascend(height, fit.values, {n: p.support for n, p in form.parameters.items()})
+    assert float(height(best)) - float(height(fit.values)) < 1e-4
+    free = sh.DeviationAR(2, 1).fit(x, restarts=2)
+    assert free.log_evidence > fit.log_evidence
+    assert free.log_prior == 0.0
+
+
+def test_a_fit_under_priors_does_not_depend_on_the_unit():
+    x = sh.DeviationAR(2, 1).model(**values_of(2, 1, ())).simulate(80, seed=1).x
+    fits = []
+    for unit, about in ((1.0, 0.0), (1e3, 5e4)):
+        prior = {
+            "loc": dist.Normal(of(about), of(2.0 * unit)),
+            "scale": dist.LogNormal(of(float(np.log(unit))), of(0.5)),
+            "coefficients": PRIOR["coefficients"],
+        }
+        fits.append(sh.DeviationAR(2, 1, prior=prior).fit(unit * x + about, restarts=2).values)
+    assert_close((fits[1]["loc"] - 5e4) / 1e3, fits[0]["loc"], rtol=1e-3, atol=1e-3)
+    assert_close(fits[1]["coefficients"], fits[0]["coefficients"], rtol=1e-3, atol=1e-3)
+
+
+def test_states_keep_the_places_that_priors_give_them():
+    high_first = {"loc": dist.Normal(torch.tensor([[4.0], [0.0]], dtype=torch.float64), of(0.3))}
+    form = sh.DeviationAR(2, 1, prior=high_first)
+    values = values_of(2, 1, ()) | {"loc": torch.tensor([[4.0], [0.0]], dtype=torch.float64)}
+    x = form.model(**values).simulate(150, seed=0).x
+    loc = form.fit(x, restarts=4).values["loc"][:, 0]
+    assert loc[0] > 2 > loc[1]
+
+
+@pytest.mark.parametrize(
+    ("prior", "text"),
+    [
+        ({"mean": dist.Normal(0.0, 1.0)}, "prior: got 'mean', expected some of transition_probs, loc, coefficients"),
+        ({"scale": dist.Normal(0.0, 1.0)}, r"prior\['scale'\]: got Normal"),
+        ({"loc": dist.Normal(torch.zeros(3), 1.0)}, r"prior\['loc'\]: got a distribution of shape \[3\]"),
+        ({"transition_probs": dist.Beta(1.0, 1.0)}, r"prior\['transition_probs'\]: got Beta"),
+    ],
+)
+def test_priors_that_do_not_fit_are_named(prior, text):
+    with pytest.raises(ValueError, match=text):
+        sh.DeviationAR(2, 1, prior=prior)
