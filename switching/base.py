@@ -228,6 +228,10 @@ class Model(Named, ABC):
         """The same model with its prior and without values."""
         return self._copy({})
 
+    def at_ends(self) -> list[str]:
+        """A sentence about each value that is at an end of its range, where it has no standard error."""
+        return []
+
     def with_prior(self: Own, prior: Mapping[str, Any]) -> Own:
         """The same model with other hyperparameters, with names and shapes as in `model.prior`. A fit keeps these, and
         scales the others to the data.

@@ -240,6 +240,13 @@ class SwitchingSSM(Model):
         made = made.with_prior(kept) if kept else made
         return made._copy(self.values)
 
+    def at_ends(self) -> list[str]:
+        return [
+            f"{block.name}: at the end {end:g} of the range of its prior, a {block.kind}."
+            for block in self.dynamics.any_priors
+            if (end := block.end_at(self.values[block.name])) is not None
+        ]
+
     def log_prior(self, values: Parameters) -> Tensor:
         """Log density of the prior at parameter values: `[*r]`."""
         prior = self._prior_like(next(iter(values.values())))

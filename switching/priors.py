@@ -95,7 +95,7 @@ def moved_site(site: Site, by: Callable[[Parameters], Tensor]) -> Site:
 
     def distribution(values: Parameters) -> TorchDistributionMixin:
         inner: Any = site.distribution(values)
-        return dist.TransformedDistribution(inner, [AffineTransform(by(values), 1.0, len(inner.event_shape))])
+        return dist.TransformedDistribution(inner, [AffineTransform(by(values), 1.0, inner.event_dim)])
 
     return Site(site.name, distribution)
 

@@ -12,6 +12,7 @@ takes them too.
 """
 
 import inspect
+import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -39,11 +40,13 @@ class UserPrior:
         name: of the parameter in the program.
         distribution: of its values, or of their displayed form if `shown`.
         shown: whether the distribution is that of the displayed form.
+        called: the name under which the user gave it.
     """
 
     name: str
     distribution: Distribution
     shown: bool
+    called: str
 
     def site(self, shape: torch.Size, like: Tensor, factor: Tensor | None, about: Tensor | None) -> Site:
         """The prior of the table inside a fit: `factor` times the values in the data's units, less `about`."""
@@ -54,7 +57,7 @@ class UserPrior:
         except (RuntimeError, ValueError):
             base = None
         if base is None or base.event_shape != shape[len(shape) - n :]:
-            raise _of_another_shape(self.name, self.distribution.batch_shape + self.distribution.event_shape, shape)
+            raise _of_another_shape(self.called, self.distribution.batch_shape + self.distribution.event_shape, shape)
         if _is_matrix(base.support):
             sizes = torch.ones_like(like[..., 0]) if factor is None else factor.diagonal(dim1=-2, dim2=-1).sqrt()
             steps: list[Transform] = [*[Inversion()] * self.shown, Congruence(sizes)]
@@ -63,7 +66,7 @@ class UserPrior:
         if factor is not None and not _is_matrix(base.support):
             shift = torch.zeros_like(factor) if about is None else -about * factor
             steps.append(AffineTransform(shift, factor, event_dim=n))
-        whole: Any = dist.TransformedDistribution(base, steps) if steps else base
+        whole: Any = Transformed(base, steps) if steps else base
         placed = whole.to_event(len(whole.batch_shape))
         return Site(self.name, lambda values: placed)
 
@@ -89,6 +92,22 @@ def limit(distribution: Distribution, near: Tensor, nearer: Tensor) -> Tensor:
 def is_distribution(value: Any) -> bool:
     """Whether an entry of a prior is a distribution, or a class of them, not a table of hyperparameters."""
     return isinstance(value, Distribution) or (isinstance(value, type) and issubclass(value, Distribution))
+
+
+def as_text(prior: Any) -> str:
+    """Distributions by name on one line, as an argument of a constructor; empty if there are none."""
+    if not isinstance(prior, Mapping) or not prior:
+        return ""
+    shown = (f"{name!r}: {_short(one)}" for name, one in prior.items())
+    return f"prior={{{', '.join(shown)}}}"
+
+
+def _short(distribution: Any) -> str:
+    """A distribution on one line; a transformed one with what is transformed."""
+    if isinstance(distribution, torch.distributions.TransformedDistribution):
+        return f"{type(distribution).__name__}({_short(distribution.base_dist)})"
+    text = re.sub(r"tensor\((\[.*?\])[^()]*\)", r"\1", repr(distribution))
+    return " ".join(text.split())
 
 
 def kind_of(value: Any) -> str:
@@ -129,7 +148,8 @@ def read(prior: Any, parameters: Mapping[str, Parameter], of: str, narrower: boo
             )
         if place in priors:
             raise ValueError(f"prior: got {place} twice, in two forms; give one.")
-        priors[place] = UserPrior(place, distribution, shown)
+        called = CORRELATION if isinstance(distribution, ScaledCorrelation) else name
+        priors[place] = UserPrior(place, distribution, shown, called)
     return priors
 
 
@@ -185,7 +205,7 @@ def has_default_form(prior: UserPrior, names: Collection[str]) -> bool:
 def hyperparameters(prior: UserPrior, default: Parameters) -> Parameters:
     """The default prior's hyperparameters that give this distribution; empty if there are none."""
     numbers = {} if prior.shown else _numbers(prior, default)
-    return {name: _expanded(prior.name, table, default[name]) for name, table in numbers.items()}
+    return {name: _expanded(prior.called, table, default[name]) for name, table in numbers.items()}
 
 
 def _numbers(prior: UserPrior, names: Collection[str]) -> Parameters:
@@ -205,12 +225,29 @@ def on(distribution: Any, like: Tensor) -> Any:
     """The distribution with its numbers in the dtype and on the device of `like`, if it is made of numbers."""
     if isinstance(distribution, ScaledCorrelation):
         return ScaledCorrelation(on(distribution.scale, like), on(distribution.correlation, like))
+    if _is_rescaled(distribution):
+        steps = [AffineTransform(_on(t.loc, like), _on(t.scale, like), t.event_dim) for t in distribution.transforms]
+        return Transformed(on(distribution.base_dist, like), steps, validate_args=False)
     numbers = arguments(distribution)
     if numbers is None:
         return distribution
     placed = {name: value.to(like) if isinstance(value, Tensor) else value for name, value in numbers.items()}
     kind: Any = type(distribution)
     return kind(**placed, validate_args=False)
+
+
+def _on(number: Any, like: Tensor) -> Any:
+    return number.to(like) if isinstance(number, Tensor) else number
+
+
+def _is_rescaled(distribution: Any) -> bool:
+    """Whether a distribution is another one after affine transforms."""
+    steps = getattr(distribution, "transforms", ())
+    return (
+        isinstance(distribution, torch.distributions.TransformedDistribution)
+        and bool(steps)
+        and all(isinstance(step, AffineTransform) for step in steps)
+    )
 
 
 def arguments(distribution: Distribution) -> dict[str, Any] | None:
@@ -257,10 +294,41 @@ def _of_another_shape(name: str, got: torch.Size, table: torch.Size) -> ValueErr
 
 def support_of(distribution: Distribution) -> Any:
     """The support of each number, row or matrix of a distribution."""
+    if _is_rescaled(distribution):
+        distribution = Transformed(distribution.base_dist, distribution.transforms)  # type: ignore[attr-defined]
     support: Any = distribution.support
     while hasattr(support, "base_constraint"):  # of independent numbers, and of mixtures
         support = support.base_constraint
     return support
+
+
+class Transformed(dist.TransformedDistribution):
+    """A transformed distribution whose support is that of its values after affine transforms too.
+
+    Torch's support is then all real numbers.
+    """
+
+    @constraints.dependent_property(is_discrete=False)  # pyright: ignore[reportArgumentType]
+    def support(self) -> Any:
+        support: Any = support_of(self.base_dist)
+        for step in self.transforms:
+            support = _image(support, step) if isinstance(step, AffineTransform) else step.codomain
+        while hasattr(support, "base_constraint"):
+            support = support.base_constraint
+        n = len(self.event_shape) - support.event_dim
+        return constraints.independent(support, n) if n else support
+
+
+def _image(support: Any, step: AffineTransform) -> Any:
+    """The image of a support of numbers under an affine transform."""
+    ends = getattr(support, "lower_bound", -torch.inf), getattr(support, "upper_bound", torch.inf)
+    moved = torch.broadcast_tensors(*(step.loc + step.scale * torch.as_tensor(end) for end in ends))
+    low, high = torch.minimum(*moved), torch.maximum(*moved)
+    if not bool(high.isinf().all()):
+        return constraints.interval(low, high) if bool(low.isfinite().all()) else constraints.less_than(high)
+    if bool(low.isinf().all()):
+        return support
+    return constraints.greater_than(low) if bool(low.any()) else constraints.positive
 
 
 def _fits(given: Any, expected: Any, narrower: bool = False) -> bool:

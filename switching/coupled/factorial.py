@@ -26,7 +26,7 @@ one chain over $\prod_d K_d$ states.
 
 import math
 from collections.abc import Iterable, Sequence
-from functools import cached_property, reduce
+from functools import cached_property, partial, reduce
 from typing import Any, Unpack
 
 import pyro.distributions as dist
@@ -227,19 +227,7 @@ class FactorialSSM(CoupledSSM):
             families["noise"], priors["noise"] = MatrixNormalWishart(sum(sizes)), noise_prior(x, sum(sizes))
         labels = greedy_labels(x, sizes, options.restarts, options.number)
         factors, paths = in_groups(shifted, labels, sizes, self._joining)
-
-        def collect(points: Points) -> Parameters:
-            chains = range(1, len(sizes) + 1)
-            values = {"redraw_prob": torch.stack([points[f"redraw_{d}"] for d in chains], -1)}
-            values |= {f"state_probs_{d}": points[f"state_{d}"] for d in chains}
-            if counts:
-                least = math.log(torch.finfo(x.dtype).tiny) / len(sizes)  # a location cannot be the log of a rate of 0
-                return values | {f"loc_{d}": points[f"rate_{d}"].log().clamp_min(least) for d in chains}
-            parts = points["noise"].loc.split(list(sizes), -2)  # each chain gets an equal part of `about`
-            values |= {f"loc_{d}": part + about / len(sizes) for d, part in enumerate(parts, start=1)}
-            return values | {"precision": points["noise"].precision}
-
-        return Graph(families, priors, factors, paths, collect)
+        return Graph(families, priors, factors, paths, partial(_values_at, sizes, counts, about))
 
     def _joining(self, series: Series, chains: list[str]) -> list[Factor]:
         """The factors of a series whose chains have these names."""
@@ -276,3 +264,16 @@ def _outer(a: Tensor, b: Tensor) -> Tensor:
 def _kron(a: Tensor, b: Tensor) -> Tensor:
     """Transition tables of pairs of independent states."""
     return torch.einsum("...ij,...kl->...ikjl", a, b).flatten(-4, -3).flatten(-2)
+
+
+def _values_at(sizes: Sequence[int], counts: bool, about: Tensor, points: Points) -> Parameters:
+    """The parameters at points, with the locations of normals moved by `about`."""
+    chains = range(1, len(sizes) + 1)
+    values = {"redraw_prob": torch.stack([points[f"redraw_{d}"] for d in chains], -1)}
+    values |= {f"state_probs_{d}": points[f"state_{d}"] for d in chains}
+    if counts:
+        least = math.log(torch.finfo(about.dtype).tiny) / len(sizes)  # a location cannot be the log of a rate of 0
+        return values | {f"loc_{d}": points[f"rate_{d}"].log().clamp_min(least) for d in chains}
+    parts = points["noise"].loc.split(list(sizes), -2)  # each chain gets an equal part of `about`
+    values |= {f"loc_{d}": part + about / len(sizes) for d, part in enumerate(parts, start=1)}
+    return values | {"precision": points["noise"].precision}

@@ -28,8 +28,8 @@ independent layers. If layers depend strongly on each other, the marginals of `i
 exact ones.
 """
 
-from collections.abc import Sequence
-from functools import cached_property
+from collections.abc import Callable, Sequence
+from functools import cached_property, partial
 from itertools import pairwise
 from string import ascii_letters
 from typing import Any, Unpack
@@ -276,15 +276,7 @@ class LayeredSSM(CoupledSSM):
             if layer > 1:
                 labels.append(labels_above(series, labels[-1], sizes[layer - 2], k, options.number))
         factors, paths = in_groups(series.shifted(about), labels, sizes, self._joining)
-
-        def collect(points: Points) -> Parameters:
-            layers = range(1, len(sizes) + 1)
-            values = {"redraw_prob": torch.stack([points[f"redraw_{layer}"] for layer in layers], -1)}
-            values |= {f"table_{layer}": points[f"table_{layer}"] for layer in layers[:-1]}
-            values |= {"state_probs": points["state"]}
-            return values | moved(collected(emitting)(points), about)
-
-        return Graph(families, priors, factors, paths, collect)
+        return Graph(families, priors, factors, paths, partial(_values_at, sizes, collected(emitting), about))
 
     def _joining(self, series: Series, chains: list[str]) -> list[Factor]:
         """The factors of a series whose layers have these names."""
@@ -307,3 +299,13 @@ def _drawn_below(log_table: Tensor) -> Any:
         return (((above.fresh + above.held) @ log_table) * below.fresh).sum(-1)
 
     return fresh_states
+
+
+def _values_at(
+    sizes: Sequence[int], emitted: Callable[[Points], Parameters], about: Tensor, points: Points
+) -> Parameters:
+    """The parameters at points, with locations moved by `about`."""
+    layers = range(1, len(sizes) + 1)
+    values = {"redraw_prob": torch.stack([points[f"redraw_{layer}"] for layer in layers], -1)}
+    values |= {f"table_{layer}": points[f"table_{layer}"] for layer in layers[:-1]}
+    return values | {"state_probs": points["state"]} | moved(emitted(points), about)

@@ -24,6 +24,7 @@ from ..parameters import Parameter, Parameters
 from ..priors import Conjugate, Probabilities, Site
 from ..user_priors import NEAR_END, UserPrior, limit, read, support_of
 
+ROUNDING = 1e-6  # relative, of a probability to float32
 INSIDE = 1e-2  # share of the range of a support that separates a start from its ends
 
 
@@ -55,6 +56,14 @@ class AnyPrior(Probabilities):
     def _ends(self) -> tuple[float, float]:
         support = support_of(self.user.distribution)
         return float(support.lower_bound), float(support.upper_bound)
+
+    def end_at(self, value: Tensor) -> float | None:
+        """The end of the prior's range at which a value is; None for rows, and inside the range."""
+        if self.dims or self.support is constraints.unit_interval:
+            return None
+        low, high = self._ends
+        near = [end for end in (low, high) if abs(float(value) - end) <= ROUNDING * (high - low)]
+        return near[0] if near else None
 
     def check_mode(self, prior: Parameters) -> None:
         """Raise ValueError if the density is infinite where a probability is at an end of its range."""
@@ -190,6 +199,21 @@ def hyperparameter_defaults(dynamics: Any, names: Iterable[str]) -> dict[str, An
     """The arguments of a constructor with the hyperparameters of some parameters, and their defaults."""
     arguments = {argument for name in names for argument in dynamics.arguments.get(name, ())}
     return {one.name: one.default for one in fields(dynamics) if one.name in arguments}
+
+
+def check_start(blocks: Sequence[AnyPrior], values: Parameters, fixed: Parameters) -> None:
+    """Raise ValueError if a start is outside the range of a user's prior, by more than rounding to float32."""
+    for block in blocks:
+        if block.dims or block.name in fixed or block.name not in values:
+            continue
+        support: Any = block.support
+        low, high, value = float(support.lower_bound), float(support.upper_bound), values[block.name]
+        outside = (value < low - ROUNDING * high) | (value > high + ROUNDING * high)
+        if bool(outside.any()):
+            raise ValueError(
+                f"start[{block.name!r}]: got {float(value[outside][0]):g}, which its prior of {block.kind} excludes; "
+                "give another number, or another prior."
+            )
 
 
 def check_fit(blocks: Sequence[AnyPrior], series: Series, fixed: Parameters) -> None:

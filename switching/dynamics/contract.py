@@ -7,7 +7,7 @@ restarts or posterior draws. They form `blocks` that are conjugate to the counts
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import fields, is_dataclass, replace
 from functools import cached_property
 from typing import Any, ClassVar, cast
 
@@ -28,6 +28,7 @@ from ..inputs import Inputs, columns_of, count_inputs, select_columns
 from ..known import block_beside
 from ..parameters import Named, Parameter, Parameters, check_parameters, concentration, kept
 from ..priors import Conjugate, Probabilities, Site
+from ..user_priors import as_text
 from .any_prior import AnyPrior, first_in_words, has_default_form, hyperparameter_defaults
 
 PATHS = "paths"
@@ -55,6 +56,11 @@ class Dynamics(Named, ABC):
     """The arguments of the constructor with the hyperparameters of each parameter that takes a `prior`."""
     prior: Any = None
     """Priors of some parameters, distributions of Pyro by name: see `any_prior`. A field of dynamics that take them."""
+
+    def __repr__(self) -> str:
+        known = fields(self) if is_dataclass(self) else ()
+        shown = [f"{one.name}={getattr(self, one.name)!r}" for one in known if one.repr]
+        return f"{self.name}({', '.join([*shown, *filter(None, [as_text(self.prior)])])})"
 
     @cached_property
     def n_inputs(self) -> int:

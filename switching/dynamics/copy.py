@@ -103,7 +103,7 @@ class RedrawWeights(Conjugate):
         return Factor(redraw_prior, (block,), scale=share, convex=(block,))
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Copy(Dynamics):
     """Hold the state or draw it afresh.
 

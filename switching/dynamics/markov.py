@@ -35,7 +35,7 @@ from .possible import PossibleProbabilities, band, check_known_states, possible_
 from .rows import InputWeights, Objective, Rows, transition_weights
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Markov(Dynamics):
     """A hidden Markov chain.
 

@@ -46,7 +46,7 @@ from ..parameters import (
     with_prefix,
 )
 from ..priors import Conjugate, Site, log_prior
-from ..user_priors import UserPrior, has_default_form, hyperparameters, merged
+from ..user_priors import UserPrior, as_text, has_default_form, hyperparameters, merged
 from ..user_priors import read as read_priors
 from .ascent import ascend
 
@@ -145,7 +145,8 @@ class Emission(Named, ABC):
     def __repr__(self) -> str:
         known = getattr(self, "__dataclass_fields__", {}).values()
         shown = {f.name: getattr(self, f.name) for f in known if f.repr}
-        return f"{self.name}({', '.join(f'{name}={value!r}' for name, value in shown.items() if value is not None)})"
+        parts = [f"{name}={value!r}" for name, value in shown.items() if value is not None]
+        return f"{self.name}({', '.join([*parts, *filter(None, [as_text(self.prior)])])})"
 
     # ---- what a subclass writes ------------------------------------------------------------------------------------
 

@@ -14,6 +14,7 @@ from ...inference.numerics.scalars import check_choice, check_integer, check_kin
 from ..inputs import Inputs, named_or_counted
 from ..parameters import Parameter, Parameters
 from ..priors import Site, moved_site
+from ..user_priors import as_text
 from .contract import Emission
 from .regression import NormalRegression
 from .spread import spread
@@ -119,8 +120,8 @@ class Lagged(NormalRegression):
         usual = {known.name: known.default for known in fields(self)}
         named = ("n_features", "inputs", "lags", "switching")
         shown = [f"{n}={getattr(self, n)!r}" for n in named if getattr(self, n) != usual[n]]
-        covariance = [] if self.plain.by_feature else ["covariance='full'"]
-        return f"AutoRegressive({', '.join([f'order={self.order}', *shown, *covariance])})"
+        shown += [] if self.plain.by_feature else ["covariance='full'"]
+        return f"AutoRegressive({', '.join([f'order={self.order}', *shown, *filter(None, [as_text(self.prior)])])})"
 
     @property
     def is_conjugate(self) -> bool:

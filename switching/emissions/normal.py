@@ -38,6 +38,10 @@ from .spread import spread
 from .tied import NormalEmission
 
 
+def _precision_of(scale: Tensor) -> Tensor:
+    return scale**-2
+
+
 @dataclass(frozen=True, repr=False)
 class Normal(NormalEmission):
     """Independent normal features.
@@ -76,7 +80,7 @@ class Normal(NormalEmission):
         "precision": Parameter(
             ("state", "feature"),
             constraints.positive,
-            Shown("scale", constraints.positive, torch.rsqrt, lambda scale: scale**-2),
+            Shown("scale", constraints.positive, torch.rsqrt, _precision_of),
         ),
     }
 

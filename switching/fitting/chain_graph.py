@@ -8,6 +8,7 @@ paths is an E-step under expected logs. An update of the parameters adds expecte
 
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, cast
 
 import torch
@@ -220,14 +221,14 @@ def renumbered(blocks: Blocks, etas: Etas, order: Int[Tensor, "K"]) -> Etas:
 
 def collected(blocks: Blocks) -> Callable[[Points], Parameters]:
     """From points of the blocks to parameters."""
+    return partial(_values_at, blocks)
 
-    def collect(points: Points) -> Parameters:
-        values: Parameters = {}
-        for name, (prefix, block) in blocks.items():
-            values |= prefixed(block.values(points[name]), prefix or "")
-        return values
 
-    return collect
+def _values_at(blocks: Blocks, points: Points) -> Parameters:
+    values: Parameters = {}
+    for name, (prefix, block) in blocks.items():
+        values |= prefixed(block.values(points[name]), prefix or "")
+    return values
 
 
 def message_form(emission: Emission) -> ConjugateEmission | LogitEmission:

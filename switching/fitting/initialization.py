@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.distributions.constraints import Constraint
 
 from ..data.cells import to_tensor
+from ..dynamics.any_prior import check_start
 from ..entries import Entries, PossibleRows
 from ..known import is_whole, known_rows
 from ..parameters import SYMMETRIC, Parameters, described, is_simplex, read_table
@@ -87,11 +88,14 @@ def start_values(problem: Problem, units: Units, start: Any) -> Parameters:
     """Parameters `[1, ...]` in these units, from a model, values by name (some may be missing), or labels.
 
     Raises:
-        ValueError: they do not fit the problem.
+        ValueError: they do not fit the problem, or a user's prior excludes them.
     """
     start = values_of_model(start)
     if isinstance(start, Mapping):
-        return units.values(_completed(problem, units, "start", start)[0])
+        whole = _completed(problem, units, "start", start)[0]
+        if problem.prior is not None:
+            check_start(problem.dynamics.any_priors, whole, problem.fixed)
+        return units.values(whole)
     return from_labels(units.problem(problem), _labels(problem, start))
 
 

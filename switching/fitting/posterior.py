@@ -14,7 +14,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from copy import copy
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, Protocol, Unpack, runtime_checkable
 
 import torch
@@ -223,12 +223,7 @@ class VariationalPosterior(Posterior):
         etas: Etas, blocks: Blocks, units: Units, problem: Problem | None = None, model: Reader | None = None
     ) -> "VariationalPosterior":
         """The distribution of a problem's parameters, with blocks in these units."""
-        inner = collected(blocks)
-
-        def collect(points: Points) -> Parameters:
-            values = units.back(inner(points))
-            return values if problem is None else problem.hold(values)
-
+        collect = partial(_in_data, collected(blocks), units, problem)
         families = {name: block.family for name, (_, block) in blocks.items()}
         return VariationalPosterior(etas, families, collect, units=units, problem=problem, model=model)
 
@@ -268,6 +263,14 @@ class VariationalPosterior(Posterior):
         with naming("x"):
             smoothed = ChainGraph.of(units.problem(problem)).chain(etas).smooth()
         return replace(smoothed, log_normalizer=smoothed.log_normalizer - units.log_volume(problem.series).to(like))
+
+
+def _in_data(
+    inner: Callable[[Points], Parameters], units: Units, problem: Problem | None, points: Points
+) -> Parameters:
+    """The parameters at points in these units, in the units of the data."""
+    values = units.back(inner(points))
+    return values if problem is None else problem.hold(values)
 
 
 class DrawnParameters(ParameterPosterior):

@@ -8,6 +8,7 @@ from dataclasses import replace
 from functools import partial
 
 import torch
+from torch import Tensor
 
 from ...inference.families import GaussianPaths, GaussianTables, tree_map
 from ...inference.message_passing.factor_graph import Block
@@ -55,11 +56,12 @@ def learn(
     turn = torch.eye(problem.dynamics.n_latent).to(inner.series.like)
     if not known.tables:
         turn = axes_of(posterior.mean["emission"])
+    return replace(posterior, collect=partial(_in_data, known, emission, turn)), search
 
-    def back(points: Points) -> Parameters:
-        return known.back(turned(graph.collect(points), turn, torch.zeros_like(turn[0])))
 
-    return replace(posterior, collect=back), search
+def _in_data(known: Known, emission: LinearEmission, turn: Tensor, points: Points) -> Parameters:
+    """The parameters at points of a fit, in the units of the data and with turned axes of the states."""
+    return known.back(turned(one_value(points, emission), turn, torch.zeros_like(turn[0])))
 
 
 def graph_of(problem: LinearProblem, start: Sequence[GaussianTables]) -> Graph:
@@ -76,7 +78,7 @@ def graph_of(problem: LinearProblem, start: Sequence[GaussianTables]) -> Graph:
         weak(problem.dynamics.n_latent, emission, problem.series.like),
         factors,
         paths,
-        lambda known: one_value(known, emission),
+        partial(one_value, emission=emission),
     )
 
 

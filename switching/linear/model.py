@@ -5,6 +5,7 @@ $$s_1 \sim N(m, P), \quad s_{t+1} = A s_t + c + N(0, Q), \quad x_t = C s_t + d +
 also called a linear dynamical system. Given values, all inference is exact, by a `LinearGaussianChain`.
 """
 
+import warnings
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Unpack
@@ -40,6 +41,7 @@ from .forecast import LinearForecast
 from .priors import units_of
 from .problem import LinearProblem, known, sizes
 from .program import linear_program
+from .stationary import EDGE, at_edge
 from .streams import LinearStreamOutput, LinearStreamState
 from .structure import Structure
 
@@ -224,6 +226,28 @@ class LinearSSM(Model):
         if distributions:
             vars(model).update(emission=self.emission.with_user_priors(distributions))
         return model
+
+    def at_ends(self) -> list[str]:
+        if not isinstance(self.emission, Irregular):
+            return []
+        values = self.values
+        sentences = self._unfading()
+        for name, (low, high) in self.emission.ranges.items():
+            for end in (low, high):
+                if abs(float(values[name]) - end) <= EDGE * (high - low):
+                    of_prior = " of its prior" if name in self.emission.user_priors else ""
+                    sentences.append(f"{name}: at the end {end:g} of the range{of_prior}.")
+        return sentences
+
+    def _unfading(self) -> list[str]:
+        """A sentence about each autoregression at the edge of stationarity."""
+        assert isinstance(self.emission, Irregular)
+        return [
+            f"{', '.join(names)}: at the edge of stationarity, where shocks do not fade; a LocalLevel(), a "
+            "LocalLinearTrend() or a Cycle() describes that, or give the weights a prior."
+            for names in self.emission.structure.orders.values()
+            if at_edge(torch.stack([self.values[name] for name in names], -1))
+        ]
 
     # ---- observations ----------------------------------------------------------------------------------------------
 
@@ -484,7 +508,11 @@ class LinearSSM(Model):
         problem = replace(model.problem(series), prior=None if options.prior is None else model.prior)
         result = fit_linear(problem, options)
         kind = StructureFit if isinstance(self.emission, Irregular) and result.posterior is None else Fit
-        return kind.of(result, model._copy(result.values))
+        fitted = model._copy(result.values)
+        if kind is StructureFit and not result.fixed:
+            for sentence in fitted._unfading():
+                warnings.warn(sentence, stacklevel=4)
+        return kind.of(result, fitted)
 
     def _figures(self) -> Any:
         from ..views import linear_figures

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from ...inference.numerics.placement import constant
 
+EDGE = 1e-6  # distance of a partial autocorrelation from 1 or -1, below which it counts as 1 or -1
 LOST = 1e-11  # share of noise in an autoregression, below which its covariances have no digits in float64
 
 
@@ -27,6 +28,11 @@ def partial_autocorrelations(weights: Tensor) -> Tensor:
             outside, 0.0, (rest + last * rest.flip(-1)) / torch.where(outside, 1.0, 1 - last.square())
         )
     return torch.cat(partial[::-1], -1)
+
+
+def at_edge(weights: Tensor) -> bool:
+    """Whether an autoregression with coefficients [p] is stationary only up to rounding."""
+    return bool((partial_autocorrelations(weights.double()).abs() >= 1 - EDGE).any())
 
 
 def from_partial_autocorrelations(partial: Tensor) -> Tensor:

@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.distributions import Distribution, constraints
 
 from ..parameters import Parameter, Parameters, Shown
-from ..user_priors import NEAR_END, UserPrior, limit, on, read
+from ..user_priors import NEAR_END, UserPrior, limit, on, read, support_of
 from .structure import VARIANCE, Structure
 
 VARIANCES, DEVIATIONS = "sigma2.", "sigma."  # the starts of names of variances and of standard deviations
@@ -66,7 +66,7 @@ def ranges(structure: Structure, priors: Mapping[str, UserPrior]) -> dict[str, t
     narrow = dict(structure.ranges)
     for name in narrow.keys() & priors.keys():
         low, high = narrow[name]
-        support: Any = priors[name].distribution.support
+        support: Any = support_of(priors[name].distribution)
         narrow[name] = (
             max(low, float(getattr(support, "lower_bound", low))),
             min(high, float(getattr(support, "upper_bound", high))),
@@ -92,7 +92,7 @@ def check_possible(priors: Mapping[str, UserPrior], values: Parameters, argument
 def _log_prob(prior: UserPrior, value: Tensor) -> Tensor:
     law = on(prior.distribution, value)
     if not prior.name.startswith(VARIANCES):
-        return law.log_prob(_within(law.support, value))
+        return law.log_prob(_within(support_of(law), value))
     there = value > 0
     inside = torch.where(there, value, 1.0)
     return torch.where(there, law.log_prob(inside.sqrt() if prior.shown else inside), at_zero(prior))

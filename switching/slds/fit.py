@@ -6,6 +6,7 @@ path of a single linear model and from labels of regimes. The fit with the highe
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -184,12 +185,12 @@ def _occupancy(series: Series, graph: Graph, tables: dict[str, Any]) -> Tensor:
 
 def _collect(layout: LinearRegimes, known: Known, order: Tensor | None = None) -> Callable[[Points], Parameters]:
     """From points of the blocks to the model's parameters, in the data's units, with regimes in an order."""
+    return partial(_in_data, layout, known, order)
 
-    def collect(points: Points) -> Parameters:
-        if layout.n_regimes == 1:  # the graph then has no blocks for the switch
-            one = points["moves"].loc.new_ones(*points["moves"].loc.shape[:-2])
-            points = points | {"initial": one, "transition": one.unsqueeze(-1)}
-        values = known.back(layout.values(points))
-        return values if order is None else layout.reordered(values, order)
 
-    return collect
+def _in_data(layout: LinearRegimes, known: Known, order: Tensor | None, points: Points) -> Parameters:
+    if layout.n_regimes == 1:  # the graph then has no blocks for the switch
+        one = points["moves"].loc.new_ones(*points["moves"].loc.shape[:-2])
+        points = points | {"initial": one, "transition": one.unsqueeze(-1)}
+    values = known.back(layout.values(points))
+    return values if order is None else layout.reordered(values, order)

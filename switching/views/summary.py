@@ -308,6 +308,8 @@ def _notes(fit: Any, missing: bool) -> Iterator[str]:
         yield MANY
     elif missing and fit.model.differentiable:
         yield " ".join([NO_ERROR, *[BY_PROFILE] * hasattr(fit, "profile_interval")])
+    if fit.posterior is None:
+        yield from fit.model.at_ends()
     empty = fit.empty_states if isinstance(fit.empty_states, tuple) else (fit.empty_states,)
     collapsed = fit.collapsed_states if isinstance(fit.collapsed_states, tuple) else (fit.collapsed_states,)
     for flags, meaning in ((empty, "is expected to have less than one step"), (collapsed, "sits on a single point")):

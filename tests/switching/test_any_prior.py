@@ -123,7 +123,7 @@ def test_a_beta_and_a_dirichlet_in_other_words_give_the_conjugate_fit() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, DOUBLE])
-@pytest.mark.parametrize("start", [None, {"redraw_prob": 0.5}])
+@pytest.mark.parametrize("start", [None, {"redraw_prob": 0.05}])
 def test_a_bound_below_the_likelihoods_maximum_is_not_passed(dtype: torch.dtype, start: dict | None) -> None:
     fit = copy(redraw_prob=UNIFORM).fit(X.to(dtype), restarts=2, start=start, **QUIET)
     assert 0.0999 < float(fit.model.values["redraw_prob"]) < 0.1 + 1e-7

@@ -222,7 +222,7 @@ def emission(**prior: Any) -> sh.SwitchingSSM:
         ),
         (
             lambda: emission(scale=dist.HalfNormal(1.0), correlation=dist.LKJ(2, torch.ones(3))).fit(X, **ONE),
-            "prior['precision']: got a distribution of shape [3, 2, 2], expected one number's, or a table [2, 2, 2]",
+            "prior['correlation']: got a distribution of shape [3, 2, 2], expected one number's, or a table [2, 2, 2]",
         ),
         (
             lambda: emission(loc=dist.Delta(torch.tensor(1.0))),
@@ -230,7 +230,7 @@ def emission(**prior: Any) -> sh.SwitchingSSM:
         ),
         (
             lambda: emission(scale=dist.HalfNormal(1.0), correlation=dist.LKJ(3, 1.0)).fit(X, **ONE),
-            "prior['precision']: got a distribution of shape [3, 3], expected one number's, or a table [2, 2, 2]",
+            "prior['correlation']: got a distribution of shape [3, 3], expected one number's, or a table [2, 2, 2]",
         ),
         (lambda: emission(precision=WISHART, covariance=WISHART), "prior: got precision twice, in two forms"),
         (
