@@ -15,6 +15,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from ...inference.families import LocPrecision
+from ...inference.numerics.cholesky import cholesky, log_det
 from ..definite import DefiniteTransform
 from ..fitting.density import FreeDensity
 from ..fitting.units import Units
@@ -114,7 +115,7 @@ class TableCoordinates:
     """
 
     def __init__(self, emission: LinearEmission, near: Parameters, fixed: Parameters) -> None:
-        self.emission, self.near, self.fixed = emission, near, fixed
+        self.emission, self.near, self.fixed, self.priors = emission, near, fixed, emission.user_priors
         self.free = [name for name, block in NAMES.items() if block[0] not in fixed]
 
     def of(self, values: Parameters) -> Float[Tensor, "*r P"]:
@@ -143,7 +144,7 @@ class TableCoordinates:
         }
 
     def log_volume(self, at: Float[Tensor, "*r P"]) -> Float[Tensor, "*r"]:
-        """How densities of coefficients and precisions change."""
+        """How densities of coefficients and precisions change, or of a noise under a prior of the user."""
         held, used, total = one_point(self.near, self.emission), 0, torch.zeros_like(at[..., 0])
         for name in self.free:
             point = held[name]
@@ -151,7 +152,11 @@ class TableCoordinates:
             inner = DefiniteTransform().inverse_shape(point.precision.shape)
             rest = at[..., used : used + inner.numel()].unflatten(-1, inner)
             to = DefiniteTransform()
-            total = total + to.log_abs_det_jacobian(rest, cast(Tensor, to(rest))).flatten(at.ndim - 1).sum(-1)
+            precision = cast(Tensor, to(rest))
+            total = total + to.log_abs_det_jacobian(rest, precision).flatten(at.ndim - 1).sum(-1)
+            if name == "sights" and "observation_noise" in self.priors:  # of the noise, not of its precision
+                change = (precision.shape[-1] + 1) * log_det(cholesky(precision))
+                total = total - change.flatten(at.ndim - 1).sum(-1)
             used += inner.numel()
         return total
 

@@ -1,20 +1,24 @@
 r"""Emissions of a latent vector: $x_t = C s_t + d + N(0, R)$, with tables that are parameters or constants."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, NamedTuple
 
 import torch
+from jaxtyping import Float
 from torch import Tensor
 from torch.distributions import constraints
 
 from ...inference.numerics.placement import constant
 from ...inference.numerics.scalars import check_integer
 from ..parameters import Named, Parameter, Parameters
-from ..user_priors import UserPrior, merged
+from ..user_priors import UserPrior, merged, read
 from .structure import VARIANCE, Structure
 from .user_priors import forms, ranges, read_priors
+
+IN_ANY_BASIS = ("emission_offset", "observation_noise")
+"""The tables of a linear model that are the same in every basis of the latent vector."""
 
 
 class ObservationParameters(NamedTuple):
@@ -32,13 +36,38 @@ class LinearEmission(Named):
     Arguments:
         n_features: F.
         full: whether the noises of the features are correlated.
+        prior: priors of the tables that no change of basis of the latent vector changes, `IN_ANY_BASIS`:
+            distributions of Pyro by name.
     """
 
     n_features: int
     full: bool
+    prior: Any = field(default=None, hash=False, repr=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "n_features", check_integer("n_features", self.n_features))
+        sizes = {"feature": self.n_features, "feature_new": self.n_features}
+        for name, own in self.user_priors.items():  # raises an error if one does not fit
+            shape = torch.Size(sizes[dim] for dim in self.parameters[name].dims)
+            own.site(shape, torch.zeros(shape, dtype=torch.float64, device="cpu"), None, None)
+
+    @cached_property
+    def user_priors(self) -> dict[str, UserPrior]:
+        """The user's priors, by parameter."""
+        known = {name: self.parameters[name] for name in IN_ANY_BASIS}
+        return {} if self.prior is None else read(self.prior, known, "LinearSSM that have one")
+
+    def with_user_priors(self, prior: Mapping[str, Any]) -> "LinearEmission":
+        """The same with these priors, beside those that it has of other parameters."""
+        return replace(self, prior={**(self.prior or {}), **prior})
+
+    def log_user_prior(self, values: Parameters) -> Float[Tensor, "*r"]:
+        """The sum of the log densities of the user's priors at parameters `[*r, ...]` in the units of the data."""
+        terms = []
+        for name, own in self.user_priors.items():
+            shape = values[name].shape[-len(self.parameters[name].dims) :]
+            terms.append(own.site(shape, values[name].new_zeros(shape), None, None).log_prob(values, inside=True))
+        return torch.stack(terms).sum(0)
 
     @property
     def parameters(self) -> Mapping[str, Parameter]:

@@ -17,7 +17,7 @@ from ..parameters import Parameters
 from .emission import Irregular
 from .fixed import held, inverse_in_groups, open_values, read_fixed
 from .learning import learn
-from .maximum import maximum
+from .maximum import maximum, mode_of_tables
 from .priors import NAMES, one_point
 from .problem import LinearProblem, sizes, typical
 from .sampling import draw
@@ -62,12 +62,15 @@ def by_climb(problem: LinearProblem, units: Units, options: Options, user_start:
         values, search = maximum(problem, units, options, user_start)
         return values, None, diagnostics(search)
     learnt, search = learn(problem, units, options, user_start)
+    if under_user_priors(problem):
+        values, search = mode_of_tables(problem, units, options, learnt.mean)
+        return values, None, diagnostics(search)
     return learnt.mean, learnt if options.method == "vmp" else None, diagnostics(search)
 
 
 def by_draws(problem: LinearProblem, units: Units, options: Options, user_start: Parameters | None) -> Outcome:
     """Draws, from the mode of a structure, or from the best q of tables."""
-    method = "em" if isinstance(problem.emission, Irregular) else "vmp"
+    method = "em" if isinstance(problem.emission, Irregular) or under_user_priors(problem) else "vmp"
     quiet = options.before_draws(method)
     values, posterior, how = by_climb(problem, units, quiet, user_start)
     if how["interrupted"]:
@@ -86,6 +89,18 @@ def check_options(problem: LinearProblem, options: Options) -> None:
             f'method: got "vmp", but states of {problem.dynamics!r} are partly without noise, so they have no '
             'density; use "em", "svi" or "nuts".'
         )
+    if options.method == "vmp" and under_user_priors(problem):
+        names = ", ".join(problem.emission.user_priors)
+        raise ValueError(
+            f'method: got "vmp", but {names} have priors that are not of the conjugate family; use "em", "svi" or '
+            '"nuts".'
+        )
+
+
+def under_user_priors(problem: LinearProblem) -> bool:
+    """Whether tables have priors of the user."""
+    emission = problem.emission
+    return not isinstance(emission, Irregular) and problem.prior is not None and bool(emission.user_priors)
 
 
 # ---- parameters from the user ---------------------------------------------------------------------------------------
@@ -113,13 +128,13 @@ def fixed_values(problem: LinearProblem, options: Options) -> Parameters:
     lengths = sizes(problem.dynamics, problem.emission)
     tables = read_fixed(problem.parameters, lengths, fixed, problem.series.like)
     held(one_point(open_values(problem.parameters, lengths, tables), problem.emission, inverse_in_groups))
-    if options.method not in ("em", "vmp"):
+    if options.method not in ("em", "vmp") or under_user_priors(problem):
         some = [name for name, table in tables.items() if bool(table.isnan().any())]
         if some:
-            raise ValueError(
-                f'fixed: got {some} in part, which method="{options.method}" cannot hold; use "em" or "vmp", or give '
-                "whole tables."
-            )
+            beside, cure = f'method="{options.method}"', 'use "em" or "vmp"'
+            if under_user_priors(problem):
+                beside, cure = "a fit under distributions in prior", "leave these out"
+            raise ValueError(f"fixed: got {some} in part, which {beside} cannot hold; {cure}, or give whole tables.")
         _check_whole([*NAMES.values()], tables)
     return tables
 

@@ -1,6 +1,7 @@
 """The mode of a structure's parameters, or the maximum of their likelihood, from one start of each kind of solution."""
 
 import math
+from dataclasses import replace
 
 import torch
 from jaxtyping import Float
@@ -52,6 +53,19 @@ def maximum(
             polish(density, best)
     check_rounding(density, best.tables["y"])
     return density.values(best.tables), search.result().raised(shift)
+
+
+def mode_of_tables(
+    problem: LinearProblem, units: Units, options: Options, start: Parameters
+) -> tuple[Parameters, SearchResult]:
+    """The mode of the tables of a linear model under priors of the user, near the mode under the default prior."""
+    inner = problem.in_units(units)
+    density = LinearDensity(inner, units, units.values(start) | inner.fixed, volume=False)
+    shift = float(problem.objective(density.values(density.start)) - density.at(density.point[None])[0])
+    with multi_start(replace(options, restarts=1), problem.series, shift) as search:
+        search.run(Ascent(density, density.point[None]), ["default prior"], 1)
+    result = search.result()
+    return density.values(result.best.tables), result.raised(shift)
 
 
 def _shift(density: QuickDensity, problem: LinearProblem, near: Parameters) -> float:

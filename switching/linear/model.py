@@ -33,10 +33,10 @@ from ..inputs import Inputs
 from ..parameters import Parameter, Parameters, check_parameters
 from ..peers import explains_options
 from ..seeding import seeded
-from ..user_priors import is_distribution
+from ..user_priors import as_text, is_distribution
 from .bases import n_bases
 from .contract import LinearDynamics, LinearGaussian
-from .emission import Irregular, LinearEmission
+from .emission import IN_ANY_BASIS, Irregular, LinearEmission
 from .forecast import LinearForecast
 from .priors import units_of
 from .problem import LinearProblem, known, sizes
@@ -135,7 +135,7 @@ class LinearSSM(Model):
         )
         noise = NOISES[emission.full] if isinstance(emission, LinearEmission) else NOISES[0]
         model = cls(dynamics, emission.n_features, noise)
-        if isinstance(emission, Irregular) and emission.prior is not None:
+        if emission.prior is not None:
             model = model.with_prior(emission.prior)
         if model.emission != emission:
             raise ValueError(f"emission: got {emission!r}, but the model has {model.emission!r}.")
@@ -145,7 +145,8 @@ class LinearSSM(Model):
         if isinstance(self.emission, Irregular):
             return f"{self.name}({self.dynamics!r})"
         noise = ', observation_noise="full"' if self.emission.full else ""
-        return f"{self.name}({self.n_latent}, n_features={self.n_features}{noise})"
+        prior = f", {text}" if (text := as_text(self.emission.prior)) else ""
+        return f"{self.name}({self.n_latent}, n_features={self.n_features}{noise}{prior})"
 
     # ---- parameters ------------------------------------------------------------------------------------------------
 
@@ -197,7 +198,9 @@ class LinearSSM(Model):
 
     def with_prior(self, prior: Mapping[str, Any]) -> "LinearSSM":
         """The same model with other hyperparameters, with names and shapes as in `model.prior`. A fit keeps these, and
-        scales the others to the data. A structure also takes distributions of Pyro, one for each of some parameters.
+        scales the others to the data. A structure also takes distributions of Pyro, one for each of some parameters; a
+        model of tables takes some for `emission_offset` and `observation_noise`, which no change of basis of the latent
+        vector changes.
 
         Distributions are for values in the units of the data: of variances by their names, or of standard deviations,
         such as `sigma.level` for `sigma2.level`. Weights of one autoregression have all a prior, or none. Densities
@@ -205,7 +208,7 @@ class LinearSSM(Model):
         distribution keep the prior of `switching.linear.priors`.
 
         Raises:
-            TypeError: a distribution for a model without a structure.
+            TypeError: a distribution of a table that depends on the basis of the latent vector.
             ValueError: other names or shapes; numbers that are not finite or not valid hyperparameters; a distribution
                 that does not fit its parameter, or with an infinite density at 0.
 
@@ -219,9 +222,10 @@ class LinearSSM(Model):
           sigma2.level: 0.3883
         """
         check_kind("prior", prior, Mapping, "hyperparameters or distributions by name")
-        if not isinstance(self.emission, Irregular):
-            return super().with_prior(prior)  # refuses distributions
-        distributions = {n: value for n, value in prior.items() if n not in self.prior or is_distribution(value)}
+        if isinstance(self.emission, Irregular):
+            distributions = {n: value for n, value in prior.items() if n not in self.prior or is_distribution(value)}
+        else:
+            distributions = {n: value for n, value in prior.items() if is_distribution(value) and n in IN_ANY_BASIS}
         model = super().with_prior({name: value for name, value in prior.items() if name not in distributions})
         if distributions:
             vars(model).update(emission=self.emission.with_user_priors(distributions))

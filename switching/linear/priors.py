@@ -10,7 +10,7 @@ the residual,
 
 each with the weight of about one observation. For a structure, standard deviations are exponential with mean u, and
 partial autocorrelations uniform, as are frequencies and damping in their ranges. Distributions of the user replace
-these (`user_priors`).
+these (`user_priors`); of tables, those of the offset and of the noise of observations.
 """
 
 import math
@@ -20,10 +20,12 @@ from typing import Any
 import torch
 from jaxtyping import Float
 from torch import Tensor
+from torch.distributions import MultivariateNormal
 
 from ...inference.families import LocPrecision, MatrixNormalWishart, NormalWishart, VectorFamily
 from ...inference.numerics.cholesky import cholesky, cholesky_inverse
 from ..data.series import Series
+from ..definite import Wishart
 from ..emissions.spread import check_squares, spread
 from ..fitting.units import Units
 from ..parameters import Parameters, moved
@@ -33,6 +35,7 @@ from .user_priors import VARIANCES, log_density
 
 WEIGHT = 0.5  # weight of the prior of coefficients, in steps
 OFFSET_WEIGHT = 0.01
+SPARE = 1.0  # degrees of freedom of a noise under the prior, minus its size
 UNEXPLAINED = 0.1  # share of the variance that is noise under the prior
 
 
@@ -95,7 +98,7 @@ def weak(n_latent: int, emission: LinearEmission, like: Tensor) -> dict[str, Ten
     """Natural parameters of the prior of a linear model in units of the data, `[1, ...]` of one regime."""
     weights = torch.tensor([WEIGHT] * n_latent + [OFFSET_WEIGHT], device="cpu").to(like)
     about, noise = like.new_zeros(n_latent + 1, n_latent), like.new_ones(n_latent)
-    etas = natural(emission, about, noise, weights, unexplained=UNEXPLAINED, spare=1.0)
+    etas = natural(emission, about, noise, weights, unexplained=UNEXPLAINED, spare=SPARE)
     return {name: eta.unsqueeze(0) for name, eta in etas.items()}
 
 
@@ -191,7 +194,27 @@ def log_prior(
     etas, at = weak(dynamics.n_latent, emission, unit), one_point(scaled, emission)
     terms = [family.log_prob(at[name], etas[name]) for name, family in families(dynamics.n_latent).items()]
     total = torch.stack([term.flatten(values["initial_mean"].ndim - 1).sum(-1) for term in terms]).sum(0)
+    if emission.user_priors:
+        replaced = [_log_default(name, emission, scaled) for name in emission.user_priors]
+        in_data = moved(emission.in_units(values, 1 / prior["unit"]), prior["about"]) if "unit" in prior else values
+        total = total - torch.stack(replaced).sum(0) + emission.log_user_prior(in_data)
     return total - prior_volume(dynamics, emission, unit)
+
+
+def _log_default(name: str, emission: LinearEmission, scaled: Parameters) -> Float[Tensor, "*r"]:
+    """The default log density of a table that no change of basis changes, in units of the spread: of the offset given
+    the noise, or of the precision of the noise."""
+    noise = scaled["observation_noise"]
+    noise = noise if emission.full else torch.diag_embed(noise)
+    if name == "emission_offset":
+        offset = scaled[name]
+        return MultivariateNormal(torch.zeros_like(offset), noise / OFFSET_WEIGHT, validate_args=False).log_prob(offset)
+    size = emission.n_features if emission.full else 1
+    precision = _inverse(noise) if emission.full else 1 / scaled["observation_noise"][..., None, None]
+    df = noise.new_tensor(size + SPARE)
+    law = Wishart(df, torch.eye(size).to(noise) / (df * UNEXPLAINED), validate_args=False)
+    density = law.log_prob(precision)
+    return density if emission.full else density.sum(-1)
 
 
 def _log_prior_of_structure(
@@ -224,5 +247,6 @@ def prior_volume(
     if isinstance(emission, Irregular):
         names = {*emission.parameters, *dynamics.parameters} - set(emission.user_priors)
         return sum(name.startswith(VARIANCES) for name in names) * unit.log().sum()
-    per_feature = dynamics.n_latent + 1 - (emission.n_features + 1 if emission.full else 2)
-    return per_feature * unit.log().sum()
+    powers = {"emission_offset": 1, "observation_noise": -(emission.n_features + 1 if emission.full else 2)}
+    default = [power for name, power in powers.items() if name not in emission.user_priors]
+    return (dynamics.n_latent + sum(default)) * unit.log().sum()

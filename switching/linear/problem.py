@@ -144,6 +144,7 @@ class LinearProblem(SeriesProblem):
             "center": torch.zeros_like(units.about),
             "spread": torch.ones_like(units.unit),
             "unit": units.unit,
+            "about": units.about,
         }
         prior = None if self.prior is None else plain
         return replace(self, series=units.series(self.series), prior=prior, fixed=units.values(self.fixed))
