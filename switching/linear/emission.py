@@ -18,7 +18,7 @@ from .structure import VARIANCE, Structure
 from .user_priors import forms, ranges, read_priors
 
 IN_ANY_BASIS = ("emission_offset", "observation_noise")
-"""The tables of a linear model that are the same in every basis of the latent vector."""
+"""The tables that no linear change of the latent vector changes. A shift of it moves the offset."""
 
 
 class ObservationParameters(NamedTuple):
@@ -36,8 +36,7 @@ class LinearEmission(Named):
     Arguments:
         n_features: F.
         full: whether the noises of the features are correlated.
-        prior: priors of the tables that no change of basis of the latent vector changes, `IN_ANY_BASIS`:
-            distributions of Pyro by name.
+        prior: priors of the tables `IN_ANY_BASIS`, distributions of Pyro by name.
     """
 
     n_features: int

@@ -202,8 +202,7 @@ def log_prior(
 
 
 def _log_default(name: str, emission: LinearEmission, scaled: Parameters) -> Float[Tensor, "*r"]:
-    """The default log density of a table that no change of basis changes, in units of the spread: of the offset given
-    the noise, or of the precision of the noise."""
+    """The default log density in units of the spread: of the offset given the noise, or of the noise's precision."""
     noise = scaled["observation_noise"]
     noise = noise if emission.full else torch.diag_embed(noise)
     if name == "emission_offset":

@@ -130,11 +130,9 @@ def test_what_does_not_fit_is_named(prior: dict, options: dict, text: str) -> No
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("method", ["svi", "nuts"])
-def test_samplers_are_near_the_mode(method: str) -> None:
-    x, prior = series(80), OFFSET | NOISE["diagonal"]
+def test_svi_is_near_the_mode() -> None:
+    x, prior = series(40), OFFSET | NOISE["diagonal"]
     mode = sh.LinearSSM(1, 2).fit(x, prior=prior, **QUIET).values
-    options = {"num_samples": 100} if method == "nuts" else {"max_steps": 800}
-    fit = sh.LinearSSM(1, 2).fit(x, method, prior=prior, **options, **QUIET)
+    fit = sh.LinearSSM(1, 2).fit(x, "svi", prior=prior, max_steps=400, **QUIET)
     assert_close(fit.values["emission_offset"], mode["emission_offset"], rtol=0, atol=0.15)
     assert_close(fit.values["observation_noise"], mode["observation_noise"], rtol=0, atol=0.3)
