@@ -262,6 +262,15 @@ class Conjugate(ABC):
     def natural(self, prior: Parameters) -> Tensor:
         """Natural parameters `[*plates, P]` of the prior with these hyperparameters."""
 
+    def begin(self, values: Parameters, rows: Callable[[], Tensor]) -> Tensor | None:
+        """Natural parameters at which message passing begins near values `[R, ...]`, where updates are local; None: it
+        begins at the prior.
+
+        Arguments:
+            rows: of an emission, the rows `[*b, T, R]` of the data.
+        """
+        return None
+
     def hyperparameters_of(self, eta: Tensor) -> Parameters:
         """The hyperparameters whose `natural` parameters are eta, if every member of the family is a prior.
 

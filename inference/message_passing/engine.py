@@ -17,6 +17,9 @@ and a step along the natural gradient of L moves $\eta_b$ by a fraction `step` o
         streaming           the posterior of one batch is the prior of the next
         restarts            one more leading axis of every table, and an L for each restart
 
+Where a factor is curved in a block's statistics, this way is still uphill, but the whole of it may lead too far. The
+step is then halved until the bound rises.
+
 A block without a prior (`Family.latent`: discrete variables, paths, normal vectors) gets its density from its factors.
 Its term is the entropy $A(\eta) - \langle \eta, \mu \rangle$ in place of the divergence.
 
@@ -36,6 +39,7 @@ References: Winn & Bishop 2005; Hoffman et al. 2013 for steps and scales; Johnso
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from types import MappingProxyType
 
 import torch
@@ -46,6 +50,7 @@ from ..numerics.deferred import add_context, deferred, refuse_if
 from ..numerics.records import Record
 from .factor_graph import Block, Factor, add_message, by_name, check_factor, check_proper, fit_message, neighbors
 
+HALVINGS = 12  # of a step that would lower the bound
 ROUNDINGS = 16  # the number of roundings in a product and its sums
 _DENSITY = "eta", "prior", "family"  # the fields that determine a block's part of the bound and its statistics
 
@@ -155,11 +160,14 @@ class VMP:
         A message from a bound holds at the block's own statistics alone, so an update is short of the optimum;
         `repeated` more of them come before the step.
         """
-        block = self._blocks[name]
-        eta = self._sum_of_messages(block.prior, name, under or {}, block.scale)
-        for _ in range(repeated if self._is_bounded(name) else 0):
-            own = {**(under or {}), name: block.family.mean(eta)}
-            eta = self._sum_of_messages(block.prior, name, own, block.scale)
+        block, under_now = self._blocks[name], under or {}
+        curved = any(name in factor.curved for factor in self._factors[name])
+        eta = block.eta
+        for i in range(1 + (repeated if self._is_bounded(name) else 0)):
+            if i:
+                under_now = {**under_now, name: block.family.mean(eta)}
+            ahead = self._sum_of_messages(block.prior, name, under_now, block.scale)
+            eta = self._raised(replace(block, eta=eta), ahead, under_now) if curved else ahead
         if block.step != 1:
             eta = tree_map(lambda new, old: torch.lerp(old, new, block.step), eta, block.eta)
         self._blocks[name] = replace(block, eta=eta)
@@ -168,8 +176,40 @@ class VMP:
         self._optimal, self._stale = (self._optimal - joined) | ({name} if optimal else set()), bool(under)
 
     def _is_bounded(self, name: str) -> bool:
-        """Whether a message to a block comes from a bound."""
-        return any(name in factor.convex and name not in factor.messages for factor in self._factors[name])
+        """Whether a message to a block holds at its own statistics alone."""
+        return any(
+            name in factor.curved or (name in factor.convex and name not in factor.messages)
+            for factor in self._factors[name]
+        )
+
+    def _raised(self, block: Block, ahead: Stats, under: Mapping[str, Stats]) -> Stats:
+        """The way of a block to natural parameters `ahead`, halved in each restart until the bound does not fall."""
+        others = {name: stats for name, stats in under.items() if name != block.name}
+        before, rounding = self._height(block, others)
+        eta, risen = ahead, torch.ones_like(before, dtype=torch.bool)
+        for _ in range(HALVINGS):
+            risen = self._height(replace(block, eta=eta), others)[0] >= before - rounding  # False for NaN
+            if bool(risen.all()):
+                return eta
+            eta = tree_map(partial(_halved, risen), eta, block.eta)
+        return tree_map(lambda new, old: torch.where(_wide(risen, new), new, old), eta, block.eta)
+
+    def _height(self, block: Block, under: Mapping[str, Stats]) -> tuple[Tensor, Tensor]:
+        """The parts of the bound that depend on a block, and their rounding error; -inf where one is not finite."""
+        if block.prior is None:
+            normalizer, mean = block.family.evaluate(block.eta)
+            own = normalizer - block.family.dot(block.eta, mean)
+        else:
+            divergence, mean = block.family.relative(block.eta, block.prior)
+            own = -divergence
+        parts = [block.scale * self._total(own)]
+        for factor in self._factors[block.name]:
+            stats = [mean if n == block.name else under[n] if n in under else self.stats(n) for n in factor.blocks]
+            parts.append(factor.scale * self._total(factor.value(*stats)))
+        terms = torch.stack(parts)
+        total = terms.sum(0)
+        total = torch.where(total.isfinite(), total, -torch.inf)
+        return total, ROUNDINGS * torch.finfo(terms.dtype).eps * terms.abs().sum(0)
 
     def step(self) -> None:
         """Update every block once."""
@@ -285,7 +325,7 @@ class VMP:
             # eta.
             stats = []
             for other in factor.blocks:
-                if other == name and name not in factor.convex:
+                if other == name and factor.is_affine(name):
                     stats.append(block.eta)
                 else:
                     stats.append(under[other] if other in under else self.stats(other))
@@ -369,6 +409,14 @@ class VMP:
     def _total(self, plates: Tensor) -> Tensor:
         """Sum over plates, but not over restarts."""
         return plates.sum() if self.restarts is None else plates.reshape(self.restarts, -1).sum(-1)
+
+
+def _wide(of_restarts: Tensor, like: Tensor) -> Tensor:
+    return of_restarts.reshape(*of_restarts.shape, *[1] * (like.ndim - of_restarts.ndim))
+
+
+def _halved(kept: Tensor, new: Tensor, old: Tensor) -> Tensor:
+    return torch.where(_wide(kept, new), new, torch.lerp(old, new, 0.5))
 
 
 def _size(message: Stats) -> int:

@@ -6,6 +6,10 @@ block is the gradient. A block is one factor of q.
 If a latent variable was summed out of a factor, its elog is a lower bound, convex in the statistics of some blocks. The
 message to these is the gradient at the current statistics. The bound is above its tangent, so an update still raises
 it.
+
+If elog is neither affine nor convex in the statistics of a block, as $-E\,e^{\psi}$ of a normal $\psi$ is not, the
+message is the gradient too (Knowles & Minka 2011, *Non-conjugate variational message passing*). A whole step may then
+lower the bound, and the engine takes a shorter one.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -33,6 +37,8 @@ class Factor:
         scale: the weight of the factor.
         convex: names of the blocks in whose statistics elog is convex but maybe not affine. It is evaluated only at
             statistics that some eta has.
+        curved: names of the blocks in whose statistics elog is smooth, but maybe neither affine nor convex; evaluated
+            as for `convex`.
     """
 
     elog: Callable[..., Tensor]
@@ -41,10 +47,15 @@ class Factor:
     mask: Tensor | None = None
     scale: float = 1.0
     convex: tuple[str, ...] = ()
+    curved: tuple[str, ...] = ()
 
     @property
     def name(self) -> str:
         return getattr(self.elog, "__name__", type(self.elog).__name__)
+
+    def is_affine(self, block: str) -> bool:
+        """Whether elog is affine in the block's statistics."""
+        return block not in self.convex and block not in self.curved
 
     def value(self, *stats: Stats) -> Tensor:
         """The masked elog."""
@@ -201,27 +212,30 @@ def check_factor(factor: Factor, blocks: Mapping[str, Block], restarts: int | No
     gradient m.
 
     For g affine and any u, v: g(u + v) + g(0) = g(u) + g(v), and sum(g(u) - g(0)) = <m, u>. A convex g is above its
-    tangents, at statistics that some eta has.
+    tangents, at statistics that some eta has. Where g is curved, m equals the gradient by automatic differentiation.
 
     Returns:
-        The names of the blocks in which elog is not linear: g(0) is not 0, or g is convex.
+        The names of the blocks in which elog is not linear: g(0) is not 0, or g is not affine.
 
     Raises:
         ValueError: names the factor and the block.
     """
     etas = [blocks[name].eta for name in factor.blocks]
     u, v = ([_random_like(eta, seed + i) for i, eta in enumerate(etas)] for seed in (0, 1000))
-    convex = [name in factor.convex for name in factor.blocks]
-    if any(convex):  # this holds for non-negative weights of paths
+    affine = [factor.is_affine(name) for name in factor.blocks]
+    if not all(affine):  # this holds for non-negative weights of paths
         u = [
-            _typical(blocks[name], 1.0) if name in factor.convex else tree_map(torch.abs, part)
+            tree_map(torch.abs, part) if factor.is_affine(name) else _typical(blocks[name], 1.0)
             for name, part in zip(factor.blocks, u, strict=True)
         ]
-    at_u, not_linear = _value(factor, u), set(factor.convex)
+    at_u, not_linear = _value(factor, u), {*factor.convex, *factor.curved}
     _check_restarts(f"factor {factor.name!r}: elog", at_u, restarts)
     for i, name in enumerate(factor.blocks):
         message = _message(factor, name, u, u[i])
-        if convex[i]:
+        if name in factor.curved:
+            _check_derivative(factor, name, message, factor.gradient(name, *u))
+            continue
+        if not affine[i]:
             far = _typical(blocks[name], 2.0)
             _check_tangent(factor, name, message, u[i], far, at_u, _value(factor, [*u[:i], far, *u[i + 1 :]]))
             continue
@@ -267,6 +281,15 @@ def _check_gradient(factor: Factor, name: str, message: Stats, rises: list[tuple
             raise ValueError(
                 f"factor {factor.name!r}: its message to block {name!r} is not the gradient of the masked elog; "
                 "compare a closed form with `Factor.gradient`, and see that elog is differentiable."
+            )
+
+
+def _check_derivative(factor: Factor, name: str, message: Stats, gradient: Stats) -> None:
+    for part, slope in zip(tree_parts(message), tree_parts(gradient), strict=True):
+        if not (part - slope).abs().sum() <= _tolerance(slope) * slope.abs().sum():
+            raise ValueError(
+                f"factor {factor.name!r}: its message to block {name!r} is not the gradient of the masked elog; "
+                "compare the closed form with `Factor.gradient`."
             )
 
 

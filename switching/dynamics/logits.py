@@ -12,7 +12,7 @@ are gates; their bound is that of `gates`, which is closer.
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -230,24 +230,32 @@ class LogitRows(Conjugate):
             table = torch.where(self._gates.to(device).unsqueeze(-1), of_gates, table)
         return shaped(torch.where(possible, table, 0.0))
 
-    def prior_factor(self, block: str, prior: Parameters, share: float) -> Factor:
-        """The expected log prior. Dirichlet rows are bounded as moves at inputs 0 are."""
+    def prior_at_zero(self, prior: Parameters) -> Callable[[Tensor], Tensor]:
+        """The expected log prior of the rows at inputs 0: Dirichlet rows are bounded as moves there are."""
         alpha = self._concentration(prior)
-        of_rows = self._normalizers(alpha).sum()
+        normalizer, at_zero = self._normalizers(alpha).sum(), torch.eye(1, 1 + self.n_inputs).to(alpha)[0]
+
+        def expected(statistics: Tensor) -> Tensor:
+            return (alpha * self.expected_logs(statistics, at_zero)).sum((-2, -1)) - normalizer
+
+        return expected
+
+    def prior_factor(self, block: str, prior: Parameters, share: float) -> Factor:
+        """The expected log prior of the rows and of the weights."""
+        of_rows, alpha = self.prior_at_zero(prior), self._concentration(prior)
         _, moves, columns = self._sizes
-        size, at_zero = moves * columns, torch.eye(1, columns).to(alpha)[0]
+        size = moves * columns
         used, order = self._used.to(alpha.device), self._order.to(alpha.device)
         scales = self._scales(alpha).gather(-2, order.unsqueeze(-1).expand(-1, -1, self.n_inputs))
         of_weights = torch.where(used.unsqueeze(-1), scales, 1.0) ** -2
         of_rows_own = torch.where(used, 0.0, alpha.new_ones(())).unsqueeze(-1)  # their priors are those of the rows
         precision = torch.cat([of_rows_own, of_weights], -1)
         logs = torch.where(precision > 0, math.log(2 * math.pi) - torch.where(precision > 0, precision, 1.0).log(), 0.0)
-        normalizer, precision = of_rows + logs.sum() / 2, precision.flatten(-2)
+        normalizer, precision = logs.sum() / 2, precision.flatten(-2)
 
         def prior_of_logits(statistics: Tensor) -> Tensor:
-            moved = (alpha * self.expected_logs(statistics, at_zero)).sum((-2, -1))
             squares = statistics[..., size:].unflatten(-1, (size, size)).diagonal(dim1=-2, dim2=-1)
-            return moved - (precision * squares).sum((-2, -1)) / 2 - normalizer
+            return of_rows(statistics) - (precision * squares).sum((-2, -1)) / 2 - normalizer
 
         return Factor(named(f"{block}_prior", prior_of_logits), (block,), scale=share, convex=(block,))
 

@@ -21,6 +21,7 @@ from typing import Any, ClassVar
 
 import pyro.distributions as dist
 import torch
+from jaxtyping import Float
 from torch import Tensor
 
 from ...inference.numerics.scalars import check_kind
@@ -230,26 +231,26 @@ class GeneralizedLinear(DrivenEmission):
         """Fisher scoring, of float64. A normal emission's precision is that of the step before, then the best beside
         the coefficients."""
         observed, inputs = self.split(x)
-        design = torch.cat([torch.ones_like(inputs[:, :1]), inputs[:, self._by_state], inputs[:, self._by_all]], -1)
+        design = self.design(inputs)
         weighted = weights.unsqueeze(-3) * (~torch.isnan(observed)).mT.unsqueeze(-1)  # [*r, B, N, K]
         unscaled = weighted
         if self.have_unit:
             weighted = weighted * near["precision"].mT.unsqueeze(-2)
             if prior is not None:
                 prior = prior | {"count": prior["count"] * near["precision"]}
-        begin = self._flat(near)
+        begin = self.stacked(near)
         scoring = Scoring(
             self.link.likelihood,
             observed,
             self.link.prior(prior) if prior is not None else _flat,
             design,
             weighted,
-            self._ridge(prior, near),
+            self.ridge(prior, near[self.link.parameter].shape[-2], x),
             1 if self.link.independent else self.link.size(self.plain_emission),
             len(self._by_all),
         )
         flat = scoring.climbed(begin)
-        values = {name: near[name] for name in self.parameters} | self._values(flat, near)
+        values = {name: near[name] for name in self.parameters} | self.unstacked(flat)
         if self.have_unit:
             return self._with_precision(rows=x, weighted=unscaled, values=values, prior=prior, floor=floor)
         none = torch.zeros((*flat.shape[:-2], weights.shape[-1]), dtype=torch.bool, device=x.device)
@@ -274,25 +275,31 @@ class GeneralizedLinear(DrivenEmission):
         collapsed = (variance <= floor).any(-1).expand(weighted.shape[:-3] + weighted.shape[-1:])
         return Maximized(values | {"precision": 1 / held}, collapsed)
 
-    def _ridge(self, prior: Parameters | None, near: Parameters) -> Tensor:
-        """The precision of the normal prior of each coefficient of scoring, [B, P]; 0 for those of the constants."""
-        main = near[self.link.parameter]
-        n_states, n = main.shape[-2], self.link.size(self.plain_emission)
+    # ---- the numbers of predictors ---------------------------------------------------------------------------------
+
+    def design(self, inputs: Float[Tensor, "*n C"]) -> Float[Tensor, "*n D"]:
+        """What the numbers of a predictor multiply: 1, the inputs of each state, those of all states."""
+        of_inputs = inputs[..., [*self._by_state, *self._by_all]]
+        return torch.nn.functional.pad(of_inputs, (1, 0), value=1.0)
+
+    def ridge(self, prior: Parameters | None, n_states: int, like: Tensor) -> Float[Tensor, "B P"]:
+        """The precision of the normal prior of each of the `stacked` numbers; 0 for the constants."""
+        n = self.link.size(self.plain_emission)
         scales = {} if prior is None else {name: prior.get(f"{name}_scale") for name in COEFFICIENTS}
 
         def precision(name: str, rows: int, columns: list[int]) -> Tensor:
             scale = scales.get(name)
-            flat = main.new_zeros(rows, n, len(columns)) if scale is None else scale**-2
+            flat = like.new_zeros(rows, n, len(columns)) if scale is None else scale**-2
             return flat.expand(rows, n, len(columns))
 
-        alone = [main.new_zeros(n_states, n, 1), precision("coefficients", n_states, self._by_state)]
+        alone = [like.new_zeros(n_states, n, 1), precision("coefficients", n_states, self._by_state)]
         parts = [self.link.blocks(torch.cat(alone, -1)).flatten(-3)]
         if self.shared:
             parts.append(self.link.blocks(precision("shared_coefficients", 1, self._by_all)).flatten(-3))
         return torch.cat(parts, -1)
 
-    def _flat(self, values: Parameters) -> Tensor:
-        """The coefficients of scoring, [*r, B, P]."""
+    def stacked(self, values: Parameters) -> Float[Tensor, "*r B P"]:
+        """The constants and coefficients of all states, then those that all states share, in the blocks of the link."""
         alone = [self.link.constant(values[self.link.parameter]).unsqueeze(-1)]
         alone += [values["coefficients"]] if self._by_state else []
         parts = [self.link.blocks(torch.cat(alone, -1)).flatten(-3)]
@@ -300,11 +307,11 @@ class GeneralizedLinear(DrivenEmission):
             parts.append(self.link.blocks(values["shared_coefficients"]).flatten(-3))
         return torch.cat(parts, -1)
 
-    def _values(self, flat: Tensor, near: Parameters) -> Parameters:
-        """The parameters from the coefficients of scoring."""
-        k, j = near[self.link.parameter].shape[-2], self.link.size(self.plain_emission)
-        j = 1 if self.link.independent else j
-        size = k * j * (1 + len(self._by_state))
+    def unstacked(self, flat: Float[Tensor, "*r B P"]) -> Parameters:
+        """The main parameter and the coefficients, from `stacked` numbers."""
+        j = 1 if self.link.independent else self.link.size(self.plain_emission)
+        size = flat.shape[-1] - j * len(self._by_all)
+        k = size // (j * (1 + len(self._by_state)))
         alone = self.link.joined(flat[..., :size].unflatten(-1, (k, j, -1)))
         values = {self.link.parameter: self.link.back(alone[..., 0])}
         if self._by_state:

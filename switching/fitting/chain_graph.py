@@ -31,7 +31,15 @@ from ..parameters import Parameters, prefixed, with_prefix
 from ..priors import Conjugate
 from ..problem import Problem
 from .graph import Etas, Graph, Points
+from .linked_emission import LinkedEmission
 from .logit_emission import LogitEmission
+from .rate_emission import RateEmission
+
+LINKED: dict[str, type[LinkedEmission]] = {
+    "Poisson": RateEmission,
+    "Bernoulli": LogitEmission,
+    "Categorical": LogitEmission,
+}  # by the name of the emission without inputs
 
 LEAST = -1e4  # the log weight of an impossible state; its exponential is 0
 
@@ -148,6 +156,18 @@ class ChainGraph(Graph):
         paths = engine.blocks[PATHS]
         return paths.family.chain(paths.eta)  # type: ignore[attr-defined]
 
+    def near(self, values: Parameters) -> Etas:
+        """Natural parameters of all blocks at the start of a fit from these parameters `[R, ...]`: at their priors, or
+        near the parameters where the updates of a block are local."""
+        etas, series = self.start(len(next(iter(values.values())))), self.problem.series
+        for part in self.problem.emission.parts:
+            if part.block not in self.blocks:  # its parameters are in the block of the other part
+                continue
+            prefix, block = self.blocks[part.block]
+            begun = block.begin(with_prefix(values, prefix), partial(rows_read, part.emission, series))
+            etas |= {} if begun is None else {part.block: begun}
+        return etas
+
     def point(self, values: Parameters) -> Etas:
         """Expected statistics of a q that is concentrated on these parameters."""
         return {n: block.statistics(with_prefix(values, prefix)) for n, (prefix, block) in self.blocks.items()}
@@ -231,7 +251,7 @@ def _values_at(blocks: Blocks, points: Points) -> Parameters:
     return values
 
 
-def message_form(emission: Emission) -> ConjugateEmission | LogitEmission:
+def message_form(emission: Emission) -> ConjugateEmission | LinkedEmission:
     """The block of an emission's parameters in message passing; TypeError if there is none."""
     driven = of_one(emission)
     if isinstance(driven, GeneralizedLinear) and driven is not emission:
@@ -254,7 +274,27 @@ def message_form(emission: Emission) -> ConjugateEmission | LogitEmission:
             f"prior: {plain.name} has priors of {', '.join(sorted(plain.user_priors))} that are not of its "
             'conjugate family, which message passing needs; use method="em", "svi" or "nuts".'
         )
-    return plain if plain is emission else LogitEmission.of(cast(GeneralizedLinear, driven))
+    return plain if plain is emission else _linked(cast(GeneralizedLinear, driven))
+
+
+def _linked(emission: GeneralizedLinear) -> LinkedEmission:
+    if emission.shared:
+        raise TypeError(
+            f"emission: all states share coefficients of {', '.join(emission.shared)}, and message passing "
+            'estimates those of each state; use method="em", "svi" or "nuts".'
+        )
+    if emission.have_unit:
+        raise TypeError(
+            f"emission: all states share a scale of {emission!r}, and message passing estimates that of each "
+            'state; use method="em", "svi" or "nuts".'
+        )
+    return LINKED[emission.plain.name](emission)
+
+
+def is_curved(emission: Emission) -> bool:
+    """Whether a factor of the emission is curved, which takes float64: a variance is a difference of moments."""
+    forms = (message_form(part.emission) for part in emission.parts)
+    return any(isinstance(form, LinkedEmission) and form.is_curved for form in forms)
 
 
 def emissions(emission: Emission, chain: str, series: Series, counted: Tensor | None = None) -> list[Factor]:
@@ -320,5 +360,7 @@ def emitted(
         assert isinstance(form, ConjugateEmission)
         return form.expected_message(flat, powered, statistics)
 
-    messages = {chain: to_chain} | ({part.block: to_block} if isinstance(form, ConjugateEmission) else {})
-    return Factor(named(part.block, elog), (chain, part.block), messages, mask=counted, convex=(part.block,))
+    factor = Factor(named(part.block, elog), (chain, part.block), {chain: to_chain}, mask=counted)
+    if isinstance(form, LinkedEmission):
+        return form.bounded(factor, part.block)
+    return replace(factor, messages={chain: to_chain, part.block: to_block}, convex=(part.block,))

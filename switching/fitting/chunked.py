@@ -32,7 +32,7 @@ from jaxtyping import Int
 from torch import Tensor
 
 from ...inference.families import Stats, tree_map
-from ...inference.message_passing.engine import VMP, Run
+from ...inference.message_passing.engine import HALVINGS, ROUNDINGS, VMP, Run
 from ...inference.numerics.deferred import deferred, recompute
 from ..data.series import Series
 from ..dynamics.contract import PATHS
@@ -95,6 +95,8 @@ class ChunkedVMP:
                 with deferred() as checks:
                     etas = {name: prior + self._now.messages[name] for name, prior in self._priors().items()}
                     now = self._contribution(etas)
+                    if self._is_curved:
+                        etas, now = self._raised(etas, now)
                     before = trace[-1] if trace else torch.full_like(now.elbo, math.nan)
                     (converged,) = map(bool, checks.settle(((now.elbo - before).abs() <= tol * now.elbo.abs()).all()))
                 self._now, self.etas = now, etas
@@ -104,6 +106,23 @@ class ChunkedVMP:
                 raise  # nothing has been reached yet
             return Run(torch.stack(trace), len(trace), False, interrupted=True)
         return Run(torch.stack(trace), len(trace), converged)
+
+    @property
+    def _is_curved(self) -> bool:
+        """Whether a whole step may lower the bound: see `Factor`."""
+        return any(factor.curved for factor in self.graph.factors)
+
+    def _raised(self, etas: Etas, now: Contribution) -> tuple[Etas, Contribution]:
+        """The way to these natural parameters, halved in each restart until the bound does not fall."""
+        for i in range(HALVINGS + 1):
+            rounding = ROUNDINGS * torch.finfo(now.elbo.dtype).eps * now.elbo.abs()
+            risen = now.elbo >= self._now.elbo - rounding  # False for NaN
+            if bool(risen.all()):
+                break
+            part = 0.5 if i < HALVINGS else 0.0
+            etas = {name: torch.where(_wide(risen, e), e, self.etas[name].lerp(e, part)) for name, e in etas.items()}
+            now = self._contribution(etas)
+        return etas, now
 
     def select(self, restarts: Tensor) -> "ChunkedVMP":
         """The engine of some of the restarts."""
@@ -228,6 +247,10 @@ def _room(graph: ChainGraph) -> int:
     return room // graph.width
 
 
+def _wide(of_restarts: Tensor, like: Tensor) -> Tensor:
+    return of_restarts.reshape(-1, *[1] * (like.ndim - 1))
+
+
 def occupancy_of(engine: VMP, counted: Tensor | None = None) -> Tensor:
     """Expected number of steps in each state, `[R, K]`; without held steps whose emission is the same in all states."""
     drawn, held = engine.stats(PATHS).steps
@@ -302,7 +325,7 @@ def run_batches(
 
 def engine_from(graph: ChainGraph, values: Parameters) -> VMP | ChunkedVMP:
     """The engine with the paths under parameters `[R, ...]`."""
-    return engine_of(graph, graph.start(len(next(iter(values.values())))), graph.point(values))
+    return engine_of(graph, graph.near(values), graph.point(values))
 
 
 def engine_of(

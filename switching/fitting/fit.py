@@ -16,7 +16,7 @@ from ..dynamics.any_prior import check_fit
 from ..parameters import Parameters, reordered
 from ..problem import Problem
 from .alignment import match_states, state_levels
-from .chain_graph import check_held, renumbered
+from .chain_graph import check_held, is_curved, renumbered
 from .em import EM
 from .initialization import Initialization, with_fixed
 from .message_passing import fit_vmp
@@ -114,8 +114,12 @@ def _by_em(begin: Initialization, options: Options) -> Result:
 
 def _by_message_passing(begin: Initialization, options: Options) -> Result:
     problem, units, scaled = begin.problem, begin.units, begin.scaled
+    wide, start = scaled, begin.start
+    if is_curved(scaled.emission):
+        wide = scaled.double()
+        start = None if start is None else {name: value.double() for name, value in start.items()}
     with reported(options, -begin.volume) as report:
-        ended = fit_vmp(scaled, options, report, begin.start)
+        ended = fit_vmp(wide, options, report, start)
     posterior = VariationalPosterior.of_chain(ended.etas, ended.graph.blocks, units, problem)
     order = _order(scaled, begin.start, units.values(posterior.mean))
     posterior = replace(posterior, blocks=renumbered(ended.graph.blocks, ended.etas, order))

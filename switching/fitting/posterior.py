@@ -35,7 +35,7 @@ from ..lagged_forecast import DRAWS as DRAWS_AHEAD
 from ..lagged_forecast import observation_ahead
 from ..parameters import Parameters
 from ..problem import Problem
-from .chain_graph import Blocks, ChainGraph, collected
+from .chain_graph import Blocks, ChainGraph, collected, is_curved
 from .graph import Etas, Graph, Points
 from .refinement import RELIABLE, draw_posterior
 from .units import Units
@@ -234,7 +234,8 @@ class VariationalPosterior(Posterior):
 
     @property
     def mean(self) -> Parameters:
-        """Posterior means, or geometric means; of probabilities with inputs, those at the means of their logits."""
+        """Posterior means, or geometric means; of probabilities and rates with inputs, those at the means of their
+        predictors."""
         return self.collect(
             {
                 name: family.mean(self.blocks[name])[..., 0].exp()
@@ -259,10 +260,13 @@ class VariationalPosterior(Posterior):
         like, units = problem.series.like, self.units.to(problem.series.like)
         fixed = {} if self.problem is None else self.problem.fixed
         problem = replace(problem, fixed={name: value.to(like) for name, value in fixed.items()})
-        etas = {name: eta.to(like) for name, eta in self.blocks.items()}
+        wide = problem.double() if is_curved(problem.emission) else problem
+        etas = {name: eta.to(wide.series.like) for name, eta in self.blocks.items()}
         with naming("x"):
-            smoothed = ChainGraph.of(units.problem(problem)).chain(etas).smooth()
-        return replace(smoothed, log_normalizer=smoothed.log_normalizer - units.log_volume(problem.series).to(like))
+            smoothed = ChainGraph.of(units.problem(wide)).chain(etas).smooth()
+        found = {name: part.to(like) for name, part in vars(smoothed).items() if part is not None}
+        volume = units.log_volume(problem.series).to(like)
+        return Smoothed(**found | {"log_normalizer": found["log_normalizer"] - volume})
 
 
 def _in_data(
@@ -270,7 +274,9 @@ def _in_data(
 ) -> Parameters:
     """The parameters at points in these units, in the units of the data."""
     values = units.back(inner(points))
-    return values if problem is None else problem.hold(values)
+    if problem is None:
+        return values
+    return problem.hold({name: value.to(problem.series.like) for name, value in values.items()})
 
 
 class DrawnParameters(ParameterPosterior):

@@ -825,6 +825,60 @@ def test_what_is_said_to_be_convex_and_is_not_is_named():
         VMP([Block("weight", Gaussian(), prior)], [Factor(logistic(z, -1.0), ("weight",), convex=("weight",))])
 
 
+def counted(u: Tensor, x: Tensor, sign: float = 1.0):
+    """E log Poisson(x; exp(u w)) of a normal weight, without constants."""
+
+    def expected(weight):
+        mean, variance = weight[..., 0, None], (weight[..., 1] - weight[..., 0].square()).unsqueeze(-1)
+        return x * u * mean - sign * (u * mean + u.square() * variance / 2).exp()
+
+    return expected
+
+
+def test_steps_of_a_curved_factor_are_halved_until_the_bound_rises_to_its_maximum():
+    u, x = torch.tensor([1.0, 2.0, -0.5, 1.5]).double(), torch.tensor([3.0, 60.0, 0.0, 20.0]).double()
+    prior = Gaussian().natural(torch.zeros(2, 1).double(), torch.eye(1).double())  # two plates
+    start = Gaussian().natural(torch.tensor([[-3.0], [4.0]]).double(), torch.eye(1).double())
+    ends = []
+    for eta in start:
+        curved = Factor(counted(u, x), ("weight",), curved=("weight",))
+        vmp = VMP([Block("weight", Gaussian(), prior[0], eta=eta)], [curved])
+        bounds = [vmp.elbo(), *(vmp.sweep().elbo["weight"] for _ in range(60))]
+        assert float(torch.stack(bounds).diff().min()) >= -1e-9
+        ends.append((bounds[-1], vmp.stats("weight")))
+    assert_close(ends[0], ends[1], rtol=1e-10, atol=1e-10)
+    grid = torch.linspace(1, 3, 100_001, dtype=torch.float64)
+    log_joint = (x * u * grid[:, None] - (u * grid[:, None]).exp()).sum(-1) - grid**2 / 2 - 0.5 * LOG_2PI
+    exact = log_joint.logsumexp(0) + math.log(float(grid[1] - grid[0]))
+    assert exact - 0.01 < ends[0][0] < exact
+    mean, square = ends[0][1].clone().requires_grad_().unbind()  # the maximum: no slope in mean and variance
+    variance = square - mean.square()
+    fit = counted(u, x)(torch.stack([mean, square])).sum() - (mean.square() + variance - variance.log()) / 2
+    assert_close(torch.stack(torch.autograd.grad(fit, (mean, square))), torch.zeros(2).double(), rtol=0, atol=1e-8)
+
+
+def test_restarts_halve_their_steps_by_themselves():
+    u, x = torch.tensor([1.0, 2.0, -0.5, 1.5]).double(), torch.tensor([3.0, 60.0, 0.0, 20.0]).double()
+    prior = Gaussian().natural(torch.zeros(1).double(), torch.eye(1).double())
+    starts = Gaussian().natural(torch.tensor([[-3.0], [1.9], [4.0]]).double(), torch.eye(1).double())
+    factor = Factor(counted(u, x), ("weight",), curved=("weight",))
+
+    def run(etas: Tensor) -> Tensor:
+        vmp = VMP([Block("weight", Gaussian(), prior, eta=etas)], [factor], len(etas))
+        vmp.run(3, tol=0.0)
+        return vmp.blocks["weight"].eta
+
+    assert_close(run(starts), torch.cat([run(start.unsqueeze(0)) for start in starts]), rtol=1e-12, atol=1e-12)
+
+
+def test_a_wrong_message_of_a_curved_factor_is_named():
+    u, x = torch.tensor([1.0]).double(), torch.tensor([3.0]).double()
+    prior = Gaussian().natural(torch.zeros(1).double(), torch.eye(1).double())
+    wrong = Factor(counted(u, x), ("weight",), {"weight": torch.ones_like}, curved=("weight",))
+    with pytest.raises(ValueError, match="factor 'expected': its message to block 'weight' is not the gradient"):
+        VMP([Block("weight", Gaussian(), prior)], [wrong])
+
+
 def test_blocks_are_read_as_a_mapping_and_set_by_put():
     x = series(2, 9, 18)[..., 0]
     vmp = sample_hold(x, 3, seed=2)

@@ -1,4 +1,4 @@
-"""Message passing for Bernoulli and categorical emissions with inputs: bounds on expected log-likelihoods."""
+"""Message passing for generalised linear emissions: expected log-likelihoods, or bounds on them."""
 
 import math
 
@@ -8,8 +8,7 @@ import torch
 from oracles.models import numbers
 from samplehold.switching.emissions.generalized import GeneralizedLinear
 from samplehold.switching.fitting import chunked
-from samplehold.switching.fitting.chain_graph import ChainGraph
-from samplehold.switching.fitting.logit_emission import LogitEmission
+from samplehold.switching.fitting.chain_graph import ChainGraph, message_form
 from samplehold.switching.parameters import reordered
 from torch import Tensor
 from torch.testing import assert_close
@@ -19,16 +18,19 @@ FORMS = {
     "binary": sh.Bernoulli(2, inputs=C),
     "symbols": sh.Categorical(4, inputs=C),
     "letters": sh.Categorical(2, inputs=C),
+    "counts": sh.Poisson(2, inputs=C),
 }
 each = pytest.mark.parametrize("emission", FORMS.values(), ids=FORMS)
 
 
 def values_of(emission: GeneralizedLinear, size: float = 1.0) -> dict[str, Tensor]:
-    sizes, main = emission.sizes, emission.plain.parameters["probs"]
-    logits = size * numbers(K, *(sizes[dim] for dim in main.dims[1:]))
-    probs = logits.sigmoid() if emission.plain.name == "Bernoulli" else logits.softmax(-1)
+    sizes, name = emission.sizes, emission.link.parameter
+    predictor = size * numbers(K, *(sizes[dim] for dim in emission.plain.parameters[name].dims[1:]))
+    main = {"Bernoulli": predictor.sigmoid(), "Poisson": predictor.exp()}.get(
+        emission.plain.name, predictor.softmax(-1)
+    )
     shape = [sizes[dim] for dim in emission.parameters["coefficients"].dims[1:]]
-    return {"probs": probs, "coefficients": size * numbers(K, *shape, seed=1)}
+    return {name: main, "coefficients": size * numbers(K, *shape, seed=1)}
 
 
 def series_of(emission: GeneralizedLinear, n: int, steps: int) -> tuple[Tensor, Tensor]:
@@ -45,7 +47,7 @@ def series_of(emission: GeneralizedLinear, n: int, steps: int) -> tuple[Tensor, 
 @pytest.mark.few(2)
 @each
 def test_bounds_are_equal_at_a_point_and_below_the_mean_of_draws(emission):
-    block, values, n = LogitEmission.of(emission), values_of(emission), 20_000
+    block, values, n = message_form(emission), values_of(emission), 20_000
     x, inputs = series_of(emission, 2, T)
     rows = torch.cat([x, inputs], -1)
     point = block.point(values)
@@ -62,7 +64,7 @@ def test_bounds_are_equal_at_a_point_and_below_the_mean_of_draws(emission):
 
 @each
 def test_points_are_the_parameters_and_states_change_their_numbers(emission):
-    block, values, order = LogitEmission.of(emission), values_of(emission), torch.tensor([2, 0, 1])
+    block, values, order = message_form(emission), values_of(emission), torch.tensor([2, 0, 1])
     point = block.point(values)
     assert_close(block.values(point), values, rtol=1e-12, atol=1e-12)
     eta = block.family.natural(point, torch.eye(point.shape[-1]).double().expand(len(point), -1, -1))
@@ -78,6 +80,7 @@ FITS = {
     "rows": (sh.Markov(K), FORMS["binary"]),
     "driven gate": (sh.Copy(K, inputs=C), FORMS["symbols"]),
     "driven rows": (sh.Markov(K, inputs=C), FORMS["letters"]),
+    "counts": (sh.Copy(K), FORMS["counts"]),
 }
 
 
@@ -124,16 +127,19 @@ def test_known_coefficients_of_0_have_the_bound_of_the_emission_without_inputs(e
     fit = sh.SwitchingSSM(sh.Markov(K), emission).fit(x, "vmp", inputs=inputs, fixed=known, **few)
     for name, table in known.items():
         assert_close(fit.model.values[name], table, rtol=1e-9, atol=1e-9)
-    plain = sh.SwitchingSSM(sh.Markov(K), emission.plain).fit(x, "vmp", fixed={"probs": known["probs"]}, **few)
+    plain = sh.SwitchingSSM(sh.Markov(K), emission.plain).fit(
+        x, "vmp", fixed={name: table for name, table in known.items() if name != "coefficients"}, **few
+    )
     assert_close(fit.objective[-1], plain.objective[-1], rtol=0, atol=1e-6)
     with pytest.raises(TypeError, match=r"^fixed: got coefficients, but message passing holds all parameters of"):
         fit.model.fit(x, "vmp", inputs=inputs, fixed={"coefficients": known["coefficients"]}, progress=False)
 
 
 @pytest.mark.slow
-def test_chunks_give_the_bound_of_the_whole(monkeypatch):
-    x, inputs = series_of(FORMS["binary"], 6, 20)
-    model = sh.SwitchingSSM(sh.Markov(K), FORMS["binary"])
+@pytest.mark.parametrize("form", ["binary", "counts"])
+def test_chunks_give_the_bound_of_the_whole(monkeypatch, form):
+    x, inputs = series_of(FORMS[form], 6, 20)
+    model = sh.SwitchingSSM(sh.Markov(K), FORMS[form])
     given = {"inputs": inputs, "lengths": [20, 3, 7, 20, 1, 12], "restarts": 1, "progress": False}
     whole = model.fit(x, "vmp", **given)
     monkeypatch.setattr(chunked, "ROOM", 2 * 20 * K)
@@ -142,9 +148,10 @@ def test_chunks_give_the_bound_of_the_whole(monkeypatch):
 
 
 @pytest.mark.slow
-def test_minibatches_end_near_the_whole():
-    x, inputs = series_of(FORMS["binary"], 24, 12)
-    model, few = sh.SwitchingSSM(sh.Markov(K), FORMS["binary"]), {"restarts": 1, "progress": False}
+@pytest.mark.parametrize("form", ["binary", "counts"])
+def test_minibatches_end_near_the_whole(form):
+    x, inputs = series_of(FORMS[form], 24, 12)
+    model, few = sh.SwitchingSSM(sh.Markov(K), FORMS[form]), {"restarts": 1, "progress": False}
     whole = model.fit(x, "vmp", inputs=inputs, **few)
     parts = model.fit(x, "vmp", inputs=inputs, start=whole.model, batch_size=8, max_steps=100, **few)
     assert abs(float(parts.objective[-1]) - float(whole.objective[-1])) < 1
@@ -160,18 +167,17 @@ def test_what_is_asked_of_a_fit(emission, tmp_path):
     assert draws["coefficients"].shape == (7, *fit.model.values["coefficients"].shape)
     lower, upper = fit.posterior.interval(0.9)
     assert bool((lower["coefficients"] < fit.model.values["coefficients"]).all())
-    assert bool((upper["probs"] < 1).all())
+    assert emission.plain.name == "Poisson" or bool((upper["probs"] < 1).all())
     assert fit.to_arviz(draws=3).posterior["coefficients"].shape[1] == 3
     fit.save(tmp_path / "fit")
     assert_close(sh.load(tmp_path / "fit").values, fit.model.values, rtol=0, atol=0)
     ahead = fit.forecast(2, inputs=numbers(2, 2, C))
-    assert bool(ahead.mean.isfinite().all()) if emission.plain.name == "Bernoulli" else ahead.probs.shape[-2] == 2
+    assert bool(ahead.mean.isfinite().all()) if emission.plain.name != "Categorical" else ahead.probs.shape[-2] == 2
 
 
 def test_what_has_no_bound_is_refused_by_name():
     x, inputs = torch.tensor([0.0, 1.0, 1.0, 0.0]), {"dose": [0.0, 1.0, 2.0, 1.0]}
     refused = {
-        r"^emission: message passing has no bound for Poisson with inputs": sh.Poisson(1, inputs=["dose"]),
         r"^emission: all states share a scale of LinearRegression": sh.LinearRegression(
             1, inputs=["dose"], tied={"scale": "all states"}
         ),

@@ -4,6 +4,7 @@ import math
 
 import numpy as np
 import pyro
+import pyro.distributions as dist
 import pytest
 import samplehold as sh
 import torch
@@ -331,11 +332,11 @@ def test_the_message_is_the_gradient_of_the_expected_table():
             r"^inputs: got 1 in one",
         ),
         (
-            lambda: sh.SwitchingSSM(sh.Copy(2), sh.Poisson(1, inputs="a")).fit(
-                [1, 2, 3], "vmp", inputs=[[1], [2], [3]]
-            ),
+            lambda: sh.SwitchingSSM(
+                sh.Copy(2), sh.Poisson(1, prior={"rate": dist.LogNormal(0.0, 1.0)}, inputs="a")
+            ).fit([1, 2, 3], "vmp", inputs=[[1], [2], [3]]),
             TypeError,
-            "em",
+            r'^prior: Poisson has priors of rate that are not .* use method="em"',
         ),
     ],
 )
