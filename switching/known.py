@@ -314,8 +314,8 @@ class FixedBlock(Conjugate):
         if known is None:
             known = sum(_density_of_known(site, self.at) for site in self.block.sites(prior) if site.name in self.at)
 
-        def elog(statistics: Tensor) -> Tensor:
-            return whole.elog(statistics) - known
+        def elog(*statistics: Tensor) -> Tensor:
+            return whole.elog(*statistics) - known
 
         elog.__name__ = whole.name
         return replace(whole, elog=elog)

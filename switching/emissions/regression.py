@@ -211,7 +211,7 @@ class LinearRegression(NormalRegression):
         inputs: the names of C inputs, or their number. Use inputs of about unit variance, which their prior assumes.
         shared: the names of inputs whose coefficients all states share.
         tied: `{"scale": "all states"}` for one scale of each feature, as in `Normal`. An emission with shared
-            coefficients or tied scales is a `GeneralizedLinear`, which message passing does not take.
+            coefficients or tied scales is a `GeneralizedLinear`, whose coefficients have normal priors of their own.
 
     Example:
         >>> import torch

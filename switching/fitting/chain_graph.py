@@ -31,6 +31,7 @@ from ..parameters import Parameters, prefixed, with_prefix
 from ..priors import Conjugate
 from ..problem import Problem
 from .graph import Etas, Graph, Points
+from .linear_emission import LinearEmission
 from .linked_emission import LinkedEmission
 from .logit_emission import LogitEmission
 from .rate_emission import RateEmission
@@ -39,6 +40,7 @@ LINKED: dict[str, type[LinkedEmission]] = {
     "Poisson": RateEmission,
     "Bernoulli": LogitEmission,
     "Categorical": LogitEmission,
+    "Normal": LinearEmission,
 }  # by the name of the emission without inputs
 
 LEAST = -1e4  # the log weight of an impossible state; its exponential is 0
@@ -227,8 +229,14 @@ def check_held(problem: Problem) -> None:
 def emission_blocks(emission: Emission) -> Blocks:
     """The blocks of an emission's parameters."""
     parts, joined = emission.parts, emission.joined
-    blocks: Blocks = {part.block: (part.prefix, message_form(part.emission)) for part in parts}
-    return blocks if joined is None else {parts[0].block: (None, joined)}
+    if joined is not None:
+        return {parts[0].block: (None, joined)}
+    blocks: Blocks = {}
+    for part in parts:
+        form = message_form(part.emission)
+        beside = form.beside(part.block) if isinstance(form, LinkedEmission) else {}
+        blocks |= {name: (part.prefix, block) for name, block in ({part.block: form} | beside).items()}
+    return blocks
 
 
 def renumbered(blocks: Blocks, etas: Etas, order: Int[Tensor, "K"]) -> Etas:
@@ -274,21 +282,7 @@ def message_form(emission: Emission) -> ConjugateEmission | LinkedEmission:
             f"prior: {plain.name} has priors of {', '.join(sorted(plain.user_priors))} that are not of its "
             'conjugate family, which message passing needs; use method="em", "svi" or "nuts".'
         )
-    return plain if plain is emission else _linked(cast(GeneralizedLinear, driven))
-
-
-def _linked(emission: GeneralizedLinear) -> LinkedEmission:
-    if emission.shared:
-        raise TypeError(
-            f"emission: all states share coefficients of {', '.join(emission.shared)}, and message passing "
-            'estimates those of each state; use method="em", "svi" or "nuts".'
-        )
-    if emission.have_unit:
-        raise TypeError(
-            f"emission: all states share a scale of {emission!r}, and message passing estimates that of each "
-            'state; use method="em", "svi" or "nuts".'
-        )
-    return LINKED[emission.plain.name](emission)
+    return plain if plain is emission else LINKED[plain.name](cast(GeneralizedLinear, driven))
 
 
 def is_curved(emission: Emission) -> bool:
@@ -336,15 +330,15 @@ def emitted(
             return drawn
         return held.sum(-1, keepdim=True) if part.alike else held
 
-    def elog(paths: CopyTables | FactoredTables | MarkovTables, statistics: Tensor) -> Tensor:
+    def elog(paths: CopyTables | FactoredTables | MarkovTables, *statistics: Tensor) -> Tensor:
         used = weights(paths)
         used = used if powers is None else used * powers.unsqueeze(-1)
-        return torch.where(used == 0, 0.0, used * form.expected_table(rows(), statistics)).sum(-1)
+        return torch.where(used == 0, 0.0, used * form.expected_table(rows(), *statistics)).sum(-1)
 
     def to_chain(
-        paths: CopyTables | FactoredTables | MarkovTables, statistics: Tensor
+        paths: CopyTables | FactoredTables | MarkovTables, *statistics: Tensor
     ) -> CopyTables | FactoredTables | MarkovTables:
-        table = form.expected_table(rows(), statistics)
+        table = form.expected_table(rows(), *statistics)
         table = table if powers is None else table.mul_(powers.unsqueeze(-1))
         table = table if counted is None else table.mul_(counted.unsqueeze(-1))
         if beside is not None:
@@ -362,5 +356,5 @@ def emitted(
 
     factor = Factor(named(part.block, elog), (chain, part.block), {chain: to_chain}, mask=counted)
     if isinstance(form, LinkedEmission):
-        return form.bounded(factor, part.block)
+        return form.bounded(replace(factor, blocks=(*factor.blocks, *form.beside(part.block))), part.block)
     return replace(factor, messages={chain: to_chain, part.block: to_block}, convex=(part.block,))

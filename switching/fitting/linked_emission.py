@@ -36,6 +36,8 @@ class LinkedEmission(Conjugate):
         emission: the emission.
         of_constants: a hyperparameter `[K, ...]` of the constants.
         is_curved: whether the bounds are not convex in the moments of q: see `Factor`.
+
+    An emission with other parameters than constants and coefficients has a block for these `beside` this one.
     """
 
     emission: GeneralizedLinear
@@ -49,13 +51,22 @@ class LinkedEmission(Conjugate):
 
     @abstractmethod
     def expected_of_rows(
-        self, observed: Float[Tensor, "*b T F"], design: Float[Tensor, "*b T D"], moments: Float[Tensor, "*r I P"]
+        self,
+        observed: Float[Tensor, "*b T F"],
+        design: Float[Tensor, "*b T D"],
+        moments: Float[Tensor, "*r I P"],
+        *beside: Tensor,
     ) -> Float[Tensor, "*rb T K"]:
-        """Bounds on E log p(x_t | s) of every step and state."""
+        """Bounds on E log p(x_t | s) of every step and state, from the moments of rows and the statistics of the blocks
+        beside this one."""
 
     @abstractmethod
-    def prior_of_rows(self, prior: Parameters) -> Callable[[Float[Tensor, "*r I P"]], Float[Tensor, "*r"]]:
-        """The expected log prior of the constants, from the moments of rows."""
+    def prior_of_rows(self, prior: Parameters) -> Callable[..., Float[Tensor, "*r"]]:
+        """The expected log prior of the constants, as a function of the same moments and statistics."""
+
+    def beside(self, block: str) -> dict[str, Conjugate]:
+        """The blocks of the other parameters, beside the block of this name."""
+        return {}
 
     # ---- rows ------------------------------------------------------------------------------------------------------
 
@@ -144,20 +155,22 @@ class LinkedEmission(Conjugate):
         """The density of the predictors at inputs 0 and of the coefficients."""
         return self._expected_prior(prior)(self.statistics(known))
 
-    def _expected_prior(self, prior: Parameters) -> Callable[[Tensor], Tensor]:
+    def _expected_prior(self, prior: Parameters) -> Callable[..., Tensor]:
         of_constants, precision = self.prior_of_rows(prior), self._precision(prior)
         size, some = precision.shape[-1], precision[precision > 0]
         normalizer = (math.log(2 * math.pi) - some.log()).sum() / 2
 
-        def expected(statistics: Tensor) -> Tensor:
+        def expected(statistics: Tensor, *beside: Tensor) -> Tensor:
             squares = statistics[..., size:].unflatten(-1, (size, size)).diagonal(dim1=-2, dim2=-1)
-            return of_constants(self.of_rows(statistics)) - (precision * squares).sum((-2, -1)) / 2 - normalizer
+            return (
+                of_constants(self.of_rows(statistics), *beside) - (precision * squares).sum((-2, -1)) / 2 - normalizer
+            )
 
         return expected
 
     def prior_factor(self, block: str, prior: Parameters, share: float) -> Factor:
         elog = named(f"{block}_prior", self._expected_prior(prior))
-        return self.bounded(Factor(elog, (block,), scale=share), block)
+        return self.bounded(Factor(elog, (block, *self.beside(block)), scale=share), block)
 
     def bounded(self, factor: Factor, block: str) -> Factor:
         """A factor that declares how it depends on the block."""
@@ -182,8 +195,21 @@ class LinkedEmission(Conjugate):
     # ---- the bound -------------------------------------------------------------------------------------------------
 
     def expected_table(
-        self, x: Float[Tensor, "*b T R"], statistics: Float[Tensor, "*r J Q"]
+        self, x: Float[Tensor, "*b T R"], statistics: Float[Tensor, "*r J Q"], *beside: Tensor
     ) -> Float[Tensor, "*rb T K"]:
         """Bounds on E log p(x_t | s) of every step and state, from rows of observations and their inputs."""
         observed, inputs = self.emission.split(x)
-        return self.expected_of_rows(observed, self.emission.design(inputs), self.of_rows(statistics))
+        return self.expected_of_rows(observed, self.emission.design(inputs), self.of_rows(statistics), *beside)
+
+
+def predicted(
+    design: Float[Tensor, "*b D"], moments: Float[Tensor, "*r I P"]
+) -> tuple[Float[Tensor, "*rb I"], Float[Tensor, "*rb I"]]:
+    """The mean and the variance of the predictor of each row that has one."""
+    size = design.shape[-1]
+    flat, mean_of = design.reshape(-1, size), moments[..., :size]
+    covariance = moments[..., size:].unflatten(-1, (size, size)) - mean_of.unsqueeze(-1) * mean_of.unsqueeze(-2)
+    mean = flat @ mean_of.mT  # [*r, N, I]
+    variance = (flat.unsqueeze(-1) * flat.unsqueeze(-2)).flatten(1) @ covariance.flatten(-2).mT
+    shape = *mean.shape[:-2], *design.shape[:-1], mean.shape[-1]
+    return mean.reshape(shape), variance.reshape(shape)

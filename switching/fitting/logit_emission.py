@@ -53,14 +53,14 @@ class LogitEmission(LinkedEmission):
             self._made[n_rows] = _rows_of(n_rows, self._n_moves, self.n_columns - 1)
         return self._made[n_rows]
 
-    def prior_of_rows(self, prior: Parameters) -> Callable[[Tensor], Tensor]:
+    def prior_of_rows(self, prior: Parameters) -> Callable[..., Tensor]:
         if self._binary:
             concentration = torch.stack([prior["failures"].flatten(-2), prior["successes"].flatten(-2)], -1)
         else:
             concentration = prior["concentration"]
         return self._rows(len(concentration)).prior_at_zero({"concentration": concentration})
 
-    def expected_of_rows(self, observed: Tensor, design: Tensor, moments: Tensor) -> Tensor:
+    def expected_of_rows(self, observed: Tensor, design: Tensor, moments: Tensor, *beside: Tensor) -> Tensor:
         logs = self._rows(moments.shape[-2]).expected_logs(moments, design)  # [*r, *b, T, I, M]
         seen = ~torch.isnan(observed)
         filled = torch.where(seen, observed, 0.0)

@@ -20,7 +20,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from ..parameters import Parameters
-from .linked_emission import LinkedEmission
+from .linked_emission import LinkedEmission, predicted
 
 BEGIN = 100.0  # the precision of each number under q at the start of a fit, relative to the mean square of its input
 LEAST_RATE = 1e-3  # at the start of a fit, so that the first step is not far too long
@@ -41,7 +41,7 @@ class RateEmission(LinkedEmission):
         times = (loc.shape[-1] - len(of_all)) // self._n_own
         return self.family.natural(loc, BEGIN * torch.cat([own.repeat(times), of_all]).diag())
 
-    def prior_of_rows(self, prior: Parameters) -> Callable[[Tensor], Tensor]:
+    def prior_of_rows(self, prior: Parameters) -> Callable[..., Tensor]:
         shape, rate = prior["shape"].flatten(-2), prior["rate"].flatten(-2)
         normalizer = (torch.lgamma(shape) - shape * rate.log()).sum()
         at_zero = torch.eye(1, self.n_columns).to(shape)[0]
@@ -52,7 +52,7 @@ class RateEmission(LinkedEmission):
 
         return expected
 
-    def expected_of_rows(self, observed: Tensor, design: Tensor, moments: Tensor) -> Tensor:
+    def expected_of_rows(self, observed: Tensor, design: Tensor, moments: Tensor, *beside: Tensor) -> Tensor:
         log_rate, rate = (table.unflatten(-1, (-1, self.n_rows)) for table in expected_rates(design, moments))
         seen = (~torch.isnan(observed)).unsqueeze(-2)
         counts = observed.nan_to_num(0.0).unsqueeze(-2)
@@ -67,13 +67,7 @@ def expected_rates(
 
     Beyond the root of the largest number, an expected rate goes on as a straight line. So it is finite and has a slope.
     """
-    size = design.shape[-1]
-    flat, mean_of = design.reshape(-1, size), moments[..., :size]
-    covariance = moments[..., size:].unflatten(-1, (size, size)) - mean_of.unsqueeze(-1) * mean_of.unsqueeze(-2)
-    mean = flat @ mean_of.mT  # [*r, N, I]
-    variance = (flat.unsqueeze(-1) * flat.unsqueeze(-2)).flatten(1) @ covariance.flatten(-2).mT
+    mean, variance = predicted(design, moments)
     power = mean + variance / 2
     most = 0.5 * math.log(torch.finfo(power.dtype).max)
-    rate = power.clamp_max(most).exp() * (1 + (power - most).clamp_min(0.0))
-    mean, rate = (table.reshape(*table.shape[:-2], *design.shape[:-1], table.shape[-1]) for table in (mean, rate))
-    return mean, rate
+    return mean, power.clamp_max(most).exp() * (1 + (power - most).clamp_min(0.0))

@@ -19,18 +19,19 @@ FORMS = {
     "symbols": sh.Categorical(4, inputs=C),
     "letters": sh.Categorical(2, inputs=C),
     "counts": sh.Poisson(2, inputs=C),
+    "binary, shared": sh.Bernoulli(2, inputs=["a", "b"], shared=["b"]),
+    "symbols, shared": sh.Categorical(4, inputs=["a", "b"], shared=["a"]),
+    "counts, all shared": sh.Poisson(2, inputs=["a", "b"], shared=["a", "b"]),
 }
 each = pytest.mark.parametrize("emission", FORMS.values(), ids=FORMS)
 
 
 def values_of(emission: GeneralizedLinear, size: float = 1.0) -> dict[str, Tensor]:
-    sizes, name = emission.sizes, emission.link.parameter
-    predictor = size * numbers(K, *(sizes[dim] for dim in emission.plain.parameters[name].dims[1:]))
-    main = {"Bernoulli": predictor.sigmoid(), "Poisson": predictor.exp()}.get(
-        emission.plain.name, predictor.softmax(-1)
-    )
-    shape = [sizes[dim] for dim in emission.parameters["coefficients"].dims[1:]]
-    return {name: main, "coefficients": size * numbers(K, *shape, seed=1)}
+    sizes, name = emission.sizes | {"shared": 1, "state": K}, emission.link.parameter
+    shapes = {name: [sizes[dim] for dim in parameter.dims] for name, parameter in emission.parameters.items()}
+    values = {n: size * numbers(*shape, seed=seed) for seed, (n, shape) in enumerate(shapes.items())}
+    main = {"Bernoulli": values[name].sigmoid(), "Poisson": values[name].exp()}
+    return values | {name: main.get(emission.plain.name, values[name].softmax(-1))}
 
 
 def series_of(emission: GeneralizedLinear, n: int, steps: int) -> tuple[Tensor, Tensor]:
@@ -122,17 +123,18 @@ def test_the_bound_of_one_state_lies_closely_below_the_evidence_of_logistic_regr
 def test_known_coefficients_of_0_have_the_bound_of_the_emission_without_inputs(emission):
     x, inputs = series_of(emission, 3, 20)
     known = values_of(emission)
-    known["coefficients"] *= 0
+    for name in known.keys() - {emission.link.parameter}:
+        known[name] *= 0
     few = {"restarts": 1, "progress": False}
     fit = sh.SwitchingSSM(sh.Markov(K), emission).fit(x, "vmp", inputs=inputs, fixed=known, **few)
     for name, table in known.items():
         assert_close(fit.model.values[name], table, rtol=1e-9, atol=1e-9)
     plain = sh.SwitchingSSM(sh.Markov(K), emission.plain).fit(
-        x, "vmp", fixed={name: table for name, table in known.items() if name != "coefficients"}, **few
+        x, "vmp", fixed={name: known[name] for name in emission.plain.parameters}, **few
     )
     assert_close(fit.objective[-1], plain.objective[-1], rtol=0, atol=1e-6)
-    with pytest.raises(TypeError, match=r"^fixed: got coefficients, but message passing holds all parameters of"):
-        fit.model.fit(x, "vmp", inputs=inputs, fixed={"coefficients": known["coefficients"]}, progress=False)
+    with pytest.raises(TypeError, match=r"^fixed: got .*coefficients, but message passing holds all parameters of"):
+        fit.model.fit(x, "vmp", inputs=inputs, fixed=dict([known.popitem()]), progress=False)
 
 
 @pytest.mark.slow
@@ -162,30 +164,18 @@ def test_minibatches_end_near_the_whole(form):
 def test_what_is_asked_of_a_fit(emission, tmp_path):
     x, inputs = series_of(emission, 2, 30)
     fit = sh.SwitchingSSM(sh.Copy(K), emission).fit(x, "vmp", inputs=inputs, restarts=1, progress=False)
-    assert "coefficients" in repr(fit.summary())
+    name = [*emission.parameters][-1]  # coefficients of each state, or of all
+    assert name in repr(fit.summary())
     draws = fit.posterior.sample(7, seed=0)
-    assert draws["coefficients"].shape == (7, *fit.model.values["coefficients"].shape)
+    assert draws[name].shape == (7, *fit.model.values[name].shape)
     lower, upper = fit.posterior.interval(0.9)
-    assert bool((lower["coefficients"] < fit.model.values["coefficients"]).all())
+    assert bool((lower[name] < fit.model.values[name]).all())
     assert emission.plain.name == "Poisson" or bool((upper["probs"] < 1).all())
-    assert fit.to_arviz(draws=3).posterior["coefficients"].shape[1] == 3
+    assert fit.to_arviz(draws=3).posterior[name].shape[1] == 3
     fit.save(tmp_path / "fit")
     assert_close(sh.load(tmp_path / "fit").values, fit.model.values, rtol=0, atol=0)
     ahead = fit.forecast(2, inputs=numbers(2, 2, C))
     assert bool(ahead.mean.isfinite().all()) if emission.plain.name != "Categorical" else ahead.probs.shape[-2] == 2
-
-
-def test_what_has_no_bound_is_refused_by_name():
-    x, inputs = torch.tensor([0.0, 1.0, 1.0, 0.0]), {"dose": [0.0, 1.0, 2.0, 1.0]}
-    refused = {
-        r"^emission: all states share a scale of LinearRegression": sh.LinearRegression(
-            1, inputs=["dose"], tied={"scale": "all states"}
-        ),
-        r"^emission: all states share coefficients of dose": sh.Bernoulli(1, inputs=["dose"], shared=["dose"]),
-    }
-    for said, emission in refused.items():
-        with pytest.raises(TypeError, match=said):
-            sh.SwitchingSSM(sh.Markov(2), emission).fit(x, "vmp", inputs=inputs, progress=False)
 
 
 def test_parameters_by_subject_are_refused_by_name():
