@@ -11,7 +11,7 @@ term and no closed form. It is made by steps of BFGS, in coordinates in which th
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor
 
 from ..ascent import Ascent, Differentiable
@@ -32,12 +32,17 @@ def stationary(table: Float[Tensor, "*n K K"]) -> Float[Tensor, "*n K"]:
     return (probs / probs.sum(-1, keepdim=True)).to(table)
 
 
-def has_one_class(table: Float[Tensor, "K K"]) -> bool:
-    """Whether a chain has a single closed class of states, so a single stationary distribution."""
+def closed_class(table: Float[Tensor, "K K"] | Bool[Tensor, "K K"]) -> Bool[Tensor, "K"]:
+    """The states of the single closed class of a chain, reached from all states; none if there are several."""
     reach = ((table > 0) | torch.eye(len(table), dtype=torch.bool, device=table.device)).double()
     for _ in range(len(table).bit_length()):
         reach = (reach @ reach > 0).double()
-    return bool(reach.all(0).any())  # some state is reached from all
+    return reach.all(0)
+
+
+def has_one_class(table: Float[Tensor, "K K"] | Bool[Tensor, "K K"]) -> bool:
+    """Whether a chain has a single closed class of states, so a single stationary distribution."""
+    return bool(closed_class(table).any())
 
 
 def initial_weights(n_states: int, n_inputs: int) -> InputWeights:

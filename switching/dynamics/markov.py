@@ -3,7 +3,7 @@ r"""Markov dynamics: $s_1 \sim \text{Categorical}(p)$, $s_t \sim \text{Categoric
 Rows may depend on inputs, as a multinomial logit: see `rows`.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, ClassVar, cast
@@ -29,10 +29,16 @@ from ..priors import Conjugate, Probabilities
 from .any_prior import check_prior, first_in_words, under_user_priors
 from .contract import NOTHING, PATHS, Dynamics, draw_state
 from .factors import by_state, constant_start, first_state, moves
-from .initial import StationaryRows, has_one_class, initial_weights, stationary
+from .initial import StationaryRows, closed_class, has_one_class, initial_weights, stationary
 from .logits import LogitRows, driven_moves, driven_start
 from .possible import PossibleProbabilities, band, check_known_states, possible_rows, read_mask, references
 from .rows import InputWeights, Objective, Rows, transition_weights
+from .trees import stationary_start
+
+SEVERAL = (
+    "several closed classes of states, so there is no single stationary distribution; make some moves between them "
+    'possible, or use initial="free".'
+)
 
 
 @dataclass(frozen=True, repr=False)
@@ -100,6 +106,8 @@ class Markov(Dynamics):
         self._check_initial()
         if self.mask is not None:
             object.__setattr__(self, "mask", read_mask(self.mask, self.n_states))
+        if self.initial == "stationary" and not has_one_class(self._possible):
+            raise ValueError(f"mask: got {SEVERAL}")
         object.__setattr__(self, "sticky", check_number("sticky", self.sticky, least=0))
         object.__setattr__(self, "prior", dict(self.prior) if isinstance(self.prior, Mapping) else self.prior)
         check_prior(self, self._beside_priors)
@@ -210,8 +218,7 @@ class Markov(Dynamics):
 
     @property
     def no_messages(self) -> str | None:
-        stationary = "its first state has the stationary distribution" if self.initial == "stationary" else None
-        return stationary or first_in_words(self.any_priors)
+        return first_in_words(self.any_priors)
 
     @property
     def not_conjugate(self) -> str | None:
@@ -232,10 +239,7 @@ class Markov(Dynamics):
     def check_values(self, values: Parameters) -> Parameters:
         checked = super().check_values(values)
         if self.initial == "stationary" and not has_one_class(checked["transition_probs"]):
-            raise ValueError(
-                "transition_probs: got several closed classes of states, so there is no single stationary "
-                'distribution; make some moves between them possible, or use initial="free".'
-            )
+            raise ValueError(f"transition_probs: got {SEVERAL}")
         return checked
 
     # ---- paths -----------------------------------------------------------------------------------------------------
@@ -456,6 +460,8 @@ class Markov(Dynamics):
         first, moves = zero.new_zeros(k), torch.where(self._possible.to(zero.device), zero, -torch.inf)
         if not isinstance(self.initial, str):
             first = torch.where(torch.tensor(self.initial).to(zero) > 0, zero, -torch.inf)
+        elif self.initial == "stationary":
+            first = torch.where(closed_class(self._possible).to(zero.device), zero, -torch.inf)
         base = None
         if bool(moves.isinf().any() or first.isinf().any()):
             base = MarkovTables(first, moves, zero.new_zeros(1, 1))
@@ -469,6 +475,8 @@ class Markov(Dynamics):
         elif self.n_initial:
             rows = cast(LogitRows, blocks["initial"])
             start = driven_start("initial", PATHS, rows, with_ones(self._first_inputs(drive)), counted)
+        elif self.initial == "stationary":
+            start = stationary_start("transition", PATHS, self._first_rows(drive, n_axes), self._possible, counted)
         else:
             start = first_state("initial", PATHS, n_axes, counted)
         if not self.n_inputs:
@@ -476,3 +484,12 @@ class Markov(Dynamics):
         assert drive.inputs is not None
         design = with_ones(drive.inputs[..., 1:, : self.n_inputs])
         return [start, driven_moves("transition", PATHS, cast(LogitRows, blocks["transition"]), design)]
+
+    def _first_rows(self, drive: Drive, n_axes: int) -> Callable[[Tensor], Tensor]:
+        """Bounds of the expected logarithms of the transitions that a stationary start has, from their statistics."""
+        if not self.n_inputs:
+            return lambda statistics: widened(statistics, 2, n_axes - 1)
+        assert drive.inputs is not None
+        rows = cast(LogitRows, self.message_blocks["transition"])
+        design = with_ones(drive.inputs[..., 0, : self.n_inputs])
+        return lambda statistics: rows.expected_logs(statistics, design)
