@@ -21,6 +21,7 @@ inputs, summing out a Polya-Gamma variable gives (Jaakkola & Jordan 2000, eq. 12
 $$u, v = \pm E[\psi]/2 - \log\big(2 \cosh(\sqrt{E[\psi^2]}/2)\big).$$
 """
 
+import math
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -33,6 +34,7 @@ from ...inference.numerics.logs import log_sigmoid
 from ..ascent import LONGEST_STEP, chunk_size, newton
 
 MAX_STEPS = 50
+SMALL = 1e-4  # squares below which `log_two_cosh` is a series
 
 
 def log1mexp(x: Tensor) -> Tensor:
@@ -146,9 +148,15 @@ def bounds_of_logit(
     mean: Float[Tensor, "*b"], square: Float[Tensor, "*b"]
 ) -> tuple[Float[Tensor, "*b"], Float[Tensor, "*b"]]:
     """Bounds on E log sigma(psi), E log sigma(-psi), from the means of psi and of its square."""
-    root = (square.clamp_min(0) + 1e-30).sqrt()  # its gradient exists at 0
-    log_cosh = root / 2 + softplus(-root)
-    return mean / 2 - log_cosh, -mean / 2 - log_cosh
+    cost = log_two_cosh(square)
+    return mean / 2 - cost, -mean / 2 - cost
+
+
+def log_two_cosh(square: Float[Tensor, "*b"]) -> Float[Tensor, "*b"]:
+    r"""$\log 2 \cosh(\xi / 2)$ as a function of $\xi^2$; by a series near 0, where $\xi$ has no derivative."""
+    root = square.clamp_min(SMALL).sqrt()
+    near = math.log(2) + square / 8 - square.square() / 192
+    return torch.where(square < SMALL, near, root / 2 + softplus(-root))
 
 
 def log_redraw_in_gap(u: Tensor, v: Tensor, gap: Tensor) -> Tensor:

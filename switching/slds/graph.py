@@ -10,7 +10,7 @@ Priors are for series that are centered and scaled by feature, and have the weig
 transitions is a tenth of the variance of the steps of a single linear model's path.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -150,16 +150,19 @@ def regimes(layout: LinearRegimes, log_weight: Tensor) -> MarkovTables:
     return MarkovTables(zero.expand(*shape, k), zero.expand(*shape, *moves), log_weight)
 
 
-def annealed(engine: VMP, hot: Sequence[float], cooling: float, sweeps: int) -> VMP:
+def annealed(
+    engine: VMP, hot: Sequence[float], cooling: float, sweeps: int, exempt: Collection[str] = frozenset()
+) -> VMP:
     """The engine after its restarts have been cooled down, each from a temperature `hot [R]`; 1 leaves it alone.
 
     The factors that join states and switch have weight 1/T for some sweeps, at first with T = hot. Then T - 1 is
     multiplied by `cooling`, and this repeats until T - 1 is below `COLD`. Finally all factors have weight 1 again.
-    A restart joins the hottest ones as soon as they have come down to its own temperature.
+    A restart joins the hottest ones as soon as they have come down to its own temperature. Factors of the blocks
+    `exempt` have weight 1 throughout.
     """
     if SWITCH not in engine.blocks:
         return engine
-    both = [{CHAIN, SWITCH} <= set(factor.blocks) for factor in engine.factors]
+    both = [{CHAIN, SWITCH} <= set(f.blocks) and not set(exempt) & set(f.blocks) for f in engine.factors]
     temperature, places, part = max(hot), [], engine
     while temperature > 1 + COLD:
         due = [i for i, first in enumerate(hot) if first >= temperature]

@@ -16,9 +16,8 @@ from torch import Tensor
 from ...inference.families import GaussianTables, MarkovTables
 from ...inference.message_passing.factor_graph import Factor
 from ..dynamics.factors import named
+from ..dynamics.gates import log_two_cosh
 from ..linear.factors import wide
-
-LEAST = 1e-14  # floor of an expected square, as its root has no derivative at 0
 
 
 def recurrence(block: str, chain: str, switch: str, inside: Tensor) -> Factor:
@@ -36,11 +35,10 @@ def recurrence(block: str, chain: str, switch: str, inside: Tensor) -> Factor:
         crossed = square[..., :n, n:] + square[..., n:, :n].mT  # [R, 1, K-1, L, K]
         both = torch.einsum("...tl,...ilj->...tji", states, crossed)
         alone = square[..., n:, n:].diagonal(dim1=-2, dim2=-1).mT.unsqueeze(-3)
-        xi = (of_states.unsqueeze(-2) + both + alone).clamp_min(LEAST).sqrt()
+        cost = log_two_cosh(of_states.unsqueeze(-2) + both + alone)
         pairs = moved.transition
         beyond = pairs.flip(-1).cumsum(-1).flip(-1)  # probability of regime i or a later one
         at, reached = pairs[..., :-1], beyond[..., :-1]
-        cost = xi / 2 + torch.nn.functional.softplus(-xi)
         return ((2 * at - reached) * u / 2 - reached * cost).sum((-2, -1))
 
     convex = (chain, block)

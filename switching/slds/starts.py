@@ -31,6 +31,7 @@ WARM = 10  # of the blocks that are not held at first
 KINDS = ("clusters", "stretches")
 WIDTHS = (2, 8, 32, 1, 4, 16)  # steps on either side that clusters use
 COOLING, AT_ONCE = 0.8, 4  # factor of the excess of a temperature over 1, and sweeps at each temperature
+MEMORY = frozenset({"recurrence"})  # regimes that nothing makes last melt into one, as their regressions start at 0
 HOT = (3.0, 1.5, 1.0)  # first temperatures; a start joins hotter ones when these have come down to its own
 
 
@@ -79,7 +80,7 @@ def warmed(engine: VMP, one_chain: bool, kinds: Sequence[str]) -> tuple[VMP, boo
                     if name != held:
                         engine.update(name)
             hot = [1.0 if kind == "own" else HOT[_turn(place)] for place, kind in enumerate(kinds)]
-            engine = annealed(engine, hot, COOLING, AT_ONCE)
+            engine = annealed(engine, hot, COOLING, AT_ONCE, MEMORY)
     except KeyboardInterrupt:
         return engine, True
     return engine, False
