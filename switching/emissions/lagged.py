@@ -159,7 +159,7 @@ class Lagged(NormalRegression):
         of_plain = super().respond(values, inputs)
         return of_plain | {"loc": torch.broadcast_tensors(of_plain["loc"], self._by_feature(of_plain["precision"]))[0]}
 
-    def _by_feature(self, precision: Tensor) -> Float[Tensor, "*r K F"]:
+    def _by_feature(self, precision: Tensor) -> Float[Tensor, "*r F"]:
         """A number for each feature, of the shape of variances."""
         return precision if self.plain.by_feature else precision[..., 0]
 

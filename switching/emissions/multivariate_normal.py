@@ -222,10 +222,8 @@ def patterns(x: Tensor) -> list[tuple[Tensor | None, Tensor | slice]]:
     return patterns if bool(some.all()) else [(None, (~some).nonzero()[:, 0]), *patterns]
 
 
-def in_place(
-    parts: Sequence[Float[Tensor, "*r n K"]], some: Sequence[tuple[Tensor | None, Tensor | slice]]
-) -> Float[Tensor, "*r N K"]:
-    """Tables of the rows of each pattern as one table of all rows."""
+def in_place(parts: Sequence[Tensor], some: Sequence[tuple[Tensor | None, Tensor | slice]]) -> Float[Tensor, "*r N K"]:
+    """Tables `[*r, n, K]` of the n rows of each pattern as one table of all rows."""
     if len(some) == 1:
         return parts[0]
     members = torch.cat([cast(Tensor, members) for _, members in some])
