@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from ..inference.numerics.checks import naming
+from ..inference.numerics.gradients import needs_gradients
 from ..inference.numerics.randomness import Seed
 from ..inference.numerics.records import LINES
 from ..inference.numerics.scalars import check_choice, check_integer, check_kind, check_path
@@ -434,7 +435,7 @@ class Model(Named, ABC):
         known = 0 if series.past is None else series.past.shape[-2]
         return with_past(series, self.order) if self.order and known != self.order else series
 
-    @torch.inference_mode(False)
+    @needs_gradients
     @interruptible()
     def _fit(self, x: Any, given: Given, options: "Options") -> "Fit[Any]":
         """The fit of a series by `_fitted`, under the prior in the options."""

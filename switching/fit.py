@@ -10,6 +10,7 @@ import pandas as pd
 import torch
 from torch import Tensor
 
+from ..inference.numerics.gradients import needs_gradients
 from .data.knowledge import coded
 from .data.series import Series
 from .fitting.result import Result
@@ -117,7 +118,7 @@ class Fit(Result, Generic[Model]):
         seen = model.scored(series).any(-1).sum(-1) if model.order else series.n_seen
         return math.log(float(series.weighed(seen).sum())) * self.n_parameters - 2 * self.loglik
 
-    @torch.inference_mode(False)
+    @needs_gradients
     def summary(self, level: float = 0.9) -> "Summary":
         """The course of the fit, its parameters with standard errors and intervals, and its states; print it.
 
@@ -134,7 +135,7 @@ class Fit(Result, Generic[Model]):
 
         return summarise(self, self._given(None), level)
 
-    @torch.inference_mode(False)
+    @needs_gradients
     def plot_effect(self, name: str, level: float = 0.9) -> "Figure":
         """What the input `name` does to each part of a `SwitchingSSM` that reads it, with bands of probability
         `level`: see `views.effects.plot_effect`.

@@ -23,6 +23,7 @@ from scipy.optimize import brentq
 from scipy.special import ndtri
 from torch import Tensor
 
+from ...inference.numerics.gradients import needs_gradients
 from ...inference.numerics.scalars import check_kind, check_probability
 from ...inference.numerics.threads import one_thread_if_small
 from ..ascent import Ascent
@@ -53,7 +54,7 @@ HIGHER = 1e-3  # gain in nats by a neighbour's end that counts
 class StructureFit(Fit[Any]):
     """A fit of a structure by maximum likelihood, or to the mode under a prior."""
 
-    @torch.inference_mode(False)
+    @needs_gradients
     def profile_interval(self, level: float = 0.9, parameters: str | Sequence[str] | None = None) -> Interval:
         """Intervals of parameters from the profile of the objective: see `switching.linear.profile`.
 
