@@ -192,7 +192,7 @@ class VMP:
             if bool(risen.all()):
                 return eta
             eta = tree_map(partial(_halved, risen), eta, block.eta)
-        return tree_map(lambda new, old: torch.where(_wide(risen, new), new, old), eta, block.eta)
+        return tree_map(lambda new, old: torch.where(per_restart(risen, new), new, old), eta, block.eta)
 
     def _height(self, block: Block, under: Mapping[str, Stats]) -> tuple[Tensor, Tensor]:
         """The parts of the bound that depend on a block, and their rounding error; -inf where one is not finite."""
@@ -411,12 +411,13 @@ class VMP:
         return plates.sum() if self.restarts is None else plates.reshape(self.restarts, -1).sum(-1)
 
 
-def _wide(of_restarts: Tensor, like: Tensor) -> Tensor:
+def per_restart(of_restarts: Tensor, like: Tensor) -> Tensor:
+    """A number of each restart, with as many axes as a table of all of them."""
     return of_restarts.reshape(*of_restarts.shape, *[1] * (like.ndim - of_restarts.ndim))
 
 
 def _halved(kept: Tensor, new: Tensor, old: Tensor) -> Tensor:
-    return torch.where(_wide(kept, new), new, torch.lerp(old, new, 0.5))
+    return torch.where(per_restart(kept, new), new, torch.lerp(old, new, 0.5))
 
 
 def _size(message: Stats) -> int:

@@ -9,6 +9,8 @@ from itertools import pairwise
 import numpy as np
 import pandas as pd
 
+from ...inference.numerics.user_warnings import warn_user
+
 TIME_NAMES = frozenset(
     "time date datetime timestamp year quarter month week weekday day hour minute second period step t".split()  # noqa: SIM905
 )
@@ -195,12 +197,10 @@ def check_times(times: Sequence[pd.Index], names: Sequence[str], cured: bool = F
     if gap is not None:
         sequence, step = gap
         index = times[sequence]
-        warnings.warn(
+        warn_user(
             f"{names[sequence]}: its {_axis(index)} is not evenly spaced, as from {label_text(index[step - 1])} to "
             f"{label_text(index[step])}; rows are taken as consecutive steps. Insert empty rows for steps that are "
-            "missing, or give Copy dynamics the gaps, dt.",
-            UserWarning,
-            stacklevel=3,
+            "missing, or give Copy dynamics the gaps, dt."
         )
 
 

@@ -4,7 +4,6 @@ Dynamics are a stateless description, like an emission. Their parameters are ten
 restarts or posterior draws. They form `blocks` that are conjugate to the counts of paths.
 """
 
-import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import fields, is_dataclass, replace
@@ -22,6 +21,7 @@ from ...inference.chains.contract import Chain, Marginals
 from ...inference.families import CopyTables, FactoredTables, Family, MarkovTables
 from ...inference.message_passing.factor_graph import Factor
 from ...inference.numerics.logs import log_probability
+from ...inference.numerics.user_warnings import warn_user
 from ..data.series import Drive, Series
 from ..emissions.contract import ByGate
 from ..inputs import Inputs, columns_of, count_inputs, select_columns
@@ -243,11 +243,10 @@ class Dynamics(Named, ABC):
             rows = select_columns(rows, columns_of(inputs, self.reads))
             reach = values[name].abs().to(rows) * (rows.amax(0) - rows.amin(0))
             if float(reach.max()) > SEPARATED:
-                warnings.warn(
+                warn_user(
                     f"{name}: inputs decide the gate or a move completely, so the likelihood has no maximum and "
                     f"weights grow without end, to {float(values[name].abs().max()):.3g} so far. "
-                    "Fit with prior='weak', which keeps them finite.",
-                    stacklevel=4,
+                    "Fit with prior='weak', which keeps them finite."
                 )
 
     # ---- fits ------------------------------------------------------------------------------------------------------

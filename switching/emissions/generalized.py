@@ -14,7 +14,6 @@ coefficients of the state, and $\gamma$ coefficients that all states share, both
 et al. 2008, for inputs of about unit variance).
 """
 
-import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
@@ -25,6 +24,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from ...inference.numerics.scalars import check_kind
+from ...inference.numerics.user_warnings import warn_user
 from ..inputs import COEFFICIENT_SCALE, Inputs, count_inputs, named_or_counted
 from ..parameters import Parameter, Parameters
 from ..priors import Site
@@ -194,11 +194,10 @@ class GeneralizedLinear(DrivenEmission):
                 reach = (values[name] * spread_of[columns]).abs().flatten(1).amax(-1)
                 if float(reach.max()) > SEPARATED:
                     state = "all states" if name.startswith("shared") else f"state {int(reach.argmax())}"
-                    warnings.warn(
+                    warn_user(
                         f"{name}: inputs separate the observations of {state} completely, so the likelihood has no "
                         f"maximum and coefficients grow without end, to {float(values[name].abs().max()):.3g} so far. "
-                        "Fit with prior='weak', which keeps them finite.",
-                        stacklevel=4,
+                        "Fit with prior='weak', which keeps them finite."
                     )
 
     # ---- the M-step ------------------------------------------------------------------------------------------------

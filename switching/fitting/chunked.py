@@ -32,7 +32,7 @@ from jaxtyping import Int
 from torch import Tensor
 
 from ...inference.families import Stats, tree_map
-from ...inference.message_passing.engine import HALVINGS, ROUNDINGS, VMP, Run
+from ...inference.message_passing.engine import HALVINGS, ROUNDINGS, VMP, Run, per_restart
 from ...inference.numerics.deferred import deferred, recompute
 from ..data.series import Series
 from ..dynamics.contract import PATHS
@@ -120,7 +120,9 @@ class ChunkedVMP:
             if bool(risen.all()):
                 break
             part = 0.5 if i < HALVINGS else 0.0
-            etas = {name: torch.where(_wide(risen, e), e, self.etas[name].lerp(e, part)) for name, e in etas.items()}
+            etas = {
+                name: torch.where(per_restart(risen, e), e, self.etas[name].lerp(e, part)) for name, e in etas.items()
+            }
             now = self._contribution(etas)
         return etas, now
 
@@ -245,10 +247,6 @@ def _room(graph: ChainGraph) -> int:
     """Steps of a chunk, times restarts and states."""
     room = ROOM if graph.problem.series.like.device.type == "cpu" else ON_GPU * ROOM
     return room // graph.width
-
-
-def _wide(of_restarts: Tensor, like: Tensor) -> Tensor:
-    return of_restarts.reshape(-1, *[1] * (like.ndim - 1))
 
 
 def occupancy_of(engine: VMP, counted: Tensor | None = None) -> Tensor:

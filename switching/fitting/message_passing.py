@@ -10,7 +10,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from ...inference.message_passing.engine import VMP, Block, Run
+from ...inference.message_passing.engine import VMP, Block, Run, per_restart
 from ...inference.message_passing.factor_graph import check_proper
 from ...inference.numerics.deferred import passed
 from ..data.series import Series
@@ -69,7 +69,7 @@ class Passing:
         by = by.to(next(eta for eta in now.values() if isinstance(eta, Tensor)))
         for _ in range(HALVINGS):
             ahead = {
-                name: eta + _wide(by, eta) * (eta - before[name]) if isinstance(eta, Tensor) else eta
+                name: eta + per_restart(by, eta) * (eta - before[name]) if isinstance(eta, Tensor) else eta
                 for name, eta in now.items()
             }
             tables = {name: eta for name, eta in ahead.items() if isinstance(eta, Tensor)}
@@ -85,10 +85,6 @@ class Passing:
 
     def height(self) -> Tensor:
         return self.engine.elbo()
-
-
-def _wide(by: Tensor, like: Tensor) -> Tensor:
-    return by.reshape(-1, *[1] * (like.ndim - 1))
 
 
 def fit_graph(

@@ -5,7 +5,6 @@ $$s_1 \sim N(m, P), \quad s_{t+1} = A s_t + c + N(0, Q), \quad x_t = C s_t + d +
 also called a linear dynamical system. Given values, all inference is exact, by a `LinearGaussianChain`.
 """
 
-import warnings
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Unpack
@@ -23,6 +22,7 @@ from ...inference.numerics.placement import constant
 from ...inference.numerics.randomness import Seed
 from ...inference.numerics.records import Record
 from ...inference.numerics.scalars import check_batch_shape, check_choice, check_integer, check_kind
+from ...inference.numerics.user_warnings import warn_user
 from ..base import Model, Probabilities
 from ..data.design import read_inputs
 from ..data.ragged import by_sequence
@@ -515,7 +515,7 @@ class LinearSSM(Model):
         fitted = model._copy(result.values)
         if kind is StructureFit and not result.fixed:
             for sentence in fitted._unfading():
-                warnings.warn(sentence, stacklevel=4)
+                warn_user(sentence)
         return kind.of(result, fitted)
 
     def _figures(self) -> Any:

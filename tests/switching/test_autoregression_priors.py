@@ -7,7 +7,7 @@ import pyro.distributions as dist
 import pytest
 import samplehold as sh
 import torch
-from samplehold.switching.emissions.ascent import ascend
+from oracles.modes import assert_at_the_mode
 from samplehold.switching.priors import log_prior
 from torch.testing import assert_close
 
@@ -105,16 +105,7 @@ def test_em_rises_to_the_mode_that_direct_ascent_finds(switching: tuple) -> None
     x = series()
     model = model_of(sh.AutoRegressive(1, switching=switching, prior=OWN))
     fit = model.fit(x, restarts=1, max_steps=300, tol=1e-10, **QUIET)
-    rises = fit.objective.diff()
-    assert float(rises.min()) > -1e-9 * abs(float(fit.objective[-1]))
-    values, known = fit.model.values, fit.model.known
-    assert_close(fit.objective[-1], fit.model.log_evidence(x) + fit.model.log_prior(values), rtol=1e-9, atol=1e-9)
-
-    def height(some: dict) -> torch.Tensor:
-        return fit.model._copy(some).log_evidence(x) + fit.model.log_prior(some)
-
-    best = ascend(height, values, {n: p.support for n, p in known.items()})
-    assert float(height(best)) - float(fit.objective[-1]) < 1e-4
+    assert_at_the_mode(fit, x)
 
 
 def test_a_fit_does_not_depend_on_the_unit_or_the_origin() -> None:

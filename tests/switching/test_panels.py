@@ -1,6 +1,7 @@
 """Several sequences in one table: read apart, and what is found comes back on the table's own index."""
 
 import warnings
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -248,10 +249,11 @@ def test_times_that_go_back_or_come_twice_are_refused(index):
         (pd.PeriodIndex(["2020Q1", "2020Q2", "2020Q4", "2021Q1"], freq="Q"), "as from 2020Q2 to 2020Q4"),
     ],
 )
-def test_uneven_times_are_pointed_out_unless_their_gaps_are_given(index, said):
+def test_uneven_times_are_pointed_out_unless_their_gaps_are_given(index, said, as_users_call):
     x = pd.Series(np.zeros(4), index=index)
-    with pytest.warns(UserWarning, match=f"x: its index is not evenly spaced, {said}"):
+    with pytest.warns(UserWarning, match=f"x: its index is not evenly spaced, {said}") as seen:
         MODEL.smooth(x)
+    assert Path(__file__).parents[1] in Path(seen[0].filename).parents  # outside the library
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         MODEL.smooth(x, dt=[1, 1, 2, 1])
