@@ -246,8 +246,9 @@ class Model(Named, ABC):
             if is_distribution(value):
                 raise TypeError(
                     f"prior[{name!r}]: got {kind_of(value)}, but a {self.name} takes hyperparameters: "
-                    f"{', '.join(expected) or 'none'}. Distributions are for the emission of a SwitchingSSM, and for "
-                    "a LinearSSM of a structure, such as LinearSSM(LocalLevel())."
+                    f"{', '.join(expected) or 'none'}. Distributions are for a SwitchingSSM, for a LinearSSM of a "
+                    "structure, such as LinearSSM(LocalLevel()), and for emission_offset and observation_noise of "
+                    "other LinearSSMs."
                 )
             table = read_table(value, f"prior[{name!r}]")
             if not bool(table.isfinite().all()):

@@ -146,8 +146,8 @@ class LinkedEmission(Conjugate):
     def given(self, known: Parameters) -> VectorFamily[Any]:
         if set(known) < set(self.parameters) or any(bool(table.isnan().any()) for table in known.values()):
             raise TypeError(
-                f"fixed: got {', '.join(known)}, but message passing holds all parameters of {self.emission.name} or "
-                'none; fix all of them, or use method="em", "svi" or "nuts".'
+                f"fixed: got {', '.join(known)}, but message passing holds all parameters of "
+                f'{self.emission.plain.name} or none; fix all of them, or use method="em", "svi" or "nuts".'
             )
         return given_in_part(self.family, self.point(known))
 

@@ -92,8 +92,7 @@ def check_options(problem: LinearProblem, options: Options) -> None:
     if options.method == "vmp" and under_user_priors(problem):
         names = ", ".join(problem.emission.user_priors)
         raise ValueError(
-            f'method: got "vmp", but {names} have priors that are not of the conjugate family; use "em", "svi" or '
-            '"nuts".'
+            f'method: got "vmp", which takes no distribution as a prior of {names}; use "em", "svi" or "nuts".'
         )
 
 
