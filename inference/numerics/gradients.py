@@ -10,14 +10,15 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 def needs_gradients(function: Function) -> Function:
-    """A function that leaves `torch.inference_mode` while it runs. Outside of it nothing is set: torch would set the
-    threads of the backward pass too."""
+    """A function that leaves `torch.no_grad` and `torch.inference_mode` while it runs. Where there is no inference
+    mode, it leaves none: torch would set the threads of the backward pass too."""
 
     @wraps(function)
     def outside(*arguments: Any, **named: Any) -> Any:
-        if not torch.is_inference_mode_enabled():
-            return function(*arguments, **named)
-        with torch.inference_mode(False):
+        if torch.is_inference_mode_enabled():
+            with torch.inference_mode(False):
+                return function(*arguments, **named)
+        with torch.enable_grad():
             return function(*arguments, **named)
 
     return cast(Function, outside)
