@@ -72,6 +72,7 @@ def test_priors_replace_those_of_their_tables(noise: str) -> None:
         assert_close(found, default - replaced + density, rtol=1e-10, atol=1e-10)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("noise", NOISE)
 def test_a_fit_is_at_the_mode_that_direct_ascent_finds(noise: str) -> None:
     x, prior = series(), OFFSET | NOISE[noise]
@@ -92,6 +93,7 @@ def test_a_fit_is_at_the_mode_that_direct_ascent_finds(noise: str) -> None:
     assert fit.summary().parameters.loc["emission_offset[0]", "standard error"] < 0.11
 
 
+@pytest.mark.slow
 def test_a_fit_under_priors_does_not_depend_on_the_unit() -> None:
     x, fits = series(), []
     for unit in (1.0, 1e3):

@@ -136,6 +136,7 @@ def test_a_summary_names_an_estimate_at_the_end_of_its_prior() -> None:
     assert inside.model.at_ends() == []
 
 
+@pytest.mark.slow
 def test_an_autoregression_at_the_edge_of_stationarity_is_named() -> None:
     constant = torch.full((40,), 3.0, dtype=DOUBLE)
     with pytest.warns(UserWarning, match=r"^ar.L1: at the edge of stationarity, where shocks do not fade"):

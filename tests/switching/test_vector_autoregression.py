@@ -196,6 +196,7 @@ def test_an_m_step_is_a_maximum_of_the_expected_density(missing) -> None:
         assert_close(slope, torch.zeros_like(slope), rtol=0, atol=1e-8)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     "switching", [PARTS, ("intercept",), *(pytest.param(some, marks=pytest.mark.slow) for some in SUBSETS[1:])]
 )
@@ -217,6 +218,7 @@ def test_a_fit_does_not_depend_on_the_unit_or_the_origin(method) -> None:
     assert_close(other["precision"] * 1e8, one["precision"], rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_forecasts_have_the_moments_of_the_process() -> None:
     model = model_of(full(), k=1)
     x = model.simulate(20, seed=0).x
@@ -234,6 +236,7 @@ def test_forecasts_have_the_moments_of_the_process() -> None:
     assert_close((high - low)[2] / 2, 1.6449 * spread.diagonal().sqrt(), rtol=0.05, atol=0)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("form", ["covariance", "scale and correlation", "precision"])
 def test_user_priors_of_the_covariance_are_their_densities(form) -> None:
     matrix, wide = torch.tensor([[1.0, 0.3], [0.3, 2.0]], dtype=DOUBLE), torch.tensor(5.0, dtype=DOUBLE)
