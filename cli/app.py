@@ -35,7 +35,8 @@ def _choices(title: str, room: str) -> Any:
     """The classes of a folder, spelled as values of an option. They are read from the public stub, without heavy
     imports."""
     face = (Path(__file__).parents[1] / "__init__.pyi").read_text(encoding="utf-8")
-    others = "contract|conjugate|gated|generalized|regression"  # files of classes that need more than the columns
+    # files of classes that need more than the columns
+    others = "contract|conjugate|gated|generalized|joint|regression|zero_inflated"
     names = re.findall(rf"^from \.switching\.{room}\.(?!{others})\w+ import (\w+)", face, re.MULTILINE)
     return StrEnum(title, {name: re.sub(r"(?<=[a-z])(?=[A-Z])", "-", name).lower() for name in names})
 

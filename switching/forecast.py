@@ -138,9 +138,8 @@ class Forecast(AfterSeries):
         """
         level, n = check_probability("level", level, proper=True), check_integer("n", n, least=2)
         generator_of(seed)
-        if bool((self.mean.isfinite() & self.variance.isfinite()).all()):
-            with suppress(NotImplementedError):
-                return Interval(*(self.observation.quantile(p) for p in ((1 - level) / 2, (1 + level) / 2)))
+        with suppress(NotImplementedError):
+            return Interval(*(self.observation.quantile(p) for p in ((1 - level) / 2, (1 + level) / 2)))
         with seeded(seed, self.mean):
             return central_interval(self.observation.sample((n,)), level)
 

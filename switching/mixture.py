@@ -61,19 +61,30 @@ class StateMixture(TorchDistribution):
     def quantile(self, p: float) -> Tensor:
         """The p-quantile of each feature separately, p between 0 and 1: `[*b, H, F]`.
 
-        Found by bisection of the distribution function, within Chebyshev's bounds in every state.
+        Found by bisection of the distribution function, within the bounds of the support if it has two, otherwise
+        within those of every state.
+
+        Raises:
+            NotImplementedError: the emission has no distribution function, or bounds are infinite.
         """
         p = check_probability("p", p, proper=True)
-        mean, variance = self.emission.mean(self.values), self.emission.variance(self.values)
-        wide = (1 / min(p, 1 - p)) ** 0.5
-        low, high = (
-            torch.stack([f(m + sign * wide * v.sqrt(), -2) for m, v in zip(mean, variance, strict=True)])
-            for f, sign in ((torch.amin, -1.0), (torch.amax, 1.0))
+        ends = [part.emission.reach(part.own(self.values), p) for part in self.emission.parts]
+        low = torch.stack([low.amin(-2) for low, _ in ends])
+        high = torch.stack([high.amax(-2) for _, high in ends])
+        whole = torch.as_tensor(self.emission.whole, device=low.device)
+        least, most = (
+            torch.as_tensor(getattr(self.emission.support, f"{end}_bound", none)).to(low)
+            for end, none in (("lower", -torch.inf), ("upper", torch.inf))
         )
-        whole = self.emission.support.is_discrete
+        bounded = least.isfinite() & most.isfinite() & ~whole
         low, high = (end.expand(*self.batch_shape, -1).clone() for end in (low.amin(0), high.amax(0)))
-        low, high = (low.floor() - 1, high.ceil()) if whole else (low, high)
-        return bisected(self.cdf, p, low, high, whole)
+        low, high = torch.where(bounded, least, low), torch.where(bounded, most, high)
+        if not bool((low.isfinite() & high.isfinite()).all()):
+            raise NotImplementedError(f"{self.emission.name}: quantiles without bounds")
+        low, high = torch.where(whole, low.floor() - 1, low), torch.where(whole, high.ceil(), high)
+        least = least.expand_as(low)
+        at_least = least.isfinite() & (self.cdf(least.nan_to_num(neginf=0.0)) >= p)  # a point mass at the end
+        return least.where(at_least, bisected(self.cdf, p, low, high, whole))
 
     def _expect(self, quantity: ByGate) -> Tensor:
         """The mixture's expectation of a quantity [..., K, F] of states and gates: [*b, H, F]."""

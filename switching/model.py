@@ -84,6 +84,7 @@ class SwitchingSSM(Model):
         dynamics: `Copy(n_states)` or `Markov(n_states)`.
         emission: `Normal(n_features)`, `MultivariateNormal(n_features)`, `Categorical(n_categories)`,
             `Bernoulli(n_features)`, `Poisson(n_features)`, `LinearRegression(n_features, inputs)`,
+            `Joint(step=Gamma(), angle=VonMises())`, others of docs/emissions.md,
             `AutoRegressive(order, n_features)`, `Gated(emission, background)`, or your own emission.
 
     Every method that takes `x` accepts a tensor `[T]`, `[T, F]` or `[*batch, T, F]`, a numpy array, a pandas object, a
@@ -255,7 +256,7 @@ class SwitchingSSM(Model):
     # ---- what was observed -----------------------------------------------------------------------------------------
 
     def _check_observations(self, series: Series) -> None:
-        self.emission.check(series.observations)
+        self.emission.check(series.observations, series.features_of() if series.features else None)
 
     def _check_knowledge(self, series: Series) -> Series:
         if series.noise is not None and not all(part.emission.takes_noise for part in self.emission.parts):
@@ -648,7 +649,8 @@ class SwitchingSSM(Model):
         return made
 
     def _series(self, x: Any, given: Given) -> Series:
-        series = super()._series(x, given)
+        series, names = super()._series(self.emission.arranged(x), given), self.emission.column_names
+        series = replace(series, features=names) if names and series.features is None else series
         return numbered(series, self.subjects) if self.subjects else series
 
     def _figures(self) -> Any:

@@ -74,6 +74,8 @@ CLASSES = _by_name(
     Word("GaussianHMM", "SwitchingSSM(Markov(K), MultivariateNormal(F)), or Normal(F)", "hmmlearn, dynamax"),
     Word("CategoricalHMM", "SwitchingSSM(Markov(K), Categorical(n))", "hmmlearn, dynamax"),
     Word("PoissonHMM", "SwitchingSSM(Markov(K), Poisson(F))", "hmmlearn, dynamax"),
+    Word("MultinomialHMM", "SwitchingSSM(Markov(K), Multinomial(F, n))", "hmmlearn, dynamax"),
+    Word("GammaHMM", "SwitchingSSM(Markov(K), Gamma(F))", "dynamax"),
     Word("HMM", "SwitchingSSM(Markov(K), an emission)", "ssm"),
     Word("SLDS", "SwitchingLinearSSM(K, L, F)", "ssm"),
     Word("LDS", "LinearSSM(L, F)", "ssm"),

@@ -566,7 +566,10 @@ FILES = {
             ["fit", "holes.csv", "--time", "month", "-o", "out"],
             "--time: holes.csv has no column 'month'; it has year, x",
         ),
-        (["fit", "counts.csv", "--emission", "poisson", "-o", "out"], "got 2.5 at step 1, feature 0; expected counts"),
+        (
+            ["fit", "counts.csv", "--emission", "poisson", "-o", "out"],
+            "got 2.5 at step 1, feature 0 (x); expected counts",
+        ),
         (["fit", "constant.csv", "-c", "x", "--inputs", "c", "-o", "out"], "--inputs: c is constant"),
         (["fit", str(NILE), "-k", "0", "-o", "out"], "--states: got 0, expected at least 1."),
         (["fit", str(NILE), "--restarts", "0", "-o", "out"], "restarts: got 0"),

@@ -216,7 +216,7 @@ class CoupledSSM(Model):
     # ---- inference given the values --------------------------------------------------------------------------------
 
     def _check_observations(self, series: Series) -> None:
-        self.emission.check(series.observations)
+        self.emission.check(series.observations, series.features_of() if series.features else None)
 
     def read(self, x: Any, *, horizon: int = 0, **given: Unpack[Given]) -> Series:
         """As `SwitchingSSM.read`; in the dtype and on the device of the values, if there are values."""

@@ -103,6 +103,7 @@ class Emission(Named, ABC):
         order: the number of earlier observations that it reads.
         support: the set of possible observations.
         expects: the same as text, for error messages.
+        instead: emissions that take other observations, for error messages.
 
     Example:
         `docs/own_emission.md` writes an emission, and fits it. Methods of every emission:
@@ -120,6 +121,7 @@ class Emission(Named, ABC):
     parameters: Mapping[str, Parameter] = {}
     support: constraints.Constraint = constraints.real
     expects: str = "finite numbers"
+    instead: str = ""
     prior: Any = None
     """Priors of some parameters, distributions of Pyro by name: see `user_priors`. A field of an emission that takes
     them."""
@@ -182,6 +184,12 @@ class Emission(Named, ABC):
         """P(x_f <= x) of each feature separately, under parameters that broadcast against x."""
         distribution: Any = self.distribution(values)
         return getattr(distribution, "base_dist", distribution).cdf(x)
+
+    def reach(self, values: Parameters, p: float) -> tuple[Float[Tensor, "*r K F"], Float[Tensor, "*r K F"]]:
+        """Bounds of the p-quantile of each feature in each state: Chebyshev's."""
+        mean, variance = self.moments(values)
+        wide = (variance / min(p, 1 - p)).sqrt()
+        return mean - wide, mean + wide
 
     def in_units(self, table: Parameters, unit: Float[Tensor, "F"]) -> Parameters:
         """Values or hyperparameters of x, converted to those of x / unit, if observations `have_unit`."""
@@ -285,6 +293,20 @@ class Emission(Named, ABC):
         return {}
 
     @property
+    def column_names(self) -> tuple[str, ...]:
+        """The names of the columns, if the emission names them."""
+        return ()
+
+    def arranged(self, x: Any) -> Any:
+        """Observations in any form, with the columns of frames in the order of `column_names`."""
+        return x
+
+    @property
+    def whole(self) -> bool | Bool[Tensor, "F"]:
+        """Whether features are whole numbers."""
+        return bool(self.support.is_discrete)
+
+    @property
     def parts(self) -> tuple[Part, ...]:
         """The emissions of redrawn and of held steps if these differ; otherwise only itself."""
         return (Part("emission", "", self),)
@@ -294,15 +316,26 @@ class Emission(Named, ABC):
         """The block of the parameters of all parts, if they share some; None: each part has a block."""
         return None
 
-    def check(self, x: Float[Tensor, "*b T F"]) -> None:
-        """Raise ValueError with the place if x is outside the support."""
+    def check(self, x: Float[Tensor, "*b T F"], names: Sequence[str] | None = None, first: int = 0) -> None:
+        """Raise ValueError with the place if x is outside the support.
+
+        Arguments:
+            names: of the columns of the whole observation.
+            first: the number of the first column of x among these.
+        """
         good = self.support.check(x)
         if bool(good.all()):
             return
         bad = ~(good | x.isnan())
         if bool(bad.any()):
-            got = float(x[tuple(torch.nonzero(bad)[0].tolist())])
-            raise ValueError(f"x: got {got:g} at {place(bad)}; expected {self.expects} ({self.name}).")
+            where = torch.nonzero(bad)[0].tolist()
+            got, column = float(x[tuple(where)]), first + where[-1]
+            there = torch.nn.functional.pad(bad, (first, 0))
+            called = f" ({names[column]})" if names else ""
+            instead = f" {self.instead}." if self.instead else ""
+            raise ValueError(
+                f"x: got {got:g} at {place(there)}{called}; expected {self.expects} ({self.name}).{instead}"
+            )
 
     def check_values(self, values: Parameters, n_states: int) -> Parameters:
         """Return the parameters under their names; raise ValueError if they are not valid."""
@@ -369,6 +402,14 @@ class Emission(Named, ABC):
     def shifted(self, table: Parameters, by: Float[Tensor, "F"]) -> Parameters:
         """Values or hyperparameters of x, converted to those of x + by, if observations `have_unit`."""
         return moved(table, by)
+
+    def units(
+        self, center: Float[Tensor, "F"], scale: Float[Tensor, "F"], fixed: Collection[str]
+    ) -> tuple[Float[Tensor, "F"], Float[Tensor, "F"]]:
+        """The origin and the unit of each feature in a fit, for data with this center and scale."""
+        movable = self.have_unit and self.shifts(fixed)
+        origin = center if movable else torch.zeros_like(center)
+        return origin, scale if self.have_unit else torch.ones_like(scale)
 
     def shifts(self, fixed: Collection[str]) -> bool:
         """Whether parameters of x + a have the same form as those of x, if these parameters are fixed."""

@@ -134,6 +134,7 @@ class Poisson(TakesInputs, ConjugateEmission):
     parameters = {"rate": Parameter(("state", "feature"), constraints.nonnegative)}  # noqa: RUF012
     support = constraints.nonnegative_integer
     expects = "counts 0, 1, 2, ..."
+    instead = "Gamma or LogNormal take positive numbers, and Normal or StudentT any number"
 
     def default_prior(self, n_states: int, x: Tensor | None) -> Parameters:
         """A vague rate below some times the mean of the data, with the weight of at most half a step without counts."""
@@ -177,6 +178,10 @@ class Poisson(TakesInputs, ConjugateEmission):
     def representative(self, statistics: Tensor) -> Representative:
         rate = statistics[..., 0].exp()
         return Representative({"rate": rate}, rate - statistics[..., 1])
+
+    def by_moments(self, mean: Tensor, variance: Tensor) -> Parameters:
+        """Rates of these means."""
+        return {"rate": mean}
 
     def embed(self, x: Tensor) -> Tensor:
         return x.sqrt()  # stabilises the variance of counts

@@ -17,7 +17,7 @@ The background's parameters have the prefix `background_`. Their state axis has 
 state.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
@@ -88,6 +88,11 @@ class Gated(Emission):
             raise ValueError(
                 f"background: got other categories than the emission ({sorted(sizes)}); both describe the same symbols."
             )
+        if self.emission.column_names != self.background.column_names:
+            raise ValueError(
+                f"background: got the columns {list(self.background.column_names)}, but the emission has "
+                f"{list(self.emission.column_names)}; both describe the same observation."
+            )
         if self.tied is not None:
             for name, part in tied_parts(self.emission, self.background, self.tied).items():
                 object.__setattr__(self, name, part)
@@ -113,6 +118,9 @@ class Gated(Emission):
     support = delegated("emission")
     reads_subjects = delegated("emission")
     embed = delegated("emission")
+    arranged = delegated("emission")
+    column_names = delegated("emission")
+    whole = delegated("emission")
 
     @property
     def parameters(self) -> Mapping[str, Parameter]:  # type: ignore[override]
@@ -148,9 +156,9 @@ class Gated(Emission):
             Part("background", PREFIX, self.background, not self.by_state, self._shared, held),
         )
 
-    def check(self, x: Tensor) -> None:
-        self.emission.check(x)
-        self.background.check(x)
+    def check(self, x: Tensor, names: Sequence[str] | None = None, first: int = 0) -> None:
+        self.emission.check(x, names, first)
+        self.background.check(x, names, first)
 
     def default_prior(self, n_states: int, x: Tensor | None) -> Parameters:
         held = prefixed(self.background.prior_scaled(n_states if self.by_state else 1, x), PREFIX)
@@ -161,6 +169,20 @@ class Gated(Emission):
         for part in self.parts:
             scaled = part.emission.in_units(part.own(table), unit)
             converted |= {name: value for name, value in prefixed(scaled, part.prefix).items() if name in table}
+        return converted
+
+    def units(self, center: Tensor, scale: Tensor, fixed: Collection[str]) -> tuple[Tensor, Tensor]:
+        """Those on which both parts agree."""
+        (about, unit), (other, its_unit) = (
+            part.emission.units(center, scale, [name.removeprefix(PREFIX) for name in fixed]) for part in self.parts
+        )
+        return about.where(about == other, 0.0), unit.where(unit == its_unit, 1.0)
+
+    def shifted(self, table: Parameters, by: Tensor) -> Parameters:
+        converted = dict(table)
+        for part in self.parts:
+            moved = part.emission.shifted(part.own(table), by)
+            converted |= {name: value for name, value in prefixed(moved, part.prefix).items() if name in table}
         return converted
 
     def mapped(self, change: Callable[[Emission], Emission]) -> "Gated":

@@ -57,14 +57,14 @@ class Units:
         """
         _check_inputs(series)
         rows, dtype, names = series.rows.detach().double(), series.like.dtype, series.features_of()
-        if not all(part.emission.have_unit for part in emission.parts):
-            check_squares("x", rows.nan_to_num(0.0).abs().amax(0).clamp_min(1), dtype, names, "reaches")
-            return Units(emission, torch.zeros_like(rows[0]), torch.ones_like(rows[0]))
-        center_and_scale = spread(rows, 1, rows.shape[-1])
-        check_squares("x", center_and_scale.scale, dtype, names)
-        center = center_and_scale.center
-        center = center if emission.shifts(fixed) else torch.zeros_like(center)
-        return Units(emission, center, center_and_scale.scale)
+        about, unit = torch.zeros_like(rows[0]), torch.ones_like(rows[0])
+        if all(part.emission.have_unit for part in emission.parts):
+            known = spread(rows, 1, rows.shape[-1])
+            about, unit = emission.units(known.center, known.scale, fixed)
+        check_squares("x", unit, dtype, names)
+        reach = (rows.nan_to_num(0.0).abs().amax(0) / unit).clamp_min(1)
+        check_squares("x", torch.where(unit == 1, reach, 1.0), dtype, names, "reaches")
+        return Units(emission, about, unit)
 
     def to(self, like: Tensor) -> "Units":
         """These units on another device."""
@@ -81,7 +81,9 @@ class Units:
             return self
         for part in inner.emission.parts:
             prior = part.own(inner.prior)
-            if isinstance(part.emission, ConjugateEmission) and "loc" in prior and not _is_kept(part.emission, prior):
+            if not (isinstance(part.emission, ConjugateEmission) and part.emission.have_unit):
+                continue
+            if "loc" in prior and not _is_kept(part.emission, prior):
                 about = problem.prior["loc"].double().mean(0) if problem.prior else self.about
                 return replace(self, about=about)
         return self

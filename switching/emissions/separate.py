@@ -1,0 +1,223 @@
+r"""Emissions of independent features without a conjugate prior: a family of one number, with parameters `[K, F]` each.
+
+A subclass defines the log density of one number, its distribution, and the prior of each parameter as a distribution of
+one number. The objective of an M-step is then a sum over states and features,
+
+$$\sum_t w_{tk} \log p(x_{tf} \mid \theta_{kf}) + \log p(\theta_{kf}),$$
+
+and each term has few parameters. Newton's method climbs all terms at once in free coordinates. Where the curvature is
+not negative definite, its eigenvalues change their sign, so that every step goes uphill (Nocedal & Wright 2006,
+*Numerical Optimization*, section 3.4). It begins at the parameters at hand or at estimates by moments, whichever is
+higher. The density of an exponential family is linear in a few `statistics` of x; then their weighted means replace the
+observations.
+"""
+
+from abc import abstractmethod
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, Protocol, cast, runtime_checkable
+
+import torch
+from jaxtyping import Float
+from pyro.distributions.torch_distribution import TorchDistributionMixin
+from torch import Tensor
+
+from ..ascent import newton
+from ..definite import free_coordinates
+from ..parameters import Parameter, Parameters
+from ..priors import Site
+from .contract import Emission, Maximized
+
+MAX_STEPS = 12  # of Newton's method in one M-step; the next M-step continues
+LONGEST_STEP = 3.0  # in free coordinates
+FLAT = 1e-10  # share of the greatest curvature, below which a direction counts as flat
+NEAR_FLOOR = 10.0  # times the floor: where a climb towards a variance of 0 ends
+
+
+@dataclass(frozen=True, repr=False)
+class Separate(Emission):
+    """Independent features: see the module's docstring."""
+
+    n_features: int = 1
+    prior: Any = field(default=None, kw_only=True, repr=False, compare=False)
+    typical = 1.0  # a number inside the support, in the place of missing ones
+
+    # ---- what a family writes --------------------------------------------------------------------------------------
+
+    @abstractmethod
+    def log_density(self, x: Float[Tensor, "*#n"], values: Parameters) -> Float[Tensor, "*n"]:
+        """log p(x) of single numbers, under parameters that broadcast against them."""
+
+    @abstractmethod
+    def law(self, values: Parameters) -> Any:
+        """The Pyro distribution of single numbers."""
+
+    @abstractmethod
+    def priors_of(self, prior: Parameters) -> Mapping[str, Any]:
+        """For each parameter, the Pyro distribution of single numbers."""
+
+    @abstractmethod
+    def by_moments(self, mean: Float[Tensor, "*n"], variance: Float[Tensor, "*n"]) -> Parameters:
+        """Parameters inside their supports, about those of a mean and a variance."""
+
+    def statistics(self, x: Float[Tensor, "*n"]) -> tuple[Tensor, ...]:
+        """The numbers in which the log density is linear, if it is; otherwise none."""
+        return ()
+
+    def log_density_of(self, statistics: tuple[Tensor, ...], values: Parameters) -> Tensor:
+        """The log density at `statistics`, or its mean at their means."""
+        raise NotImplementedError(f"{self.name} has no statistics")
+
+    def narrowness(self, values: Parameters) -> Tensor:
+        """The variance that falls to 0 where a state sits on a single point; infinite if the likelihood is bounded."""
+        return self.law(values).variance
+
+    # ---- what follows ----------------------------------------------------------------------------------------------
+
+    def log_prob(self, x: Tensor, values: Parameters) -> Tensor:
+        seen = ~torch.isnan(x)
+        each = self.log_density(torch.where(seen, x, self.typical), values)
+        return torch.where(seen, each, 0.0).sum(-1)
+
+    def distribution(self, values: Parameters) -> TorchDistributionMixin:
+        return self.law(values).to_event(1)
+
+    def priors(self, prior: Parameters) -> Mapping[str, TorchDistributionMixin]:
+        return {name: one.to_event(len(one.batch_shape)) for name, one in self.priors_of(prior).items()}
+
+    def maximize(
+        self, x: Tensor, weights: Tensor, near: Parameters, prior: Parameters | None, floor: Tensor
+    ) -> Maximized:
+        """The maximum by Newton's method."""
+        return maximized(self, x, weights, near, prior, floor)
+
+    def guess(self, x: Float[Tensor, "N F"], weights: Float[Tensor, "*r N K"], least: Float[Tensor, "F"]) -> Parameters:
+        """Parameters `[*r, K, F]` from which a climb may begin, with variances of at least these."""
+        mean, variance, _ = weighted_moments(x, weights)
+        return self.by_moments(mean, variance.maximum(least))
+
+
+@runtime_checkable
+class Climbable(Protocol):
+    """An emission of independent features: see `Separate`."""
+
+    typical: float
+    log_density: Callable[[Tensor, Parameters], Tensor]
+    sites: Callable[[Parameters], list[Site]]
+    maximize_beside: Callable[..., Maximized]
+    guess: Callable[[Tensor, Tensor, Tensor], Parameters]
+    statistics: Callable[[Tensor], tuple[Tensor, ...]]
+    log_density_of: Callable[[tuple[Tensor, ...], Parameters], Tensor]
+    narrowness: Callable[[Parameters], Tensor]
+
+    @property
+    def parameters(self) -> Mapping[str, Parameter]: ...
+
+
+def maximized(
+    emission: Climbable, x: Tensor, weights: Tensor, near: Parameters, prior: Parameters | None, floor: Tensor
+) -> Maximized:
+    """The M-step of each state and feature by Newton's method, in float64; by BFGS under priors of whole tables."""
+    sites = [] if prior is None else emission.sites({name: table.double() for name, table in prior.items()})
+    priors = {site.name: _of_numbers(site.distribution({})) for site in sites}
+    if None in priors.values():
+        return emission.maximize_beside({}, x, weights, near, prior, floor)
+    x, weights, floor = x.double(), weights.double(), floor.double()
+    begin = {name: near[name].double() for name in emission.parameters}
+    expected = _expected_log_density(emission, x, weights)
+
+    def objective(values: Parameters) -> Tensor:
+        total = expected(values) + sum(one.log_prob(values[name]) for name, one in priors.items())
+        return total if priors else total.where(emission.narrowness(values) > floor, -torch.inf)
+
+    guess = emission.guess(x, weights, NEAR_FLOOR * floor)
+    guess = {name: guess[name].where(guess[name].isfinite(), begin[name]) for name in begin}
+    higher = objective(guess) > objective(begin)
+    best = _climbed(emission, objective, {name: guess[name].where(higher, begin[name]) for name in begin})
+    values = {name: value.to(near[name]) for name, value in best.items()}
+    return Maximized(values, (emission.narrowness(best) <= NEAR_FLOOR * floor).any(-1))
+
+
+def _of_numbers(distribution: Any) -> Any:
+    """The distribution of each number of a table, if numbers are independent; otherwise None."""
+    inner = getattr(distribution, "base_dist", None)
+    is_table = isinstance(distribution, torch.distributions.Independent) and not distribution.batch_shape
+    return inner if is_table and inner is not None and not inner.event_shape else None
+
+
+def _expected_log_density(
+    emission: Climbable, x: Float[Tensor, "N F"], weights: Float[Tensor, "*r N K"]
+) -> Callable[[Parameters], Tensor]:
+    """The weighted sum of log densities `[*r, K, F]` as a function of parameters."""
+    seen = ~torch.isnan(x)
+    filled = torch.where(seen, x, emission.typical)
+    parts = emission.statistics(filled)
+    if parts:
+        count = weights.mT @ seen.to(x)
+        sums = ((weights.mT @ torch.where(seen, part, 0.0), part[:1]) for part in parts)
+        means = tuple(torch.where(count > 0, total / count.clamp_min(1e-300), some) for total, some in sums)
+        return lambda values: count * emission.log_density_of(means, values)
+    used = weights.unsqueeze(-1) * seen.unsqueeze(-2)
+
+    def total(values: Parameters) -> Tensor:
+        wide = {name: value.unsqueeze(-3) for name, value in values.items()}
+        each = emission.log_density(filled.unsqueeze(-2), wide)
+        return torch.where(used > 0, used * each, 0.0).sum(-3)
+
+    return total
+
+
+def _climbed(emission: Climbable, objective: Callable[[Parameters], Tensor], values: Parameters) -> Parameters:
+    """The values after some steps of Newton's method, each number of the objective with its own parameters."""
+    to_support = {name: free_coordinates(emission.parameters[name].support) for name in values}
+    start = torch.stack([cast(Tensor, to_support[name].inv(value)) for name, value in values.items()], -1)
+
+    def at(point: Tensor) -> Parameters:
+        parts = zip(to_support.items(), point.unbind(-1), strict=True)
+        return {name: cast(Tensor, to(part)) for (name, to), part in parts}
+
+    def height(point: Tensor) -> Tensor:
+        return objective(at(point))
+
+    with torch.no_grad():
+        end = newton(lambda point: height(point).nan_to_num(-torch.inf), partial(uphill, height), start, MAX_STEPS)
+        moved = (end != start).any(-1)
+        return {name: value.where(moved, values[name]) for name, value in at(end).items()}
+
+
+def uphill(
+    objective: Callable[[Tensor], Tensor], point: Float[Tensor, "*r P"]
+) -> tuple[Float[Tensor, "*r P"], Float[Tensor, "*r"]]:
+    """The step of Newton's method from each point, and the gain that its slope promises."""
+    with torch.enable_grad():
+        leaf = point.detach().requires_grad_()
+        (slope,) = torch.autograd.grad(objective(leaf).sum(), leaf, create_graph=True)
+        rows = [torch.autograd.grad(part.sum(), leaf, retain_graph=True)[0] for part in slope.unbind(-1)]
+    slope, curvature = slope.detach().nan_to_num(0.0, 0.0, 0.0), -torch.stack(rows, -2).nan_to_num(0.0, 0.0, 0.0)
+    size, axes = torch.linalg.eigh((curvature + curvature.mT) / 2)
+    size = size.abs()
+    size = size.maximum(FLAT * size.amax(-1, keepdim=True)).clamp_min(torch.finfo(size.dtype).tiny)
+    step = (axes @ ((axes.mT @ slope.unsqueeze(-1)) / size.unsqueeze(-1))).squeeze(-1).nan_to_num(0.0, 0.0, 0.0)
+    step = step * (LONGEST_STEP / step.norm(dim=-1, keepdim=True).clamp_min(LONGEST_STEP))
+    return step, (step * slope).sum(-1)
+
+
+def weighted_moments(
+    x: Float[Tensor, "N F"], weights: Float[Tensor, "*r N K"]
+) -> tuple[Float[Tensor, "*r K F"], Float[Tensor, "*r K F"], Float[Tensor, "*r K F"]]:
+    """The mean, the variance and the total weight of each feature in each state; 0 without weight."""
+    seen = ~torch.isnan(x)
+    center = x.nan_to_num(0.0).sum(0) / seen.sum(0).clamp_min(1)
+    away = torch.where(seen, x - center, 0.0)
+    count = weights.mT @ seen.to(x)
+    total = torch.where(count > 0, count, 1.0)
+    mean = (weights.mT @ away) / total
+    variance = ((weights.mT @ away.square()) / total - mean.square()).clamp_min(0.0)
+    return center + mean, variance, count
+
+
+def by_scipy(function: Callable[..., Any], *tables: Tensor) -> Tensor:
+    """A function of scipy of some tensors, on the CPU in float64, as a tensor like the first."""
+    numbers = torch.broadcast_tensors(*(table.detach().double().cpu() for table in tables))
+    return torch.as_tensor(function(*(table.numpy() for table in numbers))).to(tables[0])

@@ -1,0 +1,467 @@
+"""Every family of observations: its density, its extremes, and each thing that a model with it does."""
+
+import contextlib
+
+import numpy as np
+import pandas as pd
+import pyro.distributions as dist
+import pytest
+import samplehold as sh
+import torch
+from oracles.effort import effort
+from oracles.models import enumerate_evidence
+from samplehold.switching.emissions.contract import Emission
+from samplehold.switching.priors import log_prior
+from scipy import stats
+from torch.testing import assert_close
+
+FAMILIES = {
+    "student t": sh.StudentT(2),
+    "gamma": sh.Gamma(2),
+    "exponential": sh.Exponential(2),
+    "log-normal": sh.LogNormal(2),
+    "beta": sh.Beta(2),
+    "negative binomial": sh.NegativeBinomial(2),
+    "von mises": sh.VonMises(2),
+    "multinomial": sh.Multinomial(3, 6),
+    "zero-inflated poisson": sh.ZeroInflated(sh.Poisson(2)),
+    "zero-inflated negative binomial": sh.ZeroInflated(sh.NegativeBinomial(2)),
+    "zero-inflated gamma": sh.ZeroInflated(sh.Gamma(2)),
+    "zero-inflated beta": sh.ZeroInflated(sh.Beta(2)),
+    "zero-inflated log-normal": sh.ZeroInflated(sh.LogNormal(2)),
+    "joint": sh.Joint(
+        step=sh.ZeroInflated(sh.Gamma()), angle=sh.VonMises(), kind=sh.Categorical(3), wind=sh.MultivariateNormal(2)
+    ),
+    "gated": sh.Gated(sh.Gamma(2), sh.LogNormal(2)),
+}
+BY_MESSAGES = ("exponential", "log-normal", "multinomial")
+DYNAMICS = {"copy": sh.Copy(2), "markov": sh.Markov(2)}
+
+
+def observations(name: str, shape: tuple[int, ...] = (40,), seed: int = 0) -> torch.Tensor:
+    """Numbers that the emission can have produced, in two states that last for ten steps."""
+    generator = torch.Generator().manual_seed(seed)
+    state = (torch.arange(shape[-1]) // 10 % 2).double().unsqueeze(-1).expand(*shape, 1)
+    normal = torch.randn(*shape, 2, generator=generator, dtype=torch.float64)
+    zero = torch.rand(*shape, 2, generator=generator, dtype=torch.float64) < 0.25
+    positive, angle = (normal / 2 + 2 * state).exp(), (normal / 2 + 3 * state + np.pi) % (2 * np.pi) - np.pi
+    share, count = (normal + 3 * state - 1.5).sigmoid(), (2 * positive).floor()
+    if name == "multinomial":
+        probs = torch.cat([1 + 4 * state, 1 + state, 5 - 4 * state], -1)
+        return torch.distributions.Multinomial(6, probs=probs).sample().double()
+    if name == "joint":
+        step = positive[..., :1].masked_fill(zero[..., :1], 0.0)
+        return torch.cat([step, angle[..., :1], (share[..., :1] * 2.99).floor(), 1e5 + normal], -1)
+    by_name = {
+        "student t": 5 * state + normal / zero.double().add(0.3),
+        "beta": share,
+        "negative binomial": count,
+        "von mises": angle,
+        "zero-inflated poisson": count.masked_fill(zero, 0.0),
+        "zero-inflated negative binomial": count.masked_fill(zero, 0.0),
+        "zero-inflated gamma": positive.masked_fill(zero, 0.0),
+        "zero-inflated log-normal": positive.masked_fill(zero, 0.0),
+        "zero-inflated beta": share.masked_fill(zero, 0.0),
+    }
+    return by_name.get(name, positive)
+
+
+def drawn(name: str, seed: int = 0) -> sh.SwitchingSSM:
+    """A model whose parameters are typical of some data."""
+    emission, x = FAMILIES[name], observations(name, seed=seed)
+    prior, weights = emission.default_prior(2, x), torch.full((40, 2), 0.1, dtype=torch.float64)
+    weights[torch.arange(40), torch.arange(40) // 10 % 2] = 0.9
+    values = emission.maximize(x, weights, emission.start(prior), prior, torch.full_like(x[0], 1e-12)).values
+    return sh.SwitchingSSM(sh.Copy(2), emission).with_values(redraw_prob=0.1, state_probs=[0.4, 0.6], **values)
+
+
+# ---- densities -------------------------------------------------------------------------------------------------------
+
+REFERENCES = {
+    "student t": lambda v: stats.t(v["df"], v["loc"], v["scale"]),
+    "gamma": lambda v: stats.gamma(v["shape"], scale=1 / v["rate"]),
+    "exponential": lambda v: stats.expon(scale=1 / v["rate"]),
+    "log-normal": lambda v: stats.lognorm(v["precision"] ** -0.5, scale=np.exp(v["loc"])),
+    "beta": lambda v: stats.beta(v["concentration1"], v["concentration0"]),
+    "negative binomial": lambda v: stats.nbinom(1 / v["dispersion"], 1 / (1 + v["dispersion"] * v["mean"])),
+    "von mises": lambda v: stats.vonmises(v["concentration"], v["loc"]),
+}
+
+
+@pytest.mark.parametrize("name", REFERENCES)
+def test_densities_and_moments_are_those_of_scipy(name):
+    model, x = drawn(name), observations(name, seed=1)
+    emission, values = model.emission, model.values
+    reference = REFERENCES[name]({n: values[n].numpy() for n in emission.parameters})
+    wide = x.unsqueeze(-2).numpy()
+    log_density = reference.logpmf if name == "negative binomial" else reference.logpdf
+    expected = torch.from_numpy(log_density(wide).sum(-1))
+    assert_close(emission.table(x, values), expected, rtol=1e-12, atol=1e-12)
+    cdf = reference.cdf(wide) - (reference.cdf(-np.pi) if name == "von mises" else 0)
+    assert_close(emission.marginal_cdf(x.unsqueeze(-2), values), torch.from_numpy(cdf), rtol=1e-10, atol=1e-12)
+    mean, variance = emission.moments(values)
+    if name == "von mises":
+        assert_close(mean, values["loc"])
+        assert_close((-variance / 2).exp(), 1 - torch.from_numpy(_circular_variance(values)), rtol=1e-9, atol=0)
+    else:
+        assert_close(mean, torch.from_numpy(reference.mean()), rtol=1e-12, atol=1e-12)
+        assert_close(variance, torch.from_numpy(np.asarray(reference.var())), rtol=1e-10, atol=1e-12)
+
+
+def _circular_variance(values):
+    angle = np.linspace(-np.pi, np.pi, 20_000, endpoint=False)
+    kappa = values["concentration"].numpy()
+    weight = np.exp(kappa[..., None] * (np.cos(angle) - 1))
+    return 1 - (weight * np.cos(angle)).mean(-1) / weight.mean(-1)
+
+
+def test_multinomial_densities_are_those_of_scipy_and_sum_over_missing_counts():
+    emission, probs = sh.Multinomial(3, 6), torch.tensor([[0.2, 0.3, 0.5], [0.6, 0.3, 0.1]], dtype=torch.float64)
+    x, values = observations("multinomial"), {"probs": probs}
+    expected = np.stack([stats.multinomial.logpmf(x.numpy(), 6, row.numpy()) for row in probs], -1)
+    assert_close(emission.table(x, values), torch.from_numpy(expected), rtol=1e-12, atol=1e-12)
+    first_only = torch.tensor([[2.0, torch.nan, torch.nan]], dtype=torch.float64)
+    of_first = stats.binom.logpmf(2, 6, probs[:, 0].numpy())
+    assert_close(emission.table(first_only, values)[0], torch.from_numpy(of_first), rtol=1e-12, atol=0)
+    assert_close(emission.table(torch.full_like(first_only, torch.nan), values), torch.zeros(1, 2).double())
+
+
+@pytest.mark.parametrize("name", ["zero-inflated poisson", "zero-inflated gamma"])
+def test_zero_inflated_densities_are_mixtures_with_a_point_mass(name):
+    model, x = drawn(name), observations(name, seed=1)
+    emission, values = model.emission, model.values
+    inner, zero = emission.emission, values["zero_probs"]
+    one = type(inner)(1)
+    parts = {n: values[n].unsqueeze(-1) for n in inner.parameters}
+    density = one.log_prob(torch.where(x == 0, 0.0 if "poisson" in name else 1.0, x)[:, None, :, None], parts).exp()
+    is_zero = (x == 0).double().unsqueeze(-2)
+    at_zero = zero + (1 - zero) * density * (1.0 if "poisson" in name else 0.0)
+    expected = (is_zero * at_zero + (1 - is_zero) * (1 - zero) * density).log().sum(-1)
+    assert_close(emission.table(x, values), expected, rtol=1e-12, atol=1e-12)
+    draws = emission.distribution({n: values[n] for n in emission.parameters}).sample((4000,))
+    mean, variance = emission.moments(values)
+    assert float(((draws.mean(0) - mean) / (variance / 4000).sqrt()).abs().max()) < 5
+    below = emission.marginal_cdf(torch.full_like(mean, 1.5), values)
+    assert_close((draws <= 1.5).double().mean(0), below, rtol=0, atol=0.05)
+
+
+@pytest.mark.parametrize("name", [name for name in FAMILIES if name != "gated"])
+def test_missing_features_are_marginalised_and_the_program_has_the_same_density(name):
+    model, x = drawn(name), observations(name, (4,))
+    if name != "multinomial":
+        x[1, 0], x[2, 1] = torch.nan, torch.nan
+    assert_close(model.log_evidence(x), enumerate_evidence(model, x), rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.few(4)
+@pytest.mark.parametrize("name", [*REFERENCES, "zero-inflated poisson", "zero-inflated gamma", "multinomial"])
+@pytest.mark.parametrize("prior", [True, False])
+def test_the_m_step_is_a_stationary_point_of_its_objective(name, prior):
+    model, x = drawn(name), observations(name)
+    weights = torch.rand(40, 2, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    emission, values = model.emission, model.values
+    default = emission.default_prior(2, x)
+    for _ in range(4):
+        best = emission.maximize(x, weights, values, default if prior else None, torch.full_like(x[0], 1e-12))
+        values = values | best.values
+    assert not bool(best.collapsed.any())
+    leaves = {n: values[n].clone().requires_grad_() for n in emission.parameters}
+    objective = (weights * emission.table(x, leaves)).sum()
+    objective = objective + log_prior(emission.sites(default), leaves) if prior else objective
+    for leaf, slope in zip(leaves.values(), torch.autograd.grad(objective, list(leaves.values())), strict=True):
+        scaled = slope * leaf
+        if name == "multinomial":
+            scaled = scaled - leaf * scaled.sum(-1, keepdim=True)
+        assert float(scaled.detach().abs().max()) < 1e-4
+
+
+# ---- extremes --------------------------------------------------------------------------------------------------------
+
+EXTREMES = {
+    "student t": [1e12, -1e12, 0.0, 1e-30],
+    "gamma": [1e-30, 1e-3, 1.0, 1e12],
+    "exponential": [0.0, 1e-30, 1.0, 1e12],
+    "log-normal": [1e-30, 1e-3, 1.0, 1e12],
+    "beta": [1e-30, 1e-6, 0.5, 1 - 6e-8],
+    "negative binomial": [0.0, 1.0, 1e6, 1e9],
+    "von mises": [-np.pi, 0.0, np.pi, 3.0],
+    "zero-inflated poisson": [0.0, 1.0, 1e6, 1e9],
+    "zero-inflated negative binomial": [0.0, 1.0, 1e6, 1e9],
+    "zero-inflated gamma": [0.0, 1e-30, 1.0, 1e12],
+}
+
+
+@pytest.mark.few(5)
+@pytest.mark.parametrize("prior", ["weak", None])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("name", EXTREMES)
+def test_extreme_numbers_never_give_nan(name, dtype, prior):
+    one = sh.ZeroInflated(type(FAMILIES[name].emission)(1)) if "zero" in name else type(FAMILIES[name])(1)
+    x = torch.tensor(4 * EXTREMES[name], dtype=dtype)
+    fit = sh.SwitchingSSM(sh.Markov(2), one).fit(x, prior=prior, restarts=1, max_steps=5, progress=False)
+    assert bool(fit.objective.isfinite().all())
+    assert all(bool(value.isfinite().all()) for value in fit.model.values.values())
+    assert bool(fit.smooth().state.isfinite().all())
+
+
+@pytest.mark.few(2)
+@pytest.mark.parametrize("name", ["gamma", "student t", "log-normal", "beta", "zero-inflated gamma", "von mises"])
+def test_a_state_on_one_number_stays_finite_and_is_reported_without_a_prior(name):
+    x = observations(name)[:, :1].flatten().clone()
+    x[10:20] = x[30:40] = 0.75
+    one = sh.ZeroInflated(sh.Gamma(1)) if "zero" in name else type(FAMILIES[name])(1)
+    model = sh.SwitchingSSM(sh.Markov(2), one)
+    weak = model.fit(x, restarts=1, max_steps=20, progress=False)
+    assert not bool(weak.collapsed_states.any())
+    assert bool(weak.objective.isfinite().all())
+    known = [0 if t % 20 >= 10 else -1 for t in range(40)]
+    free = model.fit(x, restarts=1, max_steps=50, states=known, prior=None, progress=False)
+    assert bool(free.collapsed_states[0])
+    assert all(bool(value.isfinite().all()) for value in free.model.values.values())
+
+
+def test_gammas_of_great_shape_keep_their_digits():
+    x = 1e4 + torch.randn(200, 1, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    fit = sh.SwitchingSSM(sh.Markov(1), sh.Gamma()).fit(x, prior=None, restarts=1, progress=False)
+    mean, variance = fit.model.emission.moments(fit.model.values)
+    assert_close(mean[0], x.mean(0), rtol=1e-12, atol=0)
+    assert_close(variance[0], x.var(0, correction=0), rtol=1e-5, atol=0)
+
+
+# ---- what the observations have to be --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("emission", "bad", "said"),
+    [
+        (sh.Gamma(), 0.0, r"expected positive numbers \(Gamma\). ZeroInflated\(Gamma\(...\)\) takes 0 too"),
+        (sh.LogNormal(), -1.0, "expected positive numbers .*Normal or StudentT take any number"),
+        (sh.Exponential(), -1.0, "expected numbers of at least 0"),
+        (sh.Beta(), 1.0, "expected proportions between 0 and 1, without these"),
+        (sh.NegativeBinomial(), 0.5, "expected counts"),
+        (sh.VonMises(), 4.0, "expected angles in radians, from -pi to pi.*Turn others"),
+        (sh.ZeroInflated(sh.Gamma()), -1.0, r"expected 0 or positive numbers \(ZeroInflated\)"),
+        (sh.ZeroInflated(sh.Poisson()), 0.5, "expected counts"),
+    ],
+)
+def test_numbers_outside_the_support_are_named_with_a_family_that_takes_them(emission, bad, said):
+    frame = pd.DataFrame({"level": [0.25, 0.5, bad, 0.5]})
+    if emission.support.is_discrete:
+        frame["level"] = [0.0, 1.0, bad, 1.0]
+    with pytest.raises(ValueError, match=rf"x: got {bad:g} at step 2, feature 0 \(level\); {said}"):
+        sh.SwitchingSSM(sh.Copy(2), emission).fit(frame, progress=False)
+
+
+def test_multinomial_counts_have_their_total():
+    model = sh.SwitchingSSM(sh.Copy(2), sh.Multinomial(3, 6))
+    with pytest.raises(ValueError, match=r"x: got counts that sum to 5 at step 1; expected the total 6"):
+        model.fit([[6, 0, 0], [1, 2, 2]], progress=False)
+    with pytest.raises(ValueError, match="sum to 7"):
+        model.fit([[6, 0, 0], [5, 2, np.nan]], progress=False)
+
+
+def test_arguments_of_families_are_checked():
+    with pytest.raises(
+        TypeError, match=r"emission: got MultivariateNormal\(n_features=2\), expected one of independent"
+    ):
+        sh.ZeroInflated(sh.MultivariateNormal(2))
+    with pytest.raises(TypeError, match="emission: got int"):
+        sh.ZeroInflated(3)
+    with pytest.raises(ValueError, match="sd: got -1"):
+        sh.Gamma.of_moments(mean=1.0, sd=-1.0)
+    with pytest.raises(ValueError, match="total"):
+        sh.Multinomial(3, 0)
+    with pytest.raises(TypeError, match="got no emission"):
+        sh.Joint()
+    with pytest.raises(TypeError, match="step: got str"):
+        sh.Joint(step="gamma")
+    with pytest.raises(ValueError, match="step_x: begins with step_"):
+        sh.Joint(step=sh.Gamma(), step_x=sh.Gamma())
+    with pytest.raises(ValueError, match="background"):
+        sh.Joint(background=sh.Gamma())
+    with pytest.raises(ValueError, match=r"step: got .*takes inputs"):
+        sh.Joint(step=sh.Poisson(1, inputs=["dose"]))
+
+
+# ---- what models do --------------------------------------------------------------------------------------------------
+
+CASES = [(name, moves) for name in FAMILIES for moves in DYNAMICS if (name, moves) != ("gated", "markov")]
+
+
+@pytest.mark.few(3)
+@pytest.mark.parametrize(("name", "moves"), CASES)
+def test_every_family_does_everything(name, moves, tmp_path):
+    model = sh.SwitchingSSM(DYNAMICS[moves], FAMILIES[name])
+    x = observations(name)
+    x[3, 0] = x[7] = torch.nan
+    fit = model.fit(x, restarts=1, max_steps=5, progress=False)
+    assert bool(fit.objective.isfinite().all())
+    assert float(fit.objective.diff().min()) > -1e-9 * float(fit.objective.abs().max())
+    ahead = fit.forecast(3)
+    lower, upper = ahead.interval(0.8)
+    assert bool((lower <= upper).all())
+    assert bool(ahead.observation.cdf(upper).ge(0.9 - 1e-6).all())
+    assert len(fit.plot().axes) == len(ahead.plot().axes) + 1
+    fit.model.read(fit.model.simulate(50, seed=0).x)  # draws are inside the support
+    fit.model.save(tmp_path)
+    again = sh.load(tmp_path)
+    assert again.emission == model.emission
+    assert torch.equal(again.log_evidence(x), fit.model.log_evidence(x))
+    posterior = fit.to_arviz(draws=3).posterior
+    assert set(fit.model.describe()) <= set(posterior.data_vars)
+    parts = [x[:15], x[15:37], x[37:]]
+    ragged = fit.model.log_evidence(parts)
+    assert_close(ragged, torch.stack([fit.model.log_evidence(part) for part in parts]), rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.few(4)
+@pytest.mark.parametrize(("name", "moves"), CASES)
+def test_message_passing_fits_conjugate_families_and_refuses_others(name, moves):
+    model, x = sh.SwitchingSSM(DYNAMICS[moves], FAMILIES[name]), observations(name)
+    x[3, 0] = torch.nan
+    if name not in BY_MESSAGES:
+        with pytest.raises(TypeError, match=r"has no conjugate family, which message passing needs; use method=\"em\""):
+            model.fit(x, "vmp", progress=False)
+        return
+    fit = model.fit(x, "vmp", restarts=2, max_steps=20, progress=False)
+    assert float(fit.objective.diff().min()) > -1e-9 * float(fit.objective.abs().max())
+    assert bool(fit.posterior.interval(0.9).lower[next(iter(model.emission.parameters))].isfinite().all())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("method", "steps"), [("svi", 50), ("nuts", 10)])
+@pytest.mark.parametrize(("name", "moves"), CASES)
+def test_samplers_go_on_from_em(name, moves, method, steps):
+    model, x = sh.SwitchingSSM(DYNAMICS[moves], FAMILIES[name]), observations(name)
+    fit = model.fit(x, method, restarts=2, progress=False, **effort(method, steps))
+    assert set(fit.posterior.draws) == set(model.known)
+    assert all(bool(draws.isfinite().all()) for draws in fit.posterior.draws.values())
+    assert bool(fit.forecast(2).mean.isfinite().all())
+
+
+@pytest.mark.few(2)
+@pytest.mark.parametrize(
+    ("name", "prior"),
+    [
+        ("student t", {"loc": dist.Normal(5.0, 0.01), "df": dist.Gamma(2.0, 0.1)}),
+        ("gamma", {"rate": dist.LogNormal(2.0, 0.01)}),
+        ("exponential", {"rate": dist.Gamma(1e6, 1e5)}),
+        ("log-normal", {"scale": dist.HalfNormal(0.1)}),
+        ("beta", {"concentration1": dist.Gamma(1e4, 1e3)}),
+        ("negative binomial", {"dispersion": dist.HalfNormal(0.001)}),
+        ("von mises", {"concentration": dist.Gamma(1e4, 1e3)}),
+        ("zero-inflated poisson", {"rate": dist.Gamma(1e4, 1e3), "zero_probs": dist.Beta(1e4, 1e4)}),
+        ("zero-inflated gamma", {"shape": dist.Gamma(1e4, 1e3)}),
+        ("joint", {"angle_concentration": dist.Gamma(1e4, 1e3), "wind_loc": dist.Normal(1e5 + 7, 1e-3)}),
+    ],
+)
+def test_user_priors_are_taken(name, prior, tmp_path):
+    x = observations(name)
+    model = sh.SwitchingSSM(sh.Markov(2), FAMILIES[name])
+    fit = model.fit(x, prior=prior, restarts=1, max_steps=4, progress=False)
+    weak = model.fit(x, restarts=1, max_steps=4, progress=False)
+    for given, one in prior.items():
+        here, before = fit.model.describe()[given], weak.model.describe()[given]
+        assert float(one.log_prob(here).mean()) >= float(one.log_prob(before).mean()) - 1e-6
+    fit.model.save(tmp_path)
+    assert sh.load(tmp_path).emission.sites(fit.model.prior)
+    with pytest.raises(ValueError, match="prior"):
+        model.fit(x, prior={"size": dist.Normal(0.0, 1.0)}, progress=False)
+
+
+@pytest.mark.few(1)
+@pytest.mark.parametrize("name", ["gamma", "student t", "exponential", "log-normal", "zero-inflated gamma", "joint"])
+def test_another_unit_of_the_data_changes_nothing_else(name):
+    x = observations(name)
+    factor = torch.tensor([1e4, 1.0, 1.0, 1e4, 1e4]) if name == "joint" else torch.tensor([1e4, 1e-4])
+    shift = 1e5 if name == "student t" else 0.0
+    model = sh.SwitchingSSM(sh.Markov(2), FAMILIES[name])
+    fit, other = (model.fit(y, restarts=2, seed=1, progress=False) for y in (x, factor * x + shift))
+    n_numbers = (~x.isnan()) & ((x != 0) | (name != "zero-inflated gamma"))
+    if name == "joint":
+        n_numbers[:, 0] &= x[:, 0] != 0
+    moved = (n_numbers * factor.double().log()).sum()
+    assert_close(other.model.log_evidence(factor * x + shift), fit.model.log_evidence(x) - moved, rtol=1e-4, atol=1e-4)
+
+
+def test_fixed_parameters_keep_their_values():
+    x = observations("gamma")
+    fit = sh.SwitchingSSM(sh.Markov(2), sh.Gamma(2)).fit(
+        x, fixed={"shape": [[2.0, torch.nan], [torch.nan, 3.0]]}, restarts=1, max_steps=5, progress=False
+    )
+    assert fit.model.values["shape"].diagonal().tolist() == [2.0, 3.0]
+    joint = sh.SwitchingSSM(sh.Markov(2), FAMILIES["joint"]).fit(
+        observations("joint"), fixed={"wind_loc": [[1e5, 1e5], [1e5, 1e5]]}, restarts=1, max_steps=5, progress=False
+    )
+    assert_close(joint.model.values["wind_loc"], torch.full((2, 2), 1e5).double(), rtol=0, atol=0)
+
+
+# ---- columns by name -------------------------------------------------------------------------------------------------
+
+COLUMNS = ["step", "angle", "kind", "wind_u", "wind_v"]
+
+
+def test_joint_finds_the_columns_of_frames_by_name():
+    x = observations("joint")
+    frame = pd.DataFrame(x.numpy(), columns=COLUMNS)
+    other = frame[["wind_u", "kind", "step", "wind_v", "angle"]]
+    model = drawn("joint")
+    expected = model.log_evidence(x)
+    assert_close(model.log_evidence(other), expected)
+    assert_close(model.log_evidence([other, other]), torch.stack([expected, expected]))
+    assert model.read(other).features_of() == tuple(COLUMNS)
+    assert model.read(x).features_of() == ("step", "angle", "kind", "wind_0", "wind_1")
+    with pytest.raises(ValueError, match="expected a column angle, as Joint names"):
+        model.fit(frame.rename(columns={"angle": "turn"}), progress=False)
+    with pytest.raises(ValueError, match=r"expected 2 columns wind_\.\.\., as Joint names"):
+        model.fit(frame.drop(columns="wind_v"), progress=False)
+    with pytest.raises(ValueError, match="x: got the columns day, which Joint does not name"):
+        model.fit(frame.assign(day=1.0), progress=False)
+    series = sh.SwitchingSSM(sh.Markov(2), sh.Normal(5)).read(other)
+    with pytest.raises(ValueError, match="x: got a Series with the columns wind_u, kind"):
+        model.smooth(series)
+    with pytest.raises(ValueError, match=r"x: got -1 at step 0, feature 0 \(step\)"):
+        model.smooth(frame.assign(step=-1.0))
+    with pytest.raises(ValueError, match=r"x: got 3 at step 0, feature 2 \(kind\)"):
+        model.smooth(frame.assign(kind=3.0))
+
+
+def test_joint_is_the_product_of_its_parts():
+    model, x = drawn("joint"), observations("joint")
+    emission: Emission = model.emission
+    total, first = torch.zeros(40, 2, dtype=torch.float64), 0
+    for name, part in emission.emissions.items():
+        own = {n: model.values[f"{name}_{n}"] for n in part.parameters}
+        total = total + part.table(x[:, first : first + part.n_features], own)
+        first += part.n_features
+    assert_close(emission.table(x, model.values), total, rtol=1e-12, atol=1e-12)
+    assert repr(sh.Joint(step=sh.Gamma())) == "Joint(step=Gamma(n_features=1))"
+
+
+def test_joint_of_one_family_is_that_family():
+    x = observations("student t")
+    whole, parts = (
+        sh.SwitchingSSM(sh.Markov(2), emission).fit(x, prior=None, progress=False)
+        for emission in (sh.Normal(2), sh.Joint(a=sh.Normal(), b=sh.Normal()))
+    )
+    assert_close(parts.objective[-1], whole.objective[-1], rtol=1e-6, atol=0)
+
+
+def test_gated_parts_name_the_same_columns():
+    parts = sh.Joint(a=sh.Gamma(), b=sh.Normal()), sh.Joint(b=sh.Normal(), a=sh.Gamma())
+    with pytest.raises(ValueError, match=r"background: got the columns \['b', 'a'\]"):
+        sh.Gated(*parts)
+    with contextlib.suppress(ValueError):
+        sh.Gated(parts[0], parts[0]).check(torch.tensor([[-1.0, 0.0]]))
+    x = torch.cat([observations("gamma")[:, :1], observations("student t")[:, :1]], -1)
+    fit = sh.SwitchingSSM(sh.Copy(2), sh.Gated(parts[0], parts[0])).fit(x, restarts=1, max_steps=3, progress=False)
+    assert fit.model.values["background_b_loc"].shape == (1, 1)
+
+
+@pytest.mark.slow
+def test_parameters_of_each_subject_are_those_of_fits_alone():
+    sequences = [observations("gamma", seed=seed)[:, :1] for seed in range(2)]
+    model = sh.SwitchingSSM(sh.Markov(2), sh.Gamma())
+    both = model.fit(sequences, subjects=["a", "b"], pooled="none", prior=None, restarts=2, progress=False)
+    alone = [model.fit(x, prior=None, restarts=2, progress=False).loglik for x in sequences]
+    assert_close(both.loglik, sum(alone), rtol=1e-5, atol=1e-5)
