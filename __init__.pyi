@@ -47,6 +47,7 @@ from .switching.deviations import DeviationAR as DeviationAR
 from .switching.dynamics.copy import Copy as Copy
 from .switching.dynamics.markov import Markov as Markov
 from .switching.emissions.autoregression import AutoRegressive as AutoRegressive
+from .switching.emissions.components import Mixture as Mixture
 from .switching.emissions.conjugate import ConjugateEmission as ConjugateEmission
 from .switching.emissions.contract import Emission as Emission
 from .switching.emissions.counts import Multinomial as Multinomial

@@ -75,6 +75,8 @@ CLASSES = _by_name(
     Word("CategoricalHMM", "SwitchingSSM(Markov(K), Categorical(n))", "hmmlearn, dynamax"),
     Word("PoissonHMM", "SwitchingSSM(Markov(K), Poisson(F))", "hmmlearn, dynamax"),
     Word("MultinomialHMM", "SwitchingSSM(Markov(K), Multinomial(F, n))", "hmmlearn, dynamax"),
+    Word("GMMHMM", "SwitchingSSM(Markov(K), Mixture(MultivariateNormal(F), n))", "hmmlearn"),
+    Word("GaussianMixtureHMM", "SwitchingSSM(Markov(K), Mixture(MultivariateNormal(F), n))", "dynamax"),
     Word("GammaHMM", "SwitchingSSM(Markov(K), Gamma(F))", "dynamax"),
     Word("HMM", "SwitchingSSM(Markov(K), an emission)", "ssm"),
     Word("SLDS", "SwitchingLinearSSM(K, L, F)", "ssm"),

@@ -532,6 +532,7 @@ def _(r: Draw) -> Call:
         },
         sh.Multinomial: {"n_features": 2, "total": 5},
         sh.ZeroInflated: {"emission": sh.Gamma(1)},
+        sh.Mixture: {"emission": sh.Normal(1), "n": 2},
         sh.Joint: {"step": sh.Gamma(1), "angle": sh.VonMises(1)},
         sh.DeviationAR: {"n_states": 2, "order": 2, "switching": r.one((), "scale", ["coefficients", "scale"])},
         sh.AutoRegressive: {

@@ -8,6 +8,7 @@ import pyro.distributions as dist
 import pytest
 import samplehold as sh
 import torch
+from hmmlearn.hmm import GMMHMM
 from oracles.effort import effort
 from oracles.models import enumerate_evidence
 from samplehold.switching.emissions.contract import Emission
@@ -32,6 +33,8 @@ FAMILIES = {
     "joint": sh.Joint(
         step=sh.ZeroInflated(sh.Gamma()), angle=sh.VonMises(), kind=sh.Categorical(3), wind=sh.MultivariateNormal(2)
     ),
+    "mixture": sh.Mixture(sh.Normal(2), 2),
+    "mixture of vectors": sh.Mixture(sh.MultivariateNormal(2), 2),
     "gated": sh.Gated(sh.Gamma(2), sh.LogNormal(2)),
 }
 BY_MESSAGES = ("exponential", "log-normal", "multinomial")
@@ -54,6 +57,8 @@ def observations(name: str, shape: tuple[int, ...] = (40,), seed: int = 0) -> to
         return torch.cat([step, angle[..., :1], (share[..., :1] * 2.99).floor(), 1e5 + normal], -1)
     by_name = {
         "student t": 5 * state + normal / zero.double().add(0.3),
+        "mixture": 6 * state + normal + 3 * zero[..., :1],
+        "mixture of vectors": 6 * state + normal + 3 * zero[..., :1],
         "beta": share,
         "negative binomial": count,
         "von mises": angle,
@@ -260,6 +265,7 @@ def test_multinomial_counts_have_their_total():
         model.fit([[6, 0, 0], [5, 2, np.nan]], progress=False)
 
 
+@pytest.mark.usefixtures("as_users_call")
 def test_arguments_of_families_are_checked():
     with pytest.raises(
         TypeError, match=r"emission: got MultivariateNormal\(n_features=2\), expected one of independent"
@@ -352,6 +358,7 @@ def test_samplers_go_on_from_em(name, moves, method, steps):
         ("von mises", {"concentration": dist.Gamma(1e4, 1e3)}),
         ("zero-inflated poisson", {"rate": dist.Gamma(1e4, 1e3), "zero_probs": dist.Beta(1e4, 1e4)}),
         ("zero-inflated gamma", {"shape": dist.Gamma(1e4, 1e3)}),
+        ("mixture", {"loc": dist.Normal(5.0, 0.01)}),
         ("joint", {"angle_concentration": dist.Gamma(1e4, 1e3), "wind_loc": dist.Normal(1e5 + 7, 1e-3)}),
     ],
 )
@@ -370,7 +377,9 @@ def test_user_priors_are_taken(name, prior, tmp_path):
 
 
 @pytest.mark.few(1)
-@pytest.mark.parametrize("name", ["gamma", "student t", "exponential", "log-normal", "zero-inflated gamma", "joint"])
+@pytest.mark.parametrize(
+    "name", ["gamma", "student t", "exponential", "log-normal", "zero-inflated gamma", "mixture", "joint"]
+)
 def test_another_unit_of_the_data_changes_nothing_else(name):
     x = observations(name)
     factor = torch.tensor([1e4, 1.0, 1.0, 1e4, 1e4]) if name == "joint" else torch.tensor([1e4, 1e-4])
@@ -394,6 +403,50 @@ def test_fixed_parameters_keep_their_values():
         observations("joint"), fixed={"wind_loc": [[1e5, 1e5], [1e5, 1e5]]}, restarts=1, max_steps=5, progress=False
     )
     assert_close(joint.model.values["wind_loc"], torch.full((2, 2), 1e5).double(), rtol=0, atol=0)
+
+
+# ---- mixtures --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["mixture", "mixture of vectors"])
+def test_mixtures_have_the_likelihood_of_hmmlearn(name):
+    x = observations(name)
+    fit = sh.SwitchingSSM(sh.Markov(2), FAMILIES[name]).fit(x, restarts=1, max_steps=5, progress=False)
+    values, shown = fit.model.values, fit.model.describe()
+    full = name == "mixture of vectors"
+    peer = GMMHMM(2, 2, covariance_type="full" if full else "diag", init_params="")
+    peer.startprob_, peer.transmat_ = values["initial_probs"].numpy(), values["transition_probs"].numpy()
+    peer.weights_, peer.means_ = values["component_probs"].numpy(), values["loc"].numpy()
+    peer.covars_ = shown["covariance"].numpy() if full else shown["scale"].square().numpy()
+    peer.n_features = 2
+    assert float(fit.model.log_evidence(x)) == pytest.approx(peer.score(x.numpy()), abs=1e-9)
+
+
+def test_an_m_step_of_a_mixture_raises_the_objective():
+    emission, x = FAMILIES["mixture"], observations("mixture")
+    weights = torch.rand(3, 40, 2, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    prior = emission.default_prior(2, x)
+    values = {name: value.expand(3, *value.shape) for name, value in emission.start(prior).items()}
+
+    def objective(values):
+        return (weights * emission.table(x, values)).sum((-2, -1)) + log_prior(emission.sites(prior), values)
+
+    heights = []
+    for _ in range(5):
+        values = emission.maximize(x, weights, values, prior, torch.zeros(2).double()).values
+        heights.append(objective(values))
+    assert bool((torch.stack(heights).diff(dim=0) > -1e-9).all())
+    assert bool((values["loc"][:, :, 0] - values["loc"][:, :, 1]).abs().amax(-1).gt(0.1).all())  # components differ
+
+
+@pytest.mark.usefixtures("as_users_call")
+def test_mixtures_check_their_arguments():
+    with pytest.raises(TypeError, match="emission: got str"):
+        sh.Mixture("normal", 2)
+    with pytest.raises(TypeError, match="expected one with parameters of its own in each state"):
+        sh.Mixture(sh.Normal(1, tied={"scale": "all states"}), 2)
+    with pytest.raises(ValueError, match="n: got 0"):
+        sh.Mixture(sh.Normal(1), 0)
 
 
 # ---- columns by name -------------------------------------------------------------------------------------------------
