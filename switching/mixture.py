@@ -40,13 +40,13 @@ class StateMixture(TorchDistribution):
 
     @property
     def mean(self) -> Tensor:
-        return self._expect(self.emission.mean(self.values))
+        return self.emission.center(self._expect(self.emission.averages(self.values)))
 
     @property
     def variance(self) -> Tensor:
         mean, variance = self.emission.mean(self.values), self.emission.variance(self.values)
         centre = self.mean.unsqueeze(-2)
-        spread = ByGate(*(v + (m - centre) ** 2 for m, v in zip(mean, variance, strict=True)))
+        spread = ByGate(*(v + self.emission.away(m, centre) ** 2 for m, v in zip(mean, variance, strict=True)))
         return self._expect(spread)
 
     @property
@@ -68,9 +68,8 @@ class StateMixture(TorchDistribution):
             NotImplementedError: the emission has no distribution function, or bounds are infinite.
         """
         p = check_probability("p", p, proper=True)
-        ends = [part.emission.reach(part.own(self.values), p) for part in self.emission.parts]
-        low = torch.stack([low.amin(-2) for low, _ in ends])
-        high = torch.stack([high.amax(-2) for _, high in ends])
+        lower, upper = self.emission.reach(self.values, p)
+        low, high = torch.stack([end.amin(-2) for end in lower]), torch.stack([end.amax(-2) for end in upper])
         whole = torch.as_tensor(self.emission.whole, device=low.device)
         least, most = (
             torch.as_tensor(getattr(self.emission.support, f"{end}_bound", none)).to(low)

@@ -107,6 +107,8 @@ class SubjectEmission(ConjugateEmission):
     check = delegated("emission")
     arranged = delegated("emission")
     column_names = delegated("emission")
+    center = delegated("emission")
+    away = delegated("emission")
     whole = delegated("emission")
     units = delegated("emission")
     hyperparameters_of = delegated("emission")

@@ -26,7 +26,7 @@ from ...inference.numerics.scalars import check_integer
 from ..parameters import Parameter, Parameters
 from ..priors import Site
 from ..user_priors import support_of
-from .contract import Emission, Maximized, check_no_inputs
+from .contract import ByGate, Emission, Maximized, check_no_inputs
 
 WEIGHTS, CONCENTRATION = "component_probs", "component_concentration"
 CUT = 0.9  # the share of an observation that goes to the component of its part at first
@@ -134,9 +134,10 @@ class Mixture(Emission):
         each = self.emission.marginal_cdf(x.unsqueeze(-2), {name: values[name] for name in self.emission.parameters})
         return (values[WEIGHTS].unsqueeze(-1) * each).sum(-2)
 
-    def reach(self, values: Parameters, p: float) -> tuple[Tensor, Tensor]:
-        low, high = (end.unflatten(-2, (-1, self.n)) for end in self.emission.reach(self._flat(values), p))
-        return low.amin(-2), high.amax(-2)
+    def reach(self, values: Parameters, p: float) -> tuple[ByGate, ByGate]:
+        ends = (end.redrawn.unflatten(-2, (-1, self.n)) for end in self.emission.reach(self._flat(values), p))
+        low, high = next(ends).amin(-2), next(ends).amax(-2)
+        return ByGate(low, low), ByGate(high, high)
 
     # ---- the prior ---------------------------------------------------------------------------------------------------
 

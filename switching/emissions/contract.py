@@ -185,12 +185,6 @@ class Emission(Named, ABC):
         distribution: Any = self.distribution(values)
         return getattr(distribution, "base_dist", distribution).cdf(x)
 
-    def reach(self, values: Parameters, p: float) -> tuple[Float[Tensor, "*r K F"], Float[Tensor, "*r K F"]]:
-        """Bounds of the p-quantile of each feature in each state: Chebyshev's."""
-        mean, variance = self.moments(values)
-        wide = (variance / min(p, 1 - p)).sqrt()
-        return mean - wide, mean + wide
-
     def in_units(self, table: Parameters, unit: Float[Tensor, "F"]) -> Parameters:
         """Values or hyperparameters of x, converted to those of x / unit, if observations `have_unit`."""
         return table
@@ -365,6 +359,26 @@ class Emission(Named, ABC):
         """Mean of each feature in each state: `[*r, K, F]` (held: the same or `[*r, 1, F]`)."""
         means = [part.emission.moments(part.own(values))[0] for part in self.parts]
         return ByGate(means[0], means[-1])
+
+    def averages(self, values: Parameters) -> ByGate:
+        """The numbers of each state `[*r, K, E]` whose expectation over states gives the `center` of a mixture: means;
+        of angles, two for each direction."""
+        return self.mean(values)
+
+    def center(self, expected: Float[Tensor, "*n E"]) -> Float[Tensor, "*n F"]:
+        """The mean of a mixture from expected `averages` or means."""
+        return expected
+
+    def away(self, mean: Float[Tensor, "*#n F"], center: Float[Tensor, "*#n F"]) -> Float[Tensor, "*n F"]:
+        """The distances of means from a center."""
+        return mean - center
+
+    def reach(self, values: Parameters, p: float) -> tuple[ByGate, ByGate]:
+        """Lower and upper bounds of the p-quantile of each feature in each state: Chebyshev's."""
+        mean, variance = self.mean(values), self.variance(values)
+        wide = ByGate(*((table / min(p, 1 - p)).sqrt() for table in variance))
+        pairs = list(zip(mean, wide, strict=True))
+        return ByGate(*(m - w for m, w in pairs)), ByGate(*(m + w for m, w in pairs))
 
     def cdf(self, x: Float[Tensor, "*#n F"], values: Parameters) -> ByGate:
         """P(x_f <= x) of each feature separately, in each state."""

@@ -180,9 +180,10 @@ class Multinomial(ConjugateEmission):
         return dist.Multinomial(self.total, probs=values["probs"])
 
     def marginal_cdf(self, x: Tensor, values: Parameters) -> Tensor:
-        counts = x.clamp(-1, self.total).floor()
-        below = by_scipy(special.bdtr, counts.clamp_min(0.0), torch.full_like(counts, self.total), values["probs"])
-        return torch.where(counts < 0, 0.0, below)
+        counts = x.floor()
+        inside = counts.clamp(0.0, self.total - 1.0)
+        below = by_scipy(special.betainc, self.total - inside, inside + 1, 1 - values["probs"])
+        return torch.where(counts < 0, 0.0, torch.where(counts >= self.total, 1.0, below))
 
     def message(self, x: Tensor, weights: Tensor, near: Parameters | None = None) -> Tensor:
         seen = ~torch.isnan(x)

@@ -30,7 +30,7 @@ from ...inference.numerics.scalars import check_flag
 from ..inputs import Inputs, all_inputs, columns_of, select_columns
 from ..parameters import PREFIX, Parameter, Parameters, prefixed
 from ..priors import Site, prefixed_sites
-from .contract import Emission, Maximized, Part, check_no_inputs
+from .contract import ByGate, Emission, Maximized, Part, check_no_inputs
 from .tied import Joined, NormalEmission, tied_parts
 
 OF_BACKGROUND = {"regressor": "background_regressor", "shared_regressor": "background_shared_regressor"}
@@ -120,6 +120,8 @@ class Gated(Emission):
     embed = delegated("emission")
     arranged = delegated("emission")
     column_names = delegated("emission")
+    center = delegated("emission")
+    away = delegated("emission")
     whole = delegated("emission")
 
     @property
@@ -170,6 +172,15 @@ class Gated(Emission):
             scaled = part.emission.in_units(part.own(table), unit)
             converted |= {name: value for name, value in prefixed(scaled, part.prefix).items() if name in table}
         return converted
+
+    def averages(self, values: Parameters) -> ByGate:
+        tables = [part.emission.averages(part.own(values)).redrawn for part in self.parts]
+        return ByGate(*tables) if tables[0].shape[-1] == tables[1].shape[-1] else self.mean(values)
+
+    def reach(self, values: Parameters, p: float) -> tuple[ByGate, ByGate]:
+        drawn, held = (part.emission.reach(part.own(values), p) for part in self.parts)
+        low, high = (ByGate(drawn[i].redrawn, held[i].redrawn) for i in (0, 1))
+        return low, high
 
     def units(self, center: Tensor, scale: Tensor, fixed: Collection[str]) -> tuple[Tensor, Tensor]:
         """Those on which both parts agree."""

@@ -18,7 +18,7 @@ from ..data.cells import labelled
 from ..data.series import Series
 from ..parameters import SINGLE, Parameter, Parameters, prefixed
 from ..priors import Site, prefixed_sites
-from .contract import Emission, Maximized, check_no_inputs
+from .contract import ByGate, Emission, Maximized, check_no_inputs
 
 
 class _Columns(constraints.Constraint):
@@ -194,12 +194,32 @@ class Joint(Emission):
         moments = [part.moments(own) for part, _, own in self._each(values)]
         return torch.cat([mean for mean, _ in moments], -1), torch.cat([variance for _, variance in moments], -1)
 
+    def averages(self, values: Parameters) -> ByGate:
+        averages = torch.cat([part.averages(own).redrawn for part, _, own in self._each(values)], -1)
+        return ByGate(averages, averages)
+
+    def center(self, expected: Tensor) -> Tensor:
+        if expected.shape[-1] == self.n_features:
+            return expected
+        by_part = expected.split(self._n_averages, -1)
+        return torch.cat([part.center(own) for (_, part, _), own in zip(self._places, by_part, strict=True)], -1)
+
+    @cached_property
+    def _n_averages(self) -> list[int]:
+        """The number of `averages` of each part."""
+        prior = self.default_prior(1, None)
+        return [part.averages(part.start(own)).redrawn.shape[-1] for part, _, own in self._each(prior)]
+
+    def away(self, mean: Tensor, center: Tensor) -> Tensor:
+        return torch.cat([part.away(mean[..., place], center[..., place]) for _, part, place in self._places], -1)
+
     def marginal_cdf(self, x: Tensor, values: Parameters) -> Tensor:
         return torch.cat([part.marginal_cdf(x[..., place], own) for part, place, own in self._each(values)], -1)
 
-    def reach(self, values: Parameters, p: float) -> tuple[Tensor, Tensor]:
-        ends = [part.reach(own, p) for part, _, own in self._each(values)]
-        return torch.cat([low for low, _ in ends], -1), torch.cat([high for _, high in ends], -1)
+    def reach(self, values: Parameters, p: float) -> tuple[ByGate, ByGate]:
+        by_part = [part.reach(own, p) for part, _, own in self._each(values)]
+        low, high = (torch.cat([ends[i].redrawn for ends in by_part], -1) for i in (0, 1))
+        return ByGate(low, low), ByGate(high, high)
 
     def embed(self, x: Tensor) -> Tensor:
         return torch.cat([part.embed(x[:, place]) for _, part, place in self._places], -1)

@@ -32,7 +32,7 @@ from .conjugate import ConjugateEmission, Representative
 from .contract import Maximized
 from .gammas import stirling_rest
 from .normal import Normal
-from .separate import Separate, by_scipy
+from .separate import Summarized, by_scipy
 from .spread import spread
 
 POSITIVE = "positive numbers"
@@ -41,7 +41,7 @@ WIDE = 5.0  # the standard deviation of the logarithm of a rate under its weak p
 
 
 @dataclass(frozen=True, repr=False)
-class Gamma(Separate):
+class Gamma(Summarized):
     """Independent positive features; parameters `shape` and `rate`, `[K, F]` each.
 
     The mean is `shape / rate`, and the standard deviation `shape**0.5 / rate`. `Gamma.of_moments(mean, sd)` gives the
@@ -108,9 +108,6 @@ class Gamma(Separate):
         log_ratio = rate.log() - shape.log() + log_x
         around = shape * (log_ratio - (rate * x - shape) / shape)
         return around - log_x + (shape.log() - math.log(2 * math.pi)) / 2 - stirling_rest(shape)
-
-    def log_density(self, x: Tensor, values: Parameters) -> Tensor:
-        return self.log_density_of(self.statistics(x), values)
 
     def law(self, values: Parameters) -> Any:
         return dist.Gamma(values["shape"], values["rate"])

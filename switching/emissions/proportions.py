@@ -16,7 +16,7 @@ from torch.distributions import constraints
 
 from ..parameters import Parameter, Parameters
 from .gammas import log_beta
-from .separate import Separate, by_scipy
+from .separate import Summarized, by_scipy
 from .spread import spread
 
 
@@ -28,7 +28,7 @@ class _Inside(constraints.interval):
 
 
 @dataclass(frozen=True, repr=False)
-class Beta(Separate):
+class Beta(Summarized):
     """Independent proportions; parameters `concentration1` and `concentration0`, `[K, F]` each.
 
     The mean is `concentration1 / (concentration1 + concentration0)`. These are the names of torch and Pyro;
@@ -77,9 +77,6 @@ class Beta(Separate):
     def log_density_of(self, statistics: tuple[Tensor, ...], values: Parameters) -> Tensor:
         (log_x, log_rest), one, zero = statistics, values["concentration1"], values["concentration0"]
         return (one - 1) * log_x + (zero - 1) * log_rest - log_beta(one, zero)
-
-    def log_density(self, x: Tensor, values: Parameters) -> Tensor:
-        return self.log_density_of(self.statistics(x), values)
 
     def law(self, values: Parameters) -> Any:
         return dist.Beta(values["concentration1"], values["concentration0"])

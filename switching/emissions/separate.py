@@ -8,13 +8,13 @@ $$\sum_t w_{tk} \log p(x_{tf} \mid \theta_{kf}) + \log p(\theta_{kf}),$$
 and each term has few parameters. Newton's method climbs all terms at once in free coordinates. Where the curvature is
 not negative definite, its eigenvalues change their sign, so that every step goes uphill (Nocedal & Wright 2006,
 *Numerical Optimization*, section 3.4). It begins at the parameters at hand or at estimates by moments, whichever is
-higher. The density of an exponential family is linear in a few `statistics` of x; then their weighted means replace the
-observations.
+higher. The log density of an exponential family is linear in a few statistics of x, whose weighted means then replace
+the observations (`Summarized`).
 """
 
 from abc import abstractmethod
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Protocol, cast, runtime_checkable
 
@@ -61,14 +61,6 @@ class Separate(Emission):
     def by_moments(self, mean: Float[Tensor, "*n"], variance: Float[Tensor, "*n"]) -> Parameters:
         """Parameters inside their supports, about those of a mean and a variance."""
 
-    def statistics(self, x: Float[Tensor, "*n"]) -> tuple[Tensor, ...]:
-        """The numbers in which the log density is linear, if it is; otherwise none."""
-        return ()
-
-    def log_density_of(self, statistics: tuple[Tensor, ...], values: Parameters) -> Tensor:
-        """The log density at `statistics`, or its mean at their means."""
-        raise NotImplementedError(f"{self.name} has no statistics")
-
     def narrowness(self, values: Parameters) -> Tensor:
         """The variance that falls to 0 where a state sits on a single point; infinite if the likelihood is bounded."""
         return self.law(values).variance
@@ -92,10 +84,29 @@ class Separate(Emission):
         """The maximum by Newton's method."""
         return maximized(self, x, weights, near, prior, floor)
 
+    def maximize_beside(self, *arguments: Any) -> Maximized:
+        best = super().maximize_beside(*arguments)
+        return replace(best, collapsed=(self.narrowness(best.values) <= NEAR_FLOOR * arguments[-1]).any(-1))
+
     def guess(self, x: Float[Tensor, "N F"], weights: Float[Tensor, "*r N K"], least: Float[Tensor, "F"]) -> Parameters:
         """Parameters `[*r, K, F]` from which a climb may begin, with variances of at least these."""
         mean, variance, _ = weighted_moments(x, weights)
         return self.by_moments(mean, variance.maximum(least))
+
+
+class Summarized(Separate):
+    """Independent features of an exponential family, whose log density is linear in a few statistics."""
+
+    @abstractmethod
+    def statistics(self, x: Float[Tensor, "*n"]) -> tuple[Tensor, ...]:
+        """The numbers in which the log density is linear."""
+
+    @abstractmethod
+    def log_density_of(self, statistics: tuple[Tensor, ...], values: Parameters) -> Tensor:
+        """The log density at statistics, or its mean at their means."""
+
+    def log_density(self, x: Tensor, values: Parameters) -> Tensor:
+        return self.log_density_of(self.statistics(x), values)
 
 
 @runtime_checkable
@@ -107,8 +118,6 @@ class Climbable(Protocol):
     sites: Callable[[Parameters], list[Site]]
     maximize_beside: Callable[..., Maximized]
     guess: Callable[[Tensor, Tensor, Tensor], Parameters]
-    statistics: Callable[[Tensor], tuple[Tensor, ...]]
-    log_density_of: Callable[[tuple[Tensor, ...], Parameters], Tensor]
     narrowness: Callable[[Parameters], Tensor]
 
     @property
@@ -152,12 +161,12 @@ def _expected_log_density(
     """The weighted sum of log densities `[*r, K, F]` as a function of parameters."""
     seen = ~torch.isnan(x)
     filled = torch.where(seen, x, emission.typical)
-    parts = emission.statistics(filled)
-    if parts:
+    if isinstance(emission, Summarized):
+        parts, log_density = emission.statistics(filled), emission.log_density_of
         count = weights.mT @ seen.to(x)
         sums = ((weights.mT @ torch.where(seen, part, 0.0), part[:1]) for part in parts)
         means = tuple(torch.where(count > 0, total / count.clamp_min(1e-300), some) for total, some in sums)
-        return lambda values: count * emission.log_density_of(means, values)
+        return lambda values: count * log_density(means, values)
     used = weights.unsqueeze(-1) * seen.unsqueeze(-2)
 
     def total(values: Parameters) -> Tensor:

@@ -18,6 +18,7 @@ from torch import Tensor
 from torch.distributions import constraints
 
 from ..parameters import Parameter, Parameters
+from .contract import ByGate
 from .gammas import log_rising
 from .separate import Separate, by_scipy
 from .spread import spread
@@ -103,10 +104,10 @@ class StudentT(Separate):
         df = torch.full_like(mean, 5.0)
         return {"loc": mean, "scale": (variance * (df - 2) / df).sqrt(), "df": df}
 
-    def reach(self, values: Parameters, p: float) -> tuple[Tensor, Tensor]:
+    def reach(self, values: Parameters, p: float) -> tuple[ByGate, ByGate]:
         standard = by_scipy(special.stdtrit, values["df"], torch.full_like(values["df"], p))
         quantile, near = values["loc"] + values["scale"] * standard, 1e-3 * values["scale"]
-        return quantile - near, quantile + near
+        return ByGate(quantile - near, quantile - near), ByGate(quantile + near, quantile + near)
 
     def marginal_cdf(self, x: Tensor, values: Parameters) -> Tensor:
         return by_scipy(special.stdtr, *torch.broadcast_tensors(values["df"], (x - values["loc"]) / values["scale"]))

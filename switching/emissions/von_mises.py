@@ -18,7 +18,8 @@ from torch import Tensor
 from torch.distributions import constraints
 
 from ..parameters import Parameter, Parameters
-from .separate import Separate, by_scipy
+from .contract import ByGate
+from .separate import Summarized, by_scipy
 from .spread import spread
 
 END = float(np.float32(np.pi))  # a little above pi: angles of float32 may be there
@@ -39,12 +40,12 @@ def _log_density(x: Tensor, loc: Tensor, concentration: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True, repr=False)
-class VonMises(Separate):
+class VonMises(Summarized):
     """Independent angles in (-pi, pi]; parameters `loc` (the mean direction) and `concentration`, `[K, F]` each.
 
-    The variance of a state is that of its circular standard deviation. Quantiles are those of numbers from -pi to pi;
-    angles that lie about pi are better turned by pi first. The weak prior of `loc` is uniform.
-    `scipy.stats.vonmises(concentration, loc)` is the same distribution.
+    Means are mean directions, also those of forecasts, and the variance of a state is that of its circular standard
+    deviation. Quantiles are those of numbers from -pi to pi; angles that lie about pi are better turned by pi first.
+    The weak prior of `loc` is uniform. `scipy.stats.vonmises(concentration, loc)` is the same distribution.
 
     Arguments:
         n_features: F.
@@ -102,6 +103,20 @@ class VonMises(Separate):
     def moments(self, values: Parameters) -> tuple[Tensor, Tensor]:
         return values["loc"], self.narrowness(values)
 
+    def averages(self, values: Parameters) -> ByGate:
+        loc, length = values["loc"], (-self.narrowness(values) / 2).exp()
+        directions = torch.cat([length * loc.cos(), length * loc.sin()], -1)
+        return ByGate(directions, directions)
+
+    def center(self, expected: Tensor) -> Tensor:
+        if expected.shape[-1] == self.n_features:
+            return expected
+        cos, sin = expected.chunk(2, -1)
+        return torch.atan2(sin, cos)
+
+    def away(self, mean: Tensor, center: Tensor) -> Tensor:
+        return torch.atan2((mean - center).sin(), (mean - center).cos())
+
     def narrowness(self, values: Parameters) -> Tensor:
         length = torch.special.i1e(values["concentration"]) / torch.special.i0e(values["concentration"])
         small = values["concentration"] < LEAST_LENGTH
@@ -117,8 +132,7 @@ class VonMises(Separate):
         count = (weights.mT @ seen.to(x)).clamp_min(1e-300)
         cos, sin = (weights.mT @ torch.where(seen, part, 0.0) / count for part in self.statistics(x))
         loc, length = torch.atan2(sin, cos), torch.hypot(sin, cos).clamp_min(LEAST_LENGTH)
-        concentration = length * (2 - length.square()) / (1 - length.square()).clamp_min(1 / HIGHEST)
-        return {"loc": loc, "concentration": concentration}
+        return self.by_moments(loc, (1 - length.square()).clamp_min(1 / HIGHEST) / (length * (2 - length.square())))
 
     def marginal_cdf(self, x: Tensor, values: Parameters) -> Tensor:
         return by_scipy(_cdf, x, values["loc"], values["concentration"]).clamp(0.0, 1.0)

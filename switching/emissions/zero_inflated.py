@@ -210,17 +210,13 @@ class ZeroInflated(Emission):
         spread = (variance + mean.square()) / (1 - share) - inner.square()
         return cast(Any, self.emission).by_moments(inner, spread.clamp_min(0.0)) | {ZERO: share}
 
-    def statistics(self, x: Tensor) -> tuple[Tensor, ...]:
-        """None: the log density of a mixture is linear in nothing."""
-        return ()
-
-    def log_density_of(self, statistics: tuple[Tensor, ...], values: Parameters) -> Tensor:
-        """Not there."""
-        raise NotImplementedError("ZeroInflated has no statistics")
-
     def narrowness(self, values: Parameters) -> Tensor:
         """Infinite: the likelihood of counts is bounded."""
         return torch.full_like(values[ZERO], torch.inf)
+
+    def maximize_beside(self, *arguments: Any) -> Maximized:
+        best = super().maximize_beside(*arguments)
+        return replace(best, collapsed=best.collapsed & (not self._counts))
 
 
 class _Inflated(TorchDistribution):

@@ -125,6 +125,10 @@ def test_multinomial_densities_are_those_of_scipy_and_sum_over_missing_counts():
     x, values = observations("multinomial"), {"probs": probs}
     expected = np.stack([stats.multinomial.logpmf(x.numpy(), 6, row.numpy()) for row in probs], -1)
     assert_close(emission.table(x, values), torch.from_numpy(expected), rtol=1e-12, atol=1e-12)
+    at = torch.arange(-1.0, 8.0).double()
+    below = emission.marginal_cdf(at[:, None, None], values)
+    of_each = stats.binom.cdf(at[:, None, None].numpy(), 6, probs.numpy())
+    assert_close(below, torch.from_numpy(of_each), rtol=1e-12, atol=1e-15)
     first_only = torch.tensor([[2.0, torch.nan, torch.nan]], dtype=torch.float64)
     of_first = stats.binom.logpmf(2, 6, probs[:, 0].numpy())
     assert_close(emission.table(first_only, values)[0], torch.from_numpy(of_first), rtol=1e-12, atol=0)
@@ -178,6 +182,68 @@ def test_the_m_step_is_a_stationary_point_of_its_objective(name, prior):
         if name == "multinomial":
             scaled = scaled - leaf * scaled.sum(-1, keepdim=True)
         assert float(scaled.detach().abs().max()) < 1e-4
+
+
+@pytest.mark.parametrize("name", [name for name in FAMILIES if name != "gated"])
+def test_draws_quantiles_and_coordinates_of_every_family(name):
+    model, x = drawn(name), observations(name)
+    emission = model.emission
+    values = {n: model.values[n] for n in emission.parameters}
+    law = emission.distribution(values)
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        draws = law.sample((3,))  # [3, K, F]
+    emission.check(draws.to(x))
+    each = torch.stack([emission.table(draws[:, k].to(x), values)[:, k] for k in range(2)], -1)
+    assert_close(law.expand([3, 2]).log_prob(draws), each, rtol=1e-10, atol=1e-10)
+    assert law.support.check(draws.to(x)).all()
+    assert emission.embed(x).shape[0] == 40
+    assert bool(emission.embed(x).isfinite().all())
+    lower, upper = model.forecast(x, 1).interval(0.8)
+    assert bool((lower <= upper).all())
+    assert emission.shifts([]) is ("zero" not in name)
+    if "joint" not in name and "mixture" not in name and name not in ("von mises", "student t"):
+        assert_close(law.mean, emission.moments(values)[0])
+        assert_close(law.variance, emission.moments(values)[1])
+
+
+@pytest.mark.parametrize("name", BY_MESSAGES)
+def test_conjugate_families_have_their_messages(name):
+    emission, x = FAMILIES[name], observations(name)
+    prior = emission.default_prior(2, x)
+    again = emission.hyperparameters_of(emission.natural(prior))
+    assert all(torch.allclose(again[n], prior[n]) for n in prior)
+    fit = sh.SwitchingSSM(sh.Copy(2), emission).fit(x, "vmp", restarts=1, max_steps=3, progress=False)
+    assert float(fit.objective.diff().min()) > -1e-9 * float(fit.objective.abs().max())
+
+
+def test_multinomials_are_sized_to_tables():
+    assert sh.Multinomial.sized_to(np.array([[np.nan, 2.0], [3.0, 1.0]])) == sh.Multinomial(2, 4)
+
+
+def test_priors_of_components_are_those_of_each():
+    emission = sh.Mixture(sh.Normal(1, prior={"scale": dist.HalfNormal(1.0)}), 3)
+    sites = emission.sites(emission.default_prior(2, None))
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        values = {}
+        for site in sites:
+            values[site.name] = site.distribution(values).sample()
+            assert bool(site.distribution(values).support.check(values[site.name]).all())
+            assert_close(site.distribution(values).expand([2]).log_prob(values[site.name]).shape, torch.Size([2]))
+    assert {n: tuple(v.shape) for n, v in values.items()} == {
+        "precision": (2, 3, 1),
+        "loc": (2, 3, 1),
+        "component_probs": (2, 3),
+    }
+    assert emission.with_user_priors({"loc": dist.Normal(0.0, 1.0)}).emission.user_priors.keys() == {"loc", "precision"}
+    plain = sh.Mixture(sh.Poisson(1), 3)
+    rate, _ = plain.sites(plain.default_prior(2, None))
+    assert_close(rate.distribution({}).mean, torch.full((2, 3, 1), 2.0).double())
+    zero = sh.ZeroInflated(sh.Gamma(), prior={"zero_probs": dist.Beta(2.0, 5.0), "rate": dist.Gamma(2.0, 1.0)})
+    both = zero.with_user_priors({"shape": dist.Gamma(2.0, 1.0)})
+    assert both.emission.user_priors.keys() == {"rate", "shape"}
+    assert both.user_priors.keys() == {"zero_probs"}
 
 
 # ---- extremes --------------------------------------------------------------------------------------------------------
@@ -399,10 +465,33 @@ def test_fixed_parameters_keep_their_values():
         x, fixed={"shape": [[2.0, torch.nan], [torch.nan, 3.0]]}, restarts=1, max_steps=5, progress=False
     )
     assert fit.model.values["shape"].diagonal().tolist() == [2.0, 3.0]
+    quiet = sh.SwitchingSSM(sh.Markov(2), sh.ZeroInflated(sh.NegativeBinomial())).fit(
+        [0, 0, 0, 0, 9, 8, 5, 0], fixed={"zero_probs": [[0.5], [0.1]]}, restarts=1, max_steps=5, progress=False
+    )
+    assert not bool(quiet.collapsed_states.any())
     joint = sh.SwitchingSSM(sh.Markov(2), FAMILIES["joint"]).fit(
         observations("joint"), fixed={"wind_loc": [[1e5, 1e5], [1e5, 1e5]]}, restarts=1, max_steps=5, progress=False
     )
     assert_close(joint.model.values["wind_loc"], torch.full((2, 2), 1e5).double(), rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("beside", [False, True])
+def test_the_mean_of_a_forecast_of_angles_is_a_direction(beside):
+    loc, sharp = [[3.0], [-3.0]], [[50.0], [50.0]]
+    moves = {"redraw_prob": 0.5, "state_probs": [0.5, 0.5]}
+    model = sh.SwitchingSSM(sh.Copy(2), sh.VonMises()).with_values(loc=loc, concentration=sharp, **moves)
+    x = torch.full((3, 1), torch.nan).double()
+    if beside:
+        emission, x = sh.Joint(turn=sh.VonMises(), level=sh.Normal()), torch.full((3, 2), torch.nan).double()
+        more = {"level_loc": [[1.0], [3.0]], "level_scale": [[1.0], [1.0]]}
+        made = sh.SwitchingSSM(sh.Copy(2), emission)
+        model = made.with_values(turn_loc=loc, turn_concentration=sharp, **more, **moves)
+    ahead = model.forecast(x, 2)
+    assert_close(ahead.mean[:, 0].abs(), torch.full((2,), np.pi).double(), rtol=0, atol=1e-6)
+    each = 1 / 50 + (np.pi - 3) ** 2
+    assert_close(ahead.variance[:, 0], torch.full((2,), each).double(), rtol=0.05, atol=0)
+    if beside:
+        assert_close(ahead.mean[:, 1], torch.full((2,), 2.0).double())
 
 
 # ---- mixtures --------------------------------------------------------------------------------------------------------
