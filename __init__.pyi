@@ -3,6 +3,7 @@
 from .face import automata as automata
 from .face import chains as chains
 from .face import layouts as layouts
+from .face import sklearn as sklearn
 from .face import stacks as stacks
 from .face import studies as studies
 from .inference.numerics.costs import kernels as kernels
