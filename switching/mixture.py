@@ -58,6 +58,16 @@ class StateMixture(TorchDistribution):
         """P(x_f <= value) of each feature separately."""
         return self._expect(self.emission.cdf(value.unsqueeze(-2), self.values)).clamp(0.0, 1.0)
 
+    @property
+    def components(self) -> tuple[Tensor, Tensor, Tensor]:
+        """The probability `[*b, H, M]`, mean and variance `[..., M, F]` of each state; of each state and gate, if held
+        steps emit differently."""
+        mean, variance = self.emission.mean(self.values), self.emission.variance(self.values)
+        if mean.held is mean.redrawn:
+            return self.weights.redrawn + self.weights.held, mean.redrawn, variance.redrawn
+        mean, variance = (torch.cat([t.redrawn, t.held.expand_as(t.redrawn)], -2) for t in (mean, variance))
+        return torch.cat([self.weights.redrawn, self.weights.held], -1), mean, variance
+
     def quantile(self, p: float) -> Tensor:
         """The p-quantile of each feature separately, p between 0 and 1: `[*b, H, F]`.
 
