@@ -613,10 +613,22 @@ def _fit(method: str) -> Any:
 @function("Fit", 1.5)
 def _(r: Draw) -> Call:
     fit, x = _fit(r.one("em", "vmp")), r.table(*r.batch, r.T, 1)
-    method = r.one("summary", "forecast", "smooth", "states", "log_evidence")
+    method = r.one("summary", "forecast", "smooth", "states", "log_evidence", "residuals", "diagnose")
     if method == "summary":
         return Call(lambda level: str(fit.summary(level)), {"level": 0.8})
+    if method == "diagnose":
+        return Call(lambda seed: str(fit.diagnose(seed=seed)), {"seed": r.seed()})
+    if method == "residuals":
+        given = {"x": r.one(None, x), "seed": r.seed()}
+        return Call(lambda **given: fit.residuals(**given).values.to_numpy(), given)
     return Call(getattr(fit, method), {"x": r.one(None, x)} | ({"horizon": 2} if method == "forecast" else {}))
+
+
+@function("Residuals", 0.5)
+def _(r: Draw) -> Call:
+    found = _fit("em").residuals()
+    method = r.one("acf", "ljung_box")
+    return Call(lambda lags: getattr(found, method)(lags).to_numpy(), {"lags": r.one(1, 4)})
 
 
 @function("fit by draws", 0.15)
