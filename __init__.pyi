@@ -61,6 +61,7 @@ from .switching.emissions.regression import LinearRegression as LinearRegression
 from .switching.filter_vmp import filter_vmp as filter_vmp
 from .switching.fit import Fit as Fit
 from .switching.forecast import Forecast as Forecast
+from .switching.judging.selection import select as select
 from .switching.linear.contract import LinearGaussian as LinearGaussian
 from .switching.linear.cycle import Cycle as Cycle
 from .switching.linear.model import LinearSSM as LinearSSM

@@ -1,4 +1,4 @@
-"""Figures that judge models: residuals."""
+"""Figures that judge models: residuals, and criteria of candidates."""
 
 from typing import Any
 
@@ -8,9 +8,10 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from scipy.special import ndtri
 
-from .drawing import FAINT, INK, PANEL, WIDTH, NotebookFigure, TimeAxis, draw_series, set_title, style
+from .drawing import FAINT, INK, MARGIN, PANEL, WIDTH, NotebookFigure, TimeAxis, draw_series, set_title, style
 
 BAND = 1.96  # standard deviations
+LINES = "-", "--", ":"
 
 
 def plot_residuals(residuals: Any, lags: int) -> Figure:
@@ -49,3 +50,26 @@ def _draw_correlations(panel: Axes, correlations: pd.Series, reach: float) -> No
     panel.vlines(correlations.index, 0, correlations, color=INK, linewidth=1.6)
     panel.axhline(0, color=FAINT, linewidth=0.6)
     panel.set_xlabel("lag")
+
+
+def plot_selection(selection: Any) -> Figure:
+    """See `Selection.plot`."""
+    table = selection.table
+    criteria = [name for name in ("aic", "bic", "icl") if name in table]
+    groups = [group for group in (criteria, ["heldout"] if "heldout" in table else []) if group]
+    figure = NotebookFigure(WIDTH, PANEL * len(groups) + MARGIN)
+    places = np.arange(len(table))
+    for panel, group in zip(figure.subplots(len(groups), 1, squeeze=False)[:, 0], groups, strict=True):
+        for name, line in zip(group, LINES, strict=False):
+            chosen = name == selection.criterion
+            panel.plot(places, table[name], line, color=INK if chosen else FAINT, marker="o", markersize=3, label=name)
+            if chosen:
+                best = selection.place
+                panel.plot(best, table[name][best], "o", color=INK, markersize=9, fillstyle="none")
+        panel.set_xticks(places, [str(one) for one in selection.candidates])
+        panel.set_ylabel("nats, higher is better" if group == ["heldout"] else "lower is better")
+        panel.legend(frameon=False, fontsize=8)
+        style(panel)
+        if selection.criterion in group:
+            set_title(panel, f"Best by {selection.criterion}: {selection.best}")
+    return figure

@@ -631,6 +631,25 @@ def _(r: Draw) -> Call:
     return Call(lambda lags: getattr(found, method)(lags).to_numpy(), {"lags": r.one(1, 4)})
 
 
+@function("select", 0.3)
+def _(r: Draw) -> Call:
+    given = {
+        "x": r.table(14, 1),
+        "candidates": r.one([1, 2], range(1, 3)),
+        "criterion": r.one("aic", "bic", "icl", "heldout"),
+        "folds": 2,
+        "seed": r.seed(),
+        "prior": "weak",
+        "restarts": 1,
+        "max_steps": 2,
+    }
+
+    def run(**given: Any) -> Any:
+        return sh.select(lambda k: sh.SwitchingSSM(sh.Copy(k), sh.Normal(1)), **given).table.loglik.to_numpy()
+
+    return Call(run, given, also=("n_states",))
+
+
 @function("fit by draws", 0.15)
 def _(r: Draw) -> Call:
     r.batch = r.one((), (2,))
