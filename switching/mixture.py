@@ -65,7 +65,7 @@ class StateMixture(TorchDistribution):
         mean, variance = self.emission.mean(self.values), self.emission.variance(self.values)
         if mean.held is mean.redrawn:
             return self.weights.redrawn + self.weights.held, mean.redrawn, variance.redrawn
-        mean, variance = (torch.cat([t.redrawn, t.held.expand_as(t.redrawn)], -2) for t in (mean, variance))
+        mean, variance = (torch.cat(torch.broadcast_tensors(*table), -2) for table in (mean, variance))
         return torch.cat([self.weights.redrawn, self.weights.held], -1), mean, variance
 
     def quantile(self, p: float) -> Tensor:
@@ -74,14 +74,10 @@ class StateMixture(TorchDistribution):
         Found by bisection of the distribution function, within Chebyshev's bounds in every state.
         """
         p = check_probability("p", p, proper=True)
-        mean, variance = self.emission.mean(self.values), self.emission.variance(self.values)
-        wide = (1 / min(p, 1 - p)) ** 0.5
-        low, high = (
-            torch.stack([f(m + sign * wide * v.sqrt(), -2) for m, v in zip(mean, variance, strict=True)])
-            for f, sign in ((torch.amin, -1.0), (torch.amax, 1.0))
-        )
-        whole = self.emission.support.is_discrete
-        low, high = (end.expand(*self.batch_shape, -1).clone() for end in (low.amin(0), high.amax(0)))
+        _, mean, variance = self.components
+        wide, whole = (variance / min(p, 1 - p)).sqrt(), self.emission.support.is_discrete
+        ends = (mean - wide).amin(-2), (mean + wide).amax(-2)
+        low, high = (end.expand(*self.batch_shape, -1).clone() for end in ends)
         low, high = (low.floor() - 1, high.ceil()) if whole else (low, high)
         return bisected(self.cdf, p, low, high, whole)
 

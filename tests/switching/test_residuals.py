@@ -112,6 +112,15 @@ def test_residuals_of_ragged_sequences_are_those_of_each_alone():
         np.testing.assert_allclose(part, residuals(model, x).values.to_numpy(), rtol=1e-10)
 
 
+def test_subjects_have_residuals_under_their_own_parameters():
+    parts = [numbers(12, 1), numbers(9, 1, seed=1) + 3]
+    noise = [torch.ones(12, 1).double(), torch.ones(9, 1).double()]
+    model = sh.SwitchingSSM(sh.Copy(2), sh.Normal(1))
+    fit = model.fit(parts, noise=noise, pooled="none", restarts=1, max_steps=3, progress=False)
+    for name, part in zip(fit.model.subjects, fit.residuals().sequences, strict=True):
+        np.testing.assert_allclose(part, fit.subject(name).residuals().values.to_numpy(), rtol=1e-9, atol=1e-12)
+
+
 def test_steps_without_lags_have_no_residual(nile):
     fit = sh.SwitchingSSM(sh.Markov(2), sh.AutoRegressive(2)).fit(nile[:30], restarts=1, max_steps=5, progress=False)
     found = fit.residuals()
