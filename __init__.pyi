@@ -61,6 +61,7 @@ from .switching.emissions.regression import LinearRegression as LinearRegression
 from .switching.filter_vmp import filter_vmp as filter_vmp
 from .switching.fit import Fit as Fit
 from .switching.forecast import Forecast as Forecast
+from .switching.judging.backtest import backtest as backtest
 from .switching.judging.selection import select as select
 from .switching.linear.contract import LinearGaussian as LinearGaussian
 from .switching.linear.cycle import Cycle as Cycle

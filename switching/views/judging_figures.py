@@ -1,4 +1,4 @@
-"""Figures that judge models: residuals, and criteria of candidates."""
+"""Figures that judge models: residuals, criteria of candidates, and backtests."""
 
 from typing import Any
 
@@ -8,9 +8,27 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from scipy.special import ndtri
 
-from .drawing import FAINT, INK, MARGIN, PANEL, WIDTH, NotebookFigure, TimeAxis, draw_series, set_title, style
+from ..data.timeline import time_index
+from .colors import state_colors
+from .drawing import (
+    FAINT,
+    INK,
+    MARGIN,
+    PANEL,
+    STRIP,
+    WIDTH,
+    NotebookFigure,
+    TimeAxis,
+    draw_series,
+    draw_states,
+    draw_steps,
+    name_feature,
+    set_title,
+    style,
+)
 
 BAND = 1.96  # standard deviations
+BINS = 10  # of a histogram
 LINES = "-", "--", ":"
 
 
@@ -73,3 +91,54 @@ def plot_selection(selection: Any) -> Figure:
         if selection.criterion in group:
             set_title(panel, f"Best by {selection.criterion}: {selection.best}")
     return figure
+
+
+def plot_backtest(result: Any) -> Figure:
+    """See `Backtest.plot`."""
+    n_features, states = result.series.n_features, result.states
+    horizons = result.forecasts.index.unique("horizon")
+    heights = [*[PANEL] * n_features, *[STRIP] * (not states.empty), PANEL]
+    figure = NotebookFigure(WIDTH, sum(heights) + MARGIN)
+    grid = figure.add_gridspec(len(heights), n_features, height_ratios=heights)
+    labels = time_index(result.series.index_of(), result.series.n_steps)
+    axis = TimeAxis.of(labels)
+    shortest = result.forecasts.xs(horizons[0], level="horizon")
+    places = labels.get_indexer(shortest["time"])
+    panels = []
+    for f, name in enumerate(result.series.features_of()):
+        panel = figure.add_subplot(grid[f, :], sharex=panels[0] if panels else None)
+        suffix = f"_{name}" if n_features > 1 else ""
+        mean, lower, upper = (np.full(len(labels), np.nan) for _ in range(3))
+        for table, kind in ((mean, "mean"), (lower, "lower"), (upper, "upper")):
+            table[places] = shortest[f"{kind}{suffix}"]
+        draw_steps(panel, axis, upper, lower, color=FAINT, alpha=0.3, linewidth=0, zorder=1)
+        draw_steps(panel, axis, mean, None, color=INK, linewidth=1.2, zorder=5)
+        draw_series(panel, axis, result.series.observations[:, f].cpu().numpy())
+        name_feature(panel, name)
+        panels.append(panel)
+        _draw_pit(figure.add_subplot(grid[-1, f]), result.forecasts[f"pit{suffix}"], horizons)
+    step = "step" if horizons[0] == 1 else "steps"
+    set_title(panels[0], f"Forecasts {horizons[0]} {step} ahead, with {100 * result.level:g}% intervals")
+    if not states.empty:
+        panel, probs = figure.add_subplot(grid[n_features, :], sharex=panels[0]), states.filter(regex="^state_")
+        table = np.full((len(labels), probs.shape[1]), np.nan)
+        table[labels.get_indexer(states.index)] = probs
+        draw_states(panel, axis, table, state_colors(np.arange(probs.shape[1])), "filtered\nstate")
+        panels.append(panel)
+    for panel in panels:
+        style(panel)
+    for panel in panels[:-1]:
+        panel.tick_params(axis="x", labelbottom=False)
+    axis.mark(panels)
+    return figure
+
+
+def _draw_pit(panel: Axes, pit: pd.Series, horizons: pd.Index) -> None:
+    """A histogram for each horizon."""
+    for horizon, shade in zip(horizons, np.linspace(0.0, 0.7, len(horizons)), strict=True):
+        values = pit.xs(horizon, level="horizon").dropna()
+        panel.hist(values, bins=BINS, range=(0, 1), density=True, histtype="step", color=str(shade), label=f"{horizon}")
+    panel.axhline(1, color=FAINT, linewidth=0.6, linestyle="--")
+    panel.legend(title="steps ahead", frameon=False, fontsize=8, title_fontsize=8)
+    panel.set_xlabel("probability integral transform")
+    style(panel)

@@ -650,6 +650,27 @@ def _(r: Draw) -> Call:
     return Call(run, given, also=("n_states",))
 
 
+@function("backtest", 0.3)
+def _(r: Draw) -> Call:
+    given = {
+        "x": r.table(14, 1),
+        "refit_every": r.one(1, 20),
+        "horizon": r.one(1, [1, 2], (2,)),
+        "window": r.one(None, 10),
+        "first": r.one(None, 12),
+        "level": 0.8,
+        "seed": r.seed(),
+        "restarts": 1,
+        "max_steps": 2,
+    }
+    model = sh.SwitchingSSM(sh.Copy(2), r.one(sh.Normal(1), sh.MultivariateNormal(1)))
+
+    def run(**given: Any) -> Any:
+        return sh.backtest(model, **given).means.to_numpy()
+
+    return Call(run, given)
+
+
 @function("fit by draws", 0.15)
 def _(r: Draw) -> Call:
     r.batch = r.one((), (2,))
