@@ -44,7 +44,8 @@ def crps(mixture: StateMixture, x: Float[Tensor, "*b F"]) -> Float[Tensor, "*b F
         return _of_normals(*mixture.components, x)
     first, last = _range(mixture, x)
     if emission.support.is_discrete and last - first <= MOST_VALUES:  # False if the range is not finite
-        return _of_whole_numbers(mixture, x, first, last)
+        score, whole = _of_whole_numbers(mixture, x, first, last)
+        return score if bool(whole.all()) else torch.where(whole, score, _of_draws(mixture.sample((DRAWS,)), x))
     return _of_draws(mixture.sample((DRAWS,)), x)
 
 
@@ -97,11 +98,15 @@ def _expected_distance(mean: Tensor, variance: Tensor) -> Tensor:
     return mean * (2 * torch.special.ndtr(z) - 1) + 2 * scale * density
 
 
-def _of_whole_numbers(mixture: StateMixture, x: Tensor, first: float, last: float) -> Float[Tensor, "*b F"]:
-    total = torch.zeros_like(x)
+def _of_whole_numbers(mixture: StateMixture, x: Tensor, first: float, last: float) -> tuple[Tensor, Tensor]:
+    """The score of each feature as a sum, and whether it takes whole numbers alone: its distribution function is then
+    constant between them."""
+    total, whole = torch.zeros_like(x), torch.ones_like(x, dtype=torch.bool)
     for value in torch.arange(first, last + 1, dtype=x.dtype, device=x.device):
-        total = total + (mixture.cdf(value.expand_as(x)) - (value >= x).to(x)).square()
-    return total.masked_fill(x.isnan(), torch.nan)
+        below = mixture.cdf(value.expand_as(x))
+        whole &= mixture.cdf((value + 0.5).expand_as(x)) == below
+        total = total + (below - (value >= x).to(x)).square()
+    return total.masked_fill(x.isnan(), torch.nan), whole
 
 
 def _of_draws(draws: Float[Tensor, "n *b F"], x: Tensor) -> Float[Tensor, "*b F"]:

@@ -1,6 +1,9 @@
 """Scores of forecasts: limits of the distribution function, and the continuous ranked probability score."""
 
+from dataclasses import dataclass
+
 import numpy as np
+import pyro.distributions as dist
 import pytest
 import samplehold as sh
 import torch
@@ -13,6 +16,7 @@ from samplehold.switching.judging import scores
 from samplehold.switching.mixture import StateMixture
 from scipy import integrate, stats
 from torch import Tensor
+from torch.distributions import constraints
 from torch.testing import assert_close
 
 
@@ -76,6 +80,50 @@ def test_the_score_of_whole_numbers_is_a_sum(emission):
     )
     naive = ((cdf - (grid[:, None, None] >= x.numpy())) ** 2).sum(0)
     np.testing.assert_allclose(scores.crps(mixture, x), naive, rtol=1e-9, atol=1e-12)
+
+
+@dataclass(frozen=True)
+class CountAndLength(sh.Emission):
+    """A count and a length, both with the mean `rate`."""
+
+    n_features: int = 2
+    name = "CountAndLengthOfTheTests"
+    parameters = {"rate": sh.Parameter(("state", "feature"), constraints.positive)}  # noqa: RUF012
+    support = constraints.cat([constraints.nonnegative_integer, constraints.positive], -1, [1, 1])
+
+    def log_prob(self, x, values):
+        rate = values["rate"]
+        return dist.Poisson(rate[..., 0]).log_prob(x[..., 0]) + dist.Exponential(1 / rate[..., 1]).log_prob(x[..., 1])
+
+    def distribution(self, values):
+        raise NotImplementedError
+
+    def moments(self, values):
+        rate = values["rate"]
+        return rate, torch.stack([rate[..., 0], rate[..., 1] ** 2], -1)
+
+    def marginal_cdf(self, x, values):
+        rate = values["rate"]
+        count = torch.special.gammaincc(x[..., 0].clamp_min(0).floor() + 1, rate[..., 0])
+        length = -torch.expm1(-x[..., 1].clamp_min(0) / rate[..., 1])
+        return torch.stack([torch.where(x[..., 0] < 0, 0.0, count), length], -1)
+
+    def sample_at(self, values, state, redraw):
+        rate = values["rate"][state]
+        return torch.stack([torch.poisson(rate[..., 0]), dist.Exponential(1 / rate[..., 1]).sample()], -1)
+
+    def default_prior(self, n_states, x):
+        return {}
+
+
+def test_a_count_beside_a_length_is_summed_and_the_length_is_not():
+    weights = ByGate(torch.tensor([[0.3, 0.7]], dtype=torch.float64), torch.zeros(1, 2).double())
+    mixture = StateMixture(CountAndLength(), {"rate": torch.tensor([[2.0, 1.0], [9.0, 3.0]]).double()}, weights)
+    x = torch.tensor([[4.0, 2.5]]).double()
+    score = scores.crps(mixture, x)
+    cdf = 0.3 * stats.poisson.cdf(np.arange(80), 2.0) + 0.7 * stats.poisson.cdf(np.arange(80), 9.0)
+    assert float(score[0, 0]) == pytest.approx(((cdf - (np.arange(80) >= 4)) ** 2).sum(), rel=1e-9)
+    assert float(score[0, 1]) == pytest.approx(by_quadrature(mixture, x, 0, 1), rel=0.05)
 
 
 def test_draws_come_close_where_there_is_no_closed_form(monkeypatch):
