@@ -20,6 +20,7 @@ from ...inference.numerics.scalars import check_integer, check_probability
 from ..data.series import Series
 from ..data.timeline import time_index
 from ..emissions.contract import ByGate
+from ..fitting.alignment import match_states
 from ..mixture import StateMixture
 from ..problem import Problem
 from ..seeding import number_of, seeded
@@ -41,9 +42,11 @@ class Backtest:
             and for each feature `observed`, `mean`, `lower`, `upper`, `covered`, `pit` and `crps` (lower is better);
             the names of several features follow, as `crps_price`. Scores are NaN where the observation is missing.
         states: a row for each origin t, with the most probable `state` and the filtered probabilities `state_0`, ...,
-            P(s_t | x_1..t), under the last fit before. Each fit has its states in the order of their locations. Empty
-            for models without a single chain of states.
-        refits: a row for each fit, by its origin: the number of its steps, `converged`, `agreeing`, and `n_kinds`.
+            P(s_t | x_1..t), under the last fit before. States keep the numbers of the first fit: those of each later
+            fit are matched to those of the fit before it, by the steps that they explain. Empty for models without a
+            single chain of states.
+        refits: a row for each fit, by its origin: the number of its steps, `converged`, `agreeing`, `n_kinds`, and its
+            own numbers of the states 0, 1, ... in `order`.
         fits: the fits.
         level: probability of the intervals.
         series: the whole series.
@@ -146,7 +149,8 @@ def backtest(
         if not blocks:
             _check_parameters("first" if window is None else "window", origin - start, fit)
         stop = min(origin + refit_every, n - horizons[0] + 1)
-        blocks.append(Block(fit, series, start, range(origin, stop), horizons, level))
+        order = _order(fit, blocks[-1] if blocks else None)
+        blocks.append(Block(fit, order, series, start, range(origin, stop), horizons, level))
     with torch.no_grad(), seeded(seed, series.like):
         forecasts = pd.concat([block.forecasts() for block in blocks])
         states = pd.concat([block.states() for block in blocks])
@@ -195,16 +199,32 @@ def _check_parameters(name: str, steps: int, fit: Any) -> None:
         )
 
 
+@torch.no_grad()
+def _order(fit: Any, before: "Block | None") -> tuple[int, ...]:
+    """The numbers in this fit of the states of the first fit; empty for models without a single chain of states."""
+    problem = fit.model.problem(fit.series)
+    if fit.model.chain_name or not isinstance(problem, Problem):
+        return ()
+    if before is None:
+        return tuple(range(problem.n_states))
+    values, like = fit.model.values_like(problem.series.like), problem.series.like
+    one = {name: value.unsqueeze(0) for name, value in values.items()}
+    match = match_states(problem, one, before.fit.model.values_like(like))[0].tolist()
+    return tuple(match[number] for number in before.order)
+
+
 @dataclass(frozen=True)
 class Block:
     """The origins from one fit to the next.
 
     Attributes:
+        order: see `_order`.
         start: the first step that the fit and the forecasts know.
         origins: the numbers of steps before each origin; the first are those of the fit.
     """
 
     fit: Any
+    order: tuple[int, ...]
     series: Series
     start: int
     origins: range
@@ -220,16 +240,16 @@ class Block:
         """The row of the fit."""
         origin = self.origins[0]
         row = {"n_steps": origin - self.start, "converged": self.fit.converged}
-        row |= {"agreeing": self.fit.agreeing, "n_kinds": self.fit.n_kinds}
+        row |= {"agreeing": self.fit.agreeing, "n_kinds": self.fit.n_kinds, "order": self.order}
         return pd.DataFrame([row], index=pd.Index(self.labels[[origin - 1]], name="origin"))
 
     def states(self) -> pd.DataFrame:
         """The filtered states of each origin."""
         index = self.labels[self.origins.start - 1 : self.origins.stop - 1].rename("origin")
-        known = self.series.cut(self.start, self.origins[-1])
-        if self.fit.model.chain_name or not isinstance(self.fit.model.problem(known), Problem):
+        if not self.order:
             return pd.DataFrame(index=index)
-        probs = self.fit.model.filter(known).state[self.origins[0] - 1 - self.start :].cpu().numpy()
+        filtered = self.fit.model.filter(self.series.cut(self.start, self.origins[-1])).state
+        probs = filtered[self.origins[0] - 1 - self.start :, list(self.order)].cpu().numpy()
         names = self.series.state_names or range(probs.shape[-1])
         best = np.asarray(names, dtype=object if self.series.state_names else int)[probs.argmax(-1)]
         columns = {f"state_{name}": column for name, column in zip(names, probs.T, strict=True)}

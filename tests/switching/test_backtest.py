@@ -1,12 +1,14 @@
 """`sh.backtest`: walk forward with fits, filtered states and forecasts that know only the past."""
 
+from dataclasses import replace
+
 import numpy as np
 import pandas as pd
 import pytest
 import samplehold as sh
 import torch
 from oracles.models import numbers
-from samplehold.switching.judging import scores
+from samplehold.switching.judging import backtest, fits, scores
 
 MODEL = sh.SwitchingSSM(sh.Copy(2), sh.Normal(1))
 FAST = {"restarts": 1, "max_steps": 10}
@@ -54,6 +56,25 @@ def test_states_are_filtered_by_the_last_fit(walk, nile):
     np.testing.assert_allclose(row[["state_0", "state_1"]].to_numpy(float), filtered, rtol=1e-9)
     assert row.state == int(filtered.argmax())
     assert walk.states.index.tolist() == nile.index[39:53].tolist()
+
+
+def test_states_keep_their_numbers_from_fit_to_fit(walk, nile, monkeypatch):
+    turned = []
+
+    def fitted(model, series, options, seed):
+        """The fit, with its states in the other order every second time."""
+        fit, values = fits.fitted(model, series, options, seed), {}
+        turned.append(len(turned) % 2 == 1)
+        for name, value in fit.model.values.items():
+            values[name] = value.flip(0) if turned[-1] and value.ndim else value
+        return replace(fit, model=fit.model.with_values(values))
+
+    monkeypatch.setattr(backtest, "fitted", fitted)
+    other = sh.backtest(MODEL, nile[:54], refit_every=10, horizon=[1, 3], first=40, **FAST)
+    assert turned == [False, True]
+    assert other.refits["order"].tolist() == [(0, 1), (1, 0)]
+    assert walk.refits["order"].tolist() == [(0, 1), (0, 1)]
+    pd.testing.assert_frame_equal(other.states, walk.states)
 
 
 def test_later_values_change_nothing(nile):
