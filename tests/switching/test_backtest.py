@@ -154,10 +154,14 @@ def test_lags_are_observations_before_each_origin(nile):
     assert walk.forecasts["mean"].iloc[1] == pytest.approx(float(fitted.forecast(nile[:31], 1).mean), rel=1e-9)
 
 
-def test_linear_models_and_posteriors_walk_too(nile):
+def test_linear_models_walk_too(nile):
     linear = sh.backtest(sh.LinearSSM(sh.LocalLevel()), nile[:30], first=28, horizon=1)
     assert linear.states.empty
     assert np.isfinite(linear.means.crps).all()
+
+
+@pytest.mark.slow
+def test_forecasts_after_message_passing_average_over_the_posterior(nile):
     averaged = sh.backtest(MODEL, nile[:30], first=28, horizon=1, method="vmp", **FAST)
     fit = MODEL.fit(nile[:28], method="vmp", progress=False, **FAST)
     ahead = fit.posterior.forecast(nile[:28], 1)

@@ -72,6 +72,7 @@ def test_two_features_and_several_sequences_name_the_worst():
     assert " at " in found["residuals"].text
 
 
+@pytest.mark.slow
 def test_other_models_have_fewer_lines(nile):
     linear = sh.LinearSSM(sh.LocalLevel()).fit(nile[:30], progress=False).diagnose()
     assert [finding.subject for finding in linear.findings] == ["search", "starts", "parameters", "boundaries"]

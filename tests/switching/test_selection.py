@@ -109,6 +109,7 @@ def test_one_series_is_left_out_block_by_block(nile):
     assert found.table.heldout[0] == pytest.approx(total, rel=1e-9)
 
 
+@pytest.mark.slow
 def test_message_passing_is_chosen_by_held_out_data(nile):
     found = sh.select(copies, nile[80:], [1, 2], "heldout", folds=2, method="vmp", **FAST)
     assert "bic" not in found.table
