@@ -98,25 +98,25 @@ class SwitchingEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Base
         return self.fit(X, y, groups=groups, lengths=lengths).transform(X, groups=groups, lengths=lengths)
 
     def predict(
-        self, X: ArrayLike, *, filtered: bool = False, groups: Any = None, lengths: Any = None
+        self, X: ArrayLike, *, filtered: bool = True, groups: Any = None, lengths: Any = None
     ) -> NDArray[np.int64]:
         """The state of each row `[n]`.
 
         Arguments:
-            filtered: False: the most probable path given all rows of a sequence. True: at each row the most probable
-                state given this row and earlier ones, which looks at no later row.
+            filtered: True: the most probable state given this row and earlier ones, which looks at no later row. False:
+                that of the most probable path given all rows of a sequence.
         """
         if filtered:
-            return self.predict_proba(X, filtered=True, groups=groups, lengths=lengths).argmax(-1)
+            return self.predict_proba(X, groups=groups, lengths=lengths).argmax(-1)
         return self._each(X, groups, lengths, lambda model, x: [v.path for v in model.viterbi(x, ragged=True)])
 
     def predict_proba(
-        self, X: ArrayLike, *, filtered: bool = False, groups: Any = None, lengths: Any = None
+        self, X: ArrayLike, *, filtered: bool = True, groups: Any = None, lengths: Any = None
     ) -> NDArray[Any]:
         """The probabilities of the states at each row `[n, K]`.
 
         Arguments:
-            filtered: False: given all rows of a sequence. True: given this row and earlier ones.
+            filtered: True: given this row and earlier ones. False: given all rows of a sequence.
         """
 
         def probabilities(model: SwitchingSSM, x: list[torch.Tensor]) -> list[torch.Tensor]:
@@ -126,7 +126,7 @@ class SwitchingEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Base
         return self._each(X, groups, lengths, probabilities)
 
     def transform(self, X: ArrayLike, *, groups: Any = None, lengths: Any = None) -> NDArray[Any]:
-        """`predict_proba` given all rows of a sequence, as features for another estimator."""
+        """`predict_proba`, as features for another estimator: no feature looks at a later row."""
         return self.predict_proba(X, groups=groups, lengths=lengths)
 
     def score_samples(self, X: ArrayLike, *, groups: Any = None, lengths: Any = None) -> NDArray[Any]:

@@ -55,10 +55,11 @@ def fitted(rows):
 def test_results_are_those_of_the_model_for_each_sequence(rows, fitted):
     model, first = fitted.model_, rows[:12]
     smoothed, filtered = model.smooth(first), model.filter(first)
-    np.testing.assert_allclose(fitted.predict_proba(rows, groups=DAYS)[:12], smoothed.state, rtol=1e-12)
-    np.testing.assert_allclose(fitted.predict_proba(rows, filtered=True, groups=DAYS)[:12], filtered.state, rtol=1e-12)
-    np.testing.assert_array_equal(fitted.predict(rows, groups=DAYS)[:12], model.viterbi(first).path)
-    np.testing.assert_array_equal(fitted.predict(first, filtered=True), filtered.state.argmax(-1))
+    later = {"filtered": False, "groups": DAYS}
+    np.testing.assert_allclose(fitted.predict_proba(rows, **later)[:12], smoothed.state, rtol=1e-12)
+    np.testing.assert_allclose(fitted.predict_proba(rows, groups=DAYS)[:12], filtered.state, rtol=1e-12)
+    np.testing.assert_array_equal(fitted.predict(rows, **later)[:12], model.viterbi(first).path)
+    np.testing.assert_array_equal(fitted.predict(first), filtered.state.argmax(-1))
     evidence = sum(float(model.log_evidence(rows[day == DAYS])) for day in range(4))
     assert fitted.score_samples(rows, groups=DAYS).sum() == pytest.approx(evidence, rel=1e-12)
     assert fitted.score(rows, groups=DAYS) == pytest.approx(evidence / len(rows), rel=1e-12)
@@ -73,13 +74,13 @@ def test_the_fit_is_that_of_the_list_of_sequences(rows, fitted):
     assert torch.equal(by_lengths.model_.values["loc"], fitted.model_.values["loc"])
 
 
-def test_filtered_states_look_at_no_later_row(rows, fitted):
+def test_no_later_row_is_looked_at_unless_asked_for(rows, fitted):
     other = rows.copy()
     other[8:] += 100.0
-    for method in (fitted.predict, fitted.predict_proba):
-        earlier, same = method(rows, filtered=True)[:8], method(other, filtered=True)[:8]
-        np.testing.assert_allclose(same, earlier, rtol=1e-12)
-    assert not np.array_equal(fitted.predict_proba(rows)[:8], fitted.predict_proba(other)[:8])
+    for method in (fitted.predict, fitted.predict_proba, fitted.transform, fitted.score_samples):
+        np.testing.assert_allclose(method(other)[:8], method(rows)[:8], rtol=1e-12)
+    earlier, same = (fitted.predict_proba(x, filtered=False)[:8] for x in (rows, other))
+    assert not np.allclose(earlier, same)
 
 
 def test_rows_of_several_sequences_may_alternate(rows, fitted):
@@ -91,7 +92,7 @@ def test_rows_of_several_sequences_may_alternate(rows, fitted):
 def test_missing_values_are_marginalised(rows, fitted):
     some = rows.copy()
     some[3], some[5, 1] = np.nan, np.nan
-    expected = fitted.model_.smooth(some[:12]).state
+    expected = fitted.model_.filter(some[:12]).state
     np.testing.assert_allclose(fitted.predict_proba(some[:12]), expected, rtol=1e-12)
     assert fitted.score_samples(some[:12])[3] == pytest.approx(0.0, abs=1e-14)
 
