@@ -3,6 +3,7 @@
 from .face import automata as automata
 from .face import chains as chains
 from .face import layouts as layouts
+from .face import sklearn as sklearn
 from .face import stacks as stacks
 from .face import studies as studies
 from .inference.numerics.costs import kernels as kernels
@@ -71,6 +72,8 @@ from .switching.emissions.zero_inflated import ZeroInflated as ZeroInflated
 from .switching.filter_vmp import filter_vmp as filter_vmp
 from .switching.fit import Fit as Fit
 from .switching.forecast import Forecast as Forecast
+from .switching.judging.backtest import backtest as backtest
+from .switching.judging.selection import select as select
 from .switching.linear.contract import LinearGaussian as LinearGaussian
 from .switching.linear.cycle import Cycle as Cycle
 from .switching.linear.model import LinearSSM as LinearSSM

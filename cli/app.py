@@ -1,4 +1,4 @@
-"""The command line: `samplehold fit`, `forecast`, `sample`, `compare`, `study`, `bench`, `warm`.
+"""The command line: `samplehold fit`, `select`, `forecast`, `sample`, `compare`, `study`, `bench`, `warm`.
 
 `python -m samplehold ...` runs the same commands.
 
@@ -73,6 +73,15 @@ class ScaleName(StrEnum):
     FULL = "full"
 
 
+class CriterionName(StrEnum):
+    """The criterion of a choice."""
+
+    AIC = "aic"
+    BIC = "bic"
+    ICL = "icl"
+    HELDOUT = "heldout"
+
+
 class PriorName(StrEnum):
     """The prior of a fit."""
 
@@ -112,6 +121,15 @@ SEQUENCE = Annotated[
 ]
 FORCE = Annotated[bool, typer.Option("--force", "-f", help="Overwrite existing results.")]
 SEED = Annotated[int, typer.Option(help="Random seed; equal seeds give equal results.")]
+PRIOR = Annotated[
+    PriorName, typer.Option(help="weak: weak priors scaled to the data; none: maximum likelihood, by em.")
+]
+RESTARTS = Annotated[
+    int,
+    typer.Option(
+        help="Size of the search: for each, four starts are tried briefly, and some changed copies of the best."
+    ),
+]
 DRIVERS = Annotated[
     Path | None,
     typer.Option("--inputs", help="Table with the inputs of future steps, for a model with inputs."),
@@ -190,16 +208,8 @@ def fit(
             " normal guide, by sampling."
         ),
     ] = MethodName.EM,
-    prior: Annotated[
-        PriorName,
-        typer.Option(help="weak: weak priors scaled to the data; none: maximum likelihood, by em."),
-    ] = PriorName.WEAK,
-    restarts: Annotated[
-        int,
-        typer.Option(
-            help="Size of the search: for each, four starts are tried briefly, and some changed copies of the best."
-        ),
-    ] = 8,
+    prior: PRIOR = PriorName.WEAK,
+    restarts: RESTARTS = 8,
     max_steps: Annotated[int, typer.Option(help="Maximum number of steps of em, vmp and svi.")] = 500,
     num_samples: Annotated[
         int | None, typer.Option(help="Draws of nuts in each of four chains.", show_default="500")
@@ -240,6 +250,63 @@ def fit(
             seed=seed,
             prior="weak" if prior is PriorName.WEAK else None,
         )
+
+
+@app.command(
+    epilog="Example: [bold]samplehold select nile.csv --columns volume --states 1-4 --criterion bic"
+    " --plot criteria.png[/bold]"
+)
+def select(
+    data: DATA,
+    columns: COLUMNS = None,
+    states: Annotated[
+        str, typer.Option("--states", "-k", help="Numbers of hidden states to try: 1-6, or 1,2,4.")
+    ] = "1-4",
+    criterion: Annotated[
+        CriterionName,
+        typer.Option(
+            help="aic, bic, icl: information criteria, lower is better; heldout: the log-likelihood of sequences that"
+            " are left out, or of later blocks of one series, higher is better."
+        ),
+    ] = CriterionName.BIC,
+    emission: EMISSION = NORMAL,  # pyright: ignore[reportInvalidTypeForm]
+    dynamics: DYNAMICS = COPY,  # pyright: ignore[reportInvalidTypeForm]
+    time: TIME = None,
+    sequence: SEQUENCE = None,
+    order: Annotated[int, typer.Option(help="Number of lags of --emission auto-regressive.")] = 1,
+    prior: PRIOR = PriorName.WEAK,
+    restarts: RESTARTS = 8,
+    folds: Annotated[int, typer.Option(help="Folds of --criterion heldout.")] = 5,
+    seed: SEED = 0,
+    out: Annotated[Path | None, typer.Option("--out", "-o", help="CSV file for the table.")] = None,
+    plot: Annotated[Path | None, typer.Option(help="Image to write (.png, .pdf or .svg).")] = None,
+    force: FORCE = False,
+) -> None:
+    """Fit a model for each number of states, and compare them by a criterion."""
+    with _one_line_errors():
+        from ..switching.data.tables import pick_series, read_table
+        from .choosing import numbers_of
+
+        numbers = numbers_of(states)
+        series = pick_series(read_table(data), data, _split(columns), [], time, sequence)
+        from . import choosing, console
+
+        console.check_new([path for path in (out, plot) if path is not None], force)
+        chosen = choosing.select_states(
+            series,
+            numbers,
+            (emission.value, dynamics.value, order),
+            criterion.value,
+            folds=folds,
+            prior="weak" if prior is PriorName.WEAK else None,
+            restarts=restarts,
+            seed=seed,
+        )
+        choosing.show(chosen)
+        if out is not None:
+            console.write_table(chosen.table.set_index("candidate").rename_axis("states"), out)
+        if plot is not None:
+            console.write_figure(chosen.plot(), plot)
 
 
 @app.command(

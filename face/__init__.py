@@ -1,5 +1,7 @@
-"""The part of the public face that stands under `sh.chains`, `sh.stacks`, `sh.automata`, `sh.layouts`, `sh.studies`."""
+"""The part of the public face that stands under `sh.automata`, `sh.chains`, `sh.layouts`, `sh.sklearn` and others."""
 
 import lazy_loader
 
-__getattr__, __dir__, __all__ = lazy_loader.attach(__name__, ["automata", "chains", "layouts", "stacks", "studies"])
+__getattr__, __dir__, __all__ = lazy_loader.attach(
+    __name__, ["automata", "chains", "layouts", "sklearn", "stacks", "studies"]
+)

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from ..inference.numerics.gradients import needs_gradients
+from ..inference.numerics.randomness import Seed
 from .data.knowledge import coded
 from .data.series import Series
 from .fitting.result import Result
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
     import arviz as az
     from matplotlib.figure import Figure
 
+    from .judging.diagnosis import Diagnosis
+    from .judging.residuals import Residuals
     from .views.summary import Summary
 
 Model = TypeVar("Model")
@@ -118,6 +121,15 @@ class Fit(Result, Generic[Model]):
         seen = model.scored(series).any(-1).sum(-1) if model.order else series.n_seen
         return math.log(float(series.weighed(seen).sum())) * self.n_parameters - 2 * self.loglik
 
+    @property
+    def icl(self) -> float:
+        """The integrated completed likelihood, bic plus twice the entropy of the states given x, for a fit by EM of a
+        `SwitchingSSM`: it prefers states that are told apart (Biernacki, Celeux & Govaert 2000)."""
+        from .judging.entropy import states_entropy
+
+        self._check_point("icl")
+        return self.bic + 2 * states_entropy(self._model, self._given(None))
+
     @needs_gradients
     def summary(self, level: float = 0.9) -> "Summary":
         """The course of the fit, its parameters with standard errors and intervals, and its states; print it.
@@ -200,6 +212,42 @@ class Fit(Result, Generic[Model]):
                 raise ValueError(f"x: got {x}, a single number, and horizon={horizon}; give one number of steps.")
             x, horizon = None, int(x)
         return self._model.forecast(self._given(x), 1 if horizon is None else horizon, **self._numbered(given))
+
+    def residuals(self, x: Any = None, *, seed: Seed = 0, **given: Any) -> "Residuals":
+        """One-step-ahead pseudo-residuals at the fitted values, of a model of states: the normal score of each
+        observation under its distribution given the observations before it, a mixture over the predicted states.
+
+        They have the index of the data, NaN where an observation or a lag is missing, and are standard normal and
+        independent if the model is true: see `judging.residuals`. Those of several features are of each feature alone.
+        Scores beyond 8.2 standard deviations are 8.2, where probabilities have no more digits. An emission without a
+        distribution function has shares of draws in place of probabilities.
+
+        Arguments:
+            x: the series; by default the fitted one, whose residuals know its parameters already.
+            seed: of the draws for counts and categories, whose probabilities jump.
+
+        Raises:
+            TypeError: a model of another kind.
+        """
+        from .judging.residuals import residuals
+
+        return residuals(self._model, self._given(x), seed, **self._numbered(given))
+
+    @needs_gradients
+    def diagnose(self, *, seed: Seed = 0) -> "Diagnosis":
+        """What to look at before one trusts a fit, a line each; print it.
+
+        How the search ended, how many kinds of start agree, data for each parameter, rare states, estimates at the end
+        of their range, expected durations, how certain the states are, and tests of the residuals: their normality,
+        autocorrelation, and that of their squares. `.concerns` has the lines that ask for attention; see
+        `judging.diagnosis` for the limits. Models other than `SwitchingSSM` have fewer lines.
+
+        Arguments:
+            seed: of `residuals`.
+        """
+        from .judging.diagnosis import diagnose
+
+        return diagnose(self, self._given(None), seed)
 
     def save(self, path: str | Path) -> None:
         """Write the fitted model into the folder `path`; see `model.save`. `sh.load(path)` reads it."""

@@ -8,13 +8,18 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from ..inference.numerics.cholesky import cholesky, cholesky_inverse
 from ..inference.numerics.randomness import Seed, generator_of
 from ..inference.numerics.scalars import check_integer, check_probability
 from .data.series import Series
 from .emissions.contract import ByGate, Emission
+from .emissions.drawn import Drawn
+from .emissions.multivariate_normal import MultivariateNormal
+from .emissions.normal import Normal
 from .intervals import Interval, central_interval
 from .mixture import StateMixture
 from .parameters import Parameters
@@ -142,6 +147,18 @@ class Forecast(AfterSeries):
             return Interval(*(self.observation.quantile(p) for p in ((1 - level) / 2, (1 + level) / 2)))
         with seeded(seed, self.mean):
             return central_interval(self.observation.sample((n,)), level)
+
+
+def normal_mixture(
+    weights: Float[Tensor, "*b M"], loc: Float[Tensor, "*b M F"], covariance: Float[Tensor, "*b M F F"]
+) -> StateMixture:
+    """A mixture of normal observations."""
+    n_features = loc.shape[-1]
+    if n_features == 1:
+        emission = Drawn(Normal(1), loc, 1 / covariance.squeeze(-1))
+    else:
+        emission = Drawn(MultivariateNormal(n_features), loc, cholesky_inverse(cholesky(covariance)))
+    return StateMixture(emission, {}, ByGate(weights, torch.zeros_like(weights)))
 
 
 def look_ahead(problem: Problem, values: Parameters, horizon: int) -> ByGate:

@@ -58,6 +58,16 @@ class StateMixture(TorchDistribution):
         """P(x_f <= value) of each feature separately."""
         return self._expect(self.emission.cdf(value.unsqueeze(-2), self.values)).clamp(0.0, 1.0)
 
+    @property
+    def components(self) -> tuple[Tensor, Tensor, Tensor]:
+        """The probability `[*b, H, M]`, mean and variance `[..., M, F]` of each state; of each state and gate, if held
+        steps emit differently."""
+        mean, variance = self.emission.mean(self.values), self.emission.variance(self.values)
+        if mean.held is mean.redrawn:
+            return self.weights.redrawn + self.weights.held, mean.redrawn, variance.redrawn
+        mean, variance = (torch.cat(torch.broadcast_tensors(*table), -2) for table in (mean, variance))
+        return torch.cat([self.weights.redrawn, self.weights.held], -1), mean, variance
+
     def quantile(self, p: float) -> Tensor:
         """The p-quantile of each feature separately, p between 0 and 1: `[*b, H, F]`.
 
@@ -69,14 +79,15 @@ class StateMixture(TorchDistribution):
         """
         p = check_probability("p", p, proper=True)
         lower, upper = self.emission.reach(self.values, p)
-        low, high = torch.stack([end.amin(-2) for end in lower]), torch.stack([end.amax(-2) for end in upper])
+        low = torch.minimum(lower.redrawn.amin(-2), lower.held.amin(-2))
+        high = torch.maximum(upper.redrawn.amax(-2), upper.held.amax(-2))
         whole = torch.as_tensor(self.emission.whole, device=low.device)
         least, most = (
             torch.as_tensor(getattr(self.emission.support, f"{end}_bound", none)).to(low)
             for end, none in (("lower", -torch.inf), ("upper", torch.inf))
         )
         bounded = least.isfinite() & most.isfinite() & ~whole
-        low, high = (end.expand(*self.batch_shape, -1).clone() for end in (low.amin(0), high.amax(0)))
+        low, high = (end.expand(*self.batch_shape, -1).clone() for end in (low, high))
         low, high = torch.where(bounded, least, low), torch.where(bounded, most, high)
         if not bool((low.isfinite() & high.isfinite()).all()):
             raise NotImplementedError(f"{self.emission.name}: quantiles without bounds")

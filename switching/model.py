@@ -575,17 +575,19 @@ class SwitchingSSM(Model):
 
     def _fitted_by_subject(self, series: Series, options: Options, pooling: Any) -> "Fit[Any]":
         from .fit import Fit
-        from .fitting.subjects import check_subjects, fit_subjects
+        from .fitting.subjects import check_populations, check_subjects, fit_subjects
 
         series = named(series)
         n_scored = self.scored(series).any(-1).sum(-1) if self.order else series.n_seen
         check_subjects(series, pooling, options, self.dynamics, n_scored)
         names = series.subject_names
         assert names is not None
-        first = self._fitted(series, options.before_subjects())
         dynamics = SubjectDynamics(self.dynamics, names, pooling.common, pooling.partial)
         emission = by_subject(self.emission, len(names)) if pooling.emission else self.emission
-        model = SwitchingSSM(dynamics, emission)._copy({}, first.model.prior)
+        model = SwitchingSSM(dynamics, emission)._copy({}, self.prior)
+        check_populations(model.problem(series), pooling, options)
+        first = self._fitted(series, options.before_subjects())
+        model = model._copy({}, first.model.prior)
         vars(model).update(_chosen=self._chosen)
         problem = model.problem(series)
         problem = replace(problem, prior=None) if options.prior is None else problem

@@ -63,7 +63,7 @@ MEMBERS = _by_name(
     Word("bse", "summary().parameters of a fit", "statsmodels"),
     Word("get_forecast", "forecast(horizon)", "statsmodels"),
     Word("fittedvalues", "to_arviz(x).posterior_predictive: x_t given the steps before it", "statsmodels"),
-    Word("resid", "x less the mean of to_arviz(x).posterior_predictive", "statsmodels"),
+    Word("resid", "residuals() of a fit, as normal scores", "statsmodels"),
     Word("smoothed_marginal_probabilities", "smooth(x).state", "statsmodels"),
     Word("filtered_marginal_probabilities", "filter(x).state", "statsmodels"),
     Word("expected_durations", "durations(x)", "statsmodels"),

@@ -291,7 +291,7 @@ class Problem(SeriesProblem):
         return torch.stack(self.by_group(counts)).sum(0)
 
     def draws_ahead(self, values: Parameters, filtered: Any, each: int) -> Float[Tensor, "total *b T F"]:
-        fresh, held = self._before_each(values, filtered.state)
+        fresh, held = self.before_each(values, filtered.state)
         possible = (fresh + held).sum(-1, keepdim=True) > 0  # False after the end of a sequence
         fresh = torch.where(possible, fresh, 1.0)
         drawn, emission = [], emission_at(self.emission, self.series, self.series.drive)
@@ -308,18 +308,22 @@ class Problem(SeriesProblem):
             series.append(drawn_along(self.emission, self.series, one, drawn.path[:, i], redraw[:, i]))
         return self.series.with_noise(torch.cat(series))
 
-    def _before_each(self, values: Parameters, filtered: Float[Tensor, "*rb T K"]) -> ByGate:
+    def before_each(self, values: Parameters, filtered: Float[Tensor, "*rb T K"]) -> ByGate:
         """P(s_t, z_t | x_1..t-1) of every step, by one step of prediction from the filtered states; the first step
         redraws."""
+        before = torch.cat([filtered[..., :1, :], filtered[..., :-1, :]], -2)
+        fresh, held = (table.clone() for table in self.after_each(values, before))
+        first = self.dynamics.first(values, self.series.drive)
+        fresh[..., 0, :] = widened(first, 1, fresh.ndim - 1 - first.ndim)
+        held[..., 0, :] = 0.0
+        return ByGate(fresh, held)
+
+    def after_each(self, values: Parameters, before: Float[Tensor, "*rb T K"]) -> ByGate:
+        """P(s_t, z_t) at every step, from a belief about the state before it."""
         drive = self.series.drive
         one = Drive(
             None if drive.inputs is None else drive.inputs.unsqueeze(-2),
             None if drive.gaps is None else drive.gaps.unsqueeze(-1),
             None if drive.subjects is None else drive.subjects.unsqueeze(-1),
         )
-        before = torch.cat([filtered[..., :1, :], filtered[..., :-1, :]], -2)
-        fresh, held = (table.squeeze(-2).clone() for table in self.dynamics.propagate(values, before, one, 1))
-        first = self.dynamics.first(values, self.series.drive)
-        fresh[..., 0, :] = widened(first, 1, fresh.ndim - 1 - first.ndim)
-        held[..., 0, :] = 0.0
-        return ByGate(fresh, held)
+        return ByGate(*(table.squeeze(-2) for table in self.dynamics.propagate(values, before, one, 1)))

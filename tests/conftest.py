@@ -11,6 +11,7 @@ quick run takes n cases, evenly spread. A test compiles no kernel until its work
 import gc
 import os
 import signal
+import sys
 from collections import defaultdict
 from collections.abc import Callable, Generator
 from contextlib import ExitStack, nullcontext
@@ -20,6 +21,9 @@ import pytest
 import torch
 import typechecker
 from hypothesis import settings
+
+sys.dont_write_bytecode = False  # the processes that tests start load bytecode; compiling torch's takes them seconds
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
 if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")  # the kernels for GPUs run in numpy

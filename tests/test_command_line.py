@@ -11,10 +11,12 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
+import samplehold as sh
 import torch
 from matplotlib.figure import Figure
 from samplehold import Copy, Markov, SwitchingSSM
 from samplehold.cli.app import DynamicsName, EmissionName, app
+from samplehold.cli.choosing import numbers_of
 from samplehold.cli.console import build
 from samplehold.switching.data.tables import pick_series, read_table
 from samplehold.switching.storage import read_model
@@ -625,6 +627,51 @@ def test_a_folder_that_cannot_be_written_is_refused(tmp_path):
     assert "is not writable" in done.stderr
 
 
+# ---- select ----------------------------------------------------------------------------------------------------------
+
+
+def test_select_prints_the_criteria_and_writes_table_and_figure(tmp_path):
+    out, plot = tmp_path / "table.csv", tmp_path / "criteria.png"
+    options = ["--states", "1-2", "--restarts", 1, "--criterion", "bic", "--out", out, "--plot", plot]
+    done = run("select", NILE, "--columns", "volume", *options)
+    assert done.exit_code == 0, done.output
+    assert done.stdout.splitlines()[-1] == "Best by bic: 2 state(s)."
+    nile = pd.read_csv(NILE, index_col="year")
+    chosen = sh.select(lambda k: SwitchingSSM(Copy(k), sh.Normal(1)), nile, [1, 2], restarts=1)
+    table = pd.read_csv(out, index_col="states")
+    np.testing.assert_allclose(table[["loglik", "bic", "icl"]], chosen.table[["loglik", "bic", "icl"]], rtol=1e-8)
+    assert f"{table.bic[2]:.2f}" in done.stdout
+    assert plot.read_bytes()[:4] == b"\x89PNG"
+    again = run("select", NILE, *options)
+    assert again.exit_code == 2
+    assert "is there already" in again.stderr
+
+
+def test_numbers_of_states_are_read():
+    assert numbers_of("1-3") == [1, 2, 3]
+    assert numbers_of("2, 4,4 , 6-7") == [2, 4, 6, 7]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--states", "3-1"], "--states: got 3-1, expected numbers from 1 to 100, such as 1-6 or 1,2,4."),
+        (["--states", "0-2"], "--states: got 0-2, expected"),
+        (["--states", "two"], "--states: got two, expected"),
+        (["--columns", "height"], "--columns: "),
+        (["--criterion", "heldout", "--folds", "1"], "folds: got 1"),
+        (["--emission", "auto-regressive", "--order", "0"], "--order: got 0"),
+        (["--out", "no/such/folder.csv", "--states", "1"], "--out: there is no folder no/such"),
+    ],
+)
+def test_bad_options_of_a_choice_end_with_one_line_and_status_2(arguments, message, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    done = run("select", NILE, *arguments)
+    assert done.exit_code == 2
+    assert message in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
 # ---- the program itself --------------------------------------------------------------------------------------------
 
 
@@ -651,7 +698,7 @@ def test_the_version_is_that_of_the_package():
 
 
 def test_help_shows_examples_and_loads_nothing_heavy():
-    for command in ((), ("fit",), ("forecast",), ("sample",)):
+    for command in ((), ("fit",), ("select",), ("forecast",), ("sample",)):
         done = run(*command, "--help")
         assert done.exit_code == 0
         assert "Example: samplehold" in done.stdout

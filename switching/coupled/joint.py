@@ -30,6 +30,7 @@ class Indexed(Record, Emission):
 
     n_features = delegated("emission")
     support = delegated("emission")
+    normal = delegated("emission")
     parameters = delegated("emission")
     sizes = delegated("emission")
     check = delegated("emission")

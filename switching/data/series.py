@@ -471,6 +471,21 @@ class Series(Record):
             checked=self.checked,
         )
 
+    def cut(self, first: int, stop: int, ahead: int = 0) -> "Series":
+        """The steps from `first` up to `stop` of one sequence without batch axes, with their labels, what was observed
+        before them, and the inputs and gaps of `ahead` more steps."""
+        here, driven, index = slice(first, stop), slice(first, stop + ahead), self.index_of()
+        return replace(
+            self,
+            x=self.observations[here],
+            lengths=None,
+            inputs=None if self.design is None else self.design[driven],
+            dt=None if self.gaps is None else self.gaps[driven],
+            **self._by_step(lambda table: table[here]),
+            index=None if index is None else index[here],
+            stacked=None,
+        )
+
     def _by_step(self, change: Callable[[Tensor], Tensor]) -> dict[str, Any]:
         """A change of the padded tables of knowledge about each step, by name."""
         tables = {name: getattr(self, name) for name in self._BY_STEP}

@@ -92,6 +92,7 @@ class SubjectEmission(ConjugateEmission):
     inputs_of = delegated("emission")
     family = delegated("emission")
     support = delegated("emission")
+    normal = delegated("emission")
     expects = delegated("emission")
     have_unit = delegated("emission")
     takes_noise = delegated("emission")
@@ -279,6 +280,7 @@ class AtSubjects(Emission):
         self.n_features, self.support = emission.n_features, emission.support
 
     sizes = delegated("emission")
+    normal = delegated("emission")
     log_prob = delegated("emission")
     distribution = delegated("emission")
     default_prior = delegated("emission")

@@ -134,6 +134,9 @@ class Emission(Named, ABC):
     aligned: ClassVar[bool] = False
     """Whether moments take observations `[*s, N, F]` with axes that are the last of the parameters' leading axes."""
 
+    normal: ClassVar[bool] = False
+    """Whether each feature is normal, given the state."""
+
     takes_noise: ClassVar[bool] = False
     """Whether rows of observations may have the known variances of their noise beside them, `[N, 2 F]`."""
 

@@ -20,6 +20,7 @@ class Drawn(Emission):
     """
 
     support = constraints.real
+    normal = True
 
     def __init__(self, plain: NormalEmission, loc: Float[Tensor, "*b H n F"], precision: Tensor) -> None:
         self.n_features, self._tables = loc.shape[-1], {"loc": loc, "precision": precision}

@@ -59,6 +59,7 @@ class DrivenEmission(Emission):
     # ---- the contract ------------------------------------------------------------------------------------------------
 
     support = delegated("plain")
+    normal = delegated("plain")
     check = delegated("plain")
     embed = delegated("plain")
 
@@ -97,6 +98,7 @@ class Beside(Emission):
         self.n_features, self.parameters, self.support = emission.n_features, emission.parameters, emission.support
 
     sizes = delegated("driven")
+    normal = delegated("driven")
     default_prior = delegated("driven")
 
     def cut(self, part: Callable[[Tensor], Tensor]) -> "Beside":

@@ -107,6 +107,10 @@ class Gated(Emission):
         return all_inputs((self.emission.inputs, self.background.inputs))
 
     @property
+    def normal(self) -> bool:  # type: ignore[override]
+        return self.emission.normal and self.background.normal
+
+    @property
     def inputs_of(self) -> dict[str, Inputs]:
         return self.emission.inputs_of | _of_background(self.background.inputs_of)
 

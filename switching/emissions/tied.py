@@ -59,6 +59,7 @@ def tied_parts(emission: Emission, background: Emission, tied: Any) -> dict[str,
 class NormalEmission(ConjugateEmission):
     """A normal emission with parameters `loc` and `precision`, whose states share the precision if it is `tied`."""
 
+    normal: ClassVar[bool] = True
     tied: Mapping[str, str] | None
     by_feature: ClassVar[bool]
     """Whether features are independent, so that the family has a plate for each."""

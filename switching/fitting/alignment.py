@@ -14,6 +14,7 @@ from ..parameters import Parameters
 from ..problem import Problem
 
 NEAR, UNLIKE = 0.5, 1.25  # means nearer than this share of a scale, and scales in this ratio
+FIRST_DECIDES = 1e-3  # what the first feature counts more than later ones: more than rounding
 
 
 def match_states(problem: Problem, draws: Parameters, reference: Parameters) -> Int[Tensor, "n K"]:
@@ -35,11 +36,13 @@ def match_states(problem: Problem, draws: Parameters, reference: Parameters) -> 
 def state_levels(emission: Emission, values: Parameters) -> Float[Tensor, "K"]:
     """One number per state to order states by: the sum over features of its means in units of their spread.
 
-    If the states of a feature differ only in scale, its standard deviations replace its means.
+    If the states of a feature differ only in scale, its standard deviations replace its means. The sums of two states
+    that differ in opposite directions are equal; earlier features, which count a little more, then decide.
     """
     level = torch.where(only_scales(emission, values), _scale(emission, values), emission.mean(values).redrawn)
     spread = level.std(0, correction=0)
-    return (level / torch.where(spread > 0, spread, 1.0)).sum(-1)
+    weights = 1 + FIRST_DECIDES * 0.5 ** torch.arange(len(spread)).to(level)
+    return (level / torch.where(spread > 0, spread, 1.0) * weights).sum(-1)
 
 
 def only_scales(emission: Emission, values: Parameters) -> Bool[Tensor, "F"]:

@@ -106,11 +106,6 @@ def check_subjects(
         raise ValueError(
             f"subjects: got only {series.subject_names[0]!r}; parameters by subject need several, so leave pooled= out."
         )
-    if pooling.partial and options.method == "em":
-        raise ValueError(
-            'method: got "em", whose points have no spread from which a population could be fitted; use method="vmp" '
-            'with pooled="partial".'
-        )
     if dynamics.not_conjugate and not dynamics.no_messages and (pooling.partial or options.method == "vmp"):
         raise ValueError(
             f"pooled: got parameters by subject, but {dynamics.not_conjugate}, which message passing takes only if all "
@@ -123,6 +118,18 @@ def check_subjects(
         raise ValueError(
             f"subjects: {series.subject_names[i]!r} has {int(seen[i])} observed step(s), too few for parameters of its "
             'own; leave it out, or use pooled="partial", which takes them from the population.'
+        )
+
+
+def check_populations(problem: Problem, pooling: Pooling, options: Options) -> None:
+    """ValueError if a block of a problem with parameters by subject has no population, or the method fits none."""
+    if not pooling.partial:
+        return
+    partial_blocks(problem, pooling.partial)
+    if options.method == "em":
+        raise ValueError(
+            'method: got "em", whose points have no spread from which a population could be fitted; use method="vmp" '
+            'with pooled="partial".'
         )
 
 
@@ -152,7 +159,6 @@ def fit_subjects(
     alone = replace(options, restarts=1, start=begin, fixed=fixed, pooled="complete")
     if not partial:
         return fit(problem, alone), problem.prior
-    partial_blocks(problem, partial)
     quiet = alone if options.method == "vmp" else alone.before_draws("vmp")
     first = fit(problem, quiet)
     whole = fit_population(replace(problem, fixed=first.held), quiet, first.posterior, partial)

@@ -10,8 +10,9 @@ from torch import Tensor
 from ...inference.numerics.records import Record
 from ...inference.numerics.scalars import check_probability
 from ..data.series import Series
-from ..forecast import AfterSeries
+from ..forecast import AfterSeries, normal_mixture
 from ..intervals import Interval
+from ..mixture import StateMixture
 
 
 @dataclass(frozen=True, repr=False)
@@ -31,6 +32,12 @@ class LinearForecast(AfterSeries, Record):
     covariance: Float[Tensor, "*b H F F"]
     series: Series | None = None  # the series before the forecast
     source: Any = None  # the model that made it
+
+    @property
+    def observation(self) -> StateMixture:
+        """The distribution of the observations."""
+        whole = self.mean.new_ones(*self.mean.shape[:-1], 1)
+        return normal_mixture(whole, self.mean.unsqueeze(-2), self.covariance.unsqueeze(-3))
 
     @property
     def variance(self) -> Float[Tensor, "*b H F"]:

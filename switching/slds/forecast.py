@@ -15,8 +15,9 @@ from torch import Tensor
 from ...inference.numerics.records import Record
 from ...inference.numerics.scalars import check_probability
 from ..data.series import Series
-from ..forecast import AfterSeries
+from ..forecast import AfterSeries, normal_mixture
 from ..intervals import Interval, bisected
+from ..mixture import StateMixture
 from .gpb import SwitchingBelief, gpb_filter
 from .joint import Regimes
 
@@ -31,9 +32,19 @@ class SwitchingForecast(AfterSeries, Record):
     mean: Float[Tensor, "*b H F"]
     variance: Float[Tensor, "*b H F"]
     by_regime_mean: Float[Tensor, "*b H K F"]  # of an observation, given its regime
-    by_regime_variance: Float[Tensor, "*b H K F"]
+    by_regime_covariance: Float[Tensor, "*b H K F F"]
     series: Series | None = None  # the series before the forecast
     source: Any = None  # the model that made it
+
+    @property
+    def by_regime_variance(self) -> Float[Tensor, "*b H K F"]:
+        """The variance of each feature, given the regime."""
+        return self.by_regime_covariance.diagonal(dim1=-2, dim2=-1)
+
+    @property
+    def observation(self) -> StateMixture:
+        """The distribution of the observations: a normal for each regime."""
+        return normal_mixture(self.state, self.by_regime_mean, self.by_regime_covariance)
 
     def cdf(self, value: Tensor) -> Float[Tensor, "*b H F"]:
         """P(x <= value) for each feature, under the mixture."""
@@ -68,18 +79,19 @@ def look_ahead(regimes: Regimes, belief: SwitchingBelief, horizon: int, order: i
         ahead = gpb_filter(regimes, blank, order, belief=belief)
         belief = ahead.belief
         steps.append((*_seen(regimes, belief, k), ahead.mean[..., 0, :], ahead.covariance[..., 0, :, :]))
-    weight, mean, variance, state_mean, state_covariance = (
+    weight, mean, covariance, state_mean, state_covariance = (
         torch.stack(tables, -n).to(regimes.emission)
-        for tables, n in zip(zip(*steps, strict=True), (2, 3, 3, 2, 3), strict=True)
+        for tables, n in zip(zip(*steps, strict=True), (2, 3, 4, 2, 3), strict=True)
     )
     share = weight.unsqueeze(-1)
     whole = (share * mean).sum(-2)
+    variance = covariance.diagonal(dim1=-2, dim2=-1)
     spread = (share * (variance + (mean - whole.unsqueeze(-2)).square())).sum(-2)
-    return SwitchingForecast(weight, state_mean, state_covariance, whole, spread, mean, variance)
+    return SwitchingForecast(weight, state_mean, state_covariance, whole, spread, mean, covariance)
 
 
 def _seen(regimes: Regimes, belief: SwitchingBelief, k: int) -> tuple[Tensor, Tensor, Tensor]:
-    """P(z) [*b, K], and mean and variance [*b, K, F] of an observation in each regime."""
+    """P(z) [*b, K], and mean [*b, K, F] and covariance of an observation in each regime."""
     c = belief.log_weight.shape[-1]
     weight = belief.log_weight.exp().unflatten(-1, (c // k, k))
     total = weight.sum(-2)
@@ -94,5 +106,4 @@ def _seen(regimes: Regimes, belief: SwitchingBelief, k: int) -> tuple[Tensor, Te
     covariance = (share.unsqueeze(-1) * (covariances + gap.unsqueeze(-1) * gap.unsqueeze(-2))).sum(-4)
     emission, noise = regimes.emission.to(mean), regimes.observation_noise.to(mean)
     shown = (emission @ mean.unsqueeze(-1)).squeeze(-1) + regimes.emission_offset.to(mean)
-    spread = emission @ covariance @ emission.mT + noise
-    return total, shown, spread.diagonal(dim1=-2, dim2=-1)
+    return total, shown, emission @ covariance @ emission.mT + noise

@@ -106,17 +106,22 @@ def new_figure(heights: Sequence[float]) -> tuple[Figure, list[Axes]]:
     figure = NotebookFigure(WIDTH, sum(heights) + MARGIN)
     panels = list(figure.subplots(len(heights), 1, sharex=True, squeeze=False, height_ratios=heights)[:, 0])
     for panel in panels:
-        for side in ("top", "right"):
-            panel.spines[side].set_visible(False)
-        for side in ("left", "bottom"):
-            panel.spines[side].set_color(FAINT)
-        panel.tick_params(colors=INK, labelsize=9, color=FAINT)
-        panel.xaxis.label.set_size(9)
-        panel.yaxis.label.set_size(9)
+        style(panel)
     for panel in panels[:-1]:
         panel.tick_params(axis="x", bottom=False)
     figure.align_ylabels(panels)
     return figure, panels
+
+
+def style(panel: Axes) -> None:
+    """The lines and letters of every panel."""
+    for side in ("top", "right"):
+        panel.spines[side].set_visible(False)
+    for side in ("left", "bottom"):
+        panel.spines[side].set_color(FAINT)
+    panel.tick_params(colors=INK, labelsize=9, color=FAINT)
+    for axis in (panel.xaxis, panel.yaxis):
+        axis.label.set_size(9)  # pyright: ignore[reportAttributeAccessIssue] a method that matplotlib makes
 
 
 def set_title(panel: Axes, text: str) -> None:

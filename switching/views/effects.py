@@ -28,6 +28,7 @@ class Effect(NamedTuple):
 
     title: str
     table: Float[Tensor, "*r G L"]
+    given_state: bool = False  # line k is about steps in state k
 
 
 @torch.no_grad()
@@ -36,7 +37,7 @@ def plot_effect(fit: Any, name: str, level: float = 0.9) -> Figure:
 
     Panels show the probability of a redraw, or of each next state after each state; the probability of each first
     state; and the mean of each feature in each state. Bands are quantiles over draws of the parameters from their
-    posterior; fits without a prior have none.
+    posterior; fits without a prior have none, nor has the mean of a state that is not in use.
 
     Arguments:
         fit: of a `SwitchingSSM`.
@@ -60,12 +61,12 @@ def plot_effect(fit: Any, name: str, level: float = 0.9) -> Figure:
     spread = [None] * len(effects) if draws is None else [e.table for e in _effects(problem, draws, drive, name)]
     figure = Figure(figsize=(WIDE * min(3, len(effects)), HIGH * -(-len(effects) // 3)), layout="constrained")
     panels = figure.subplots(-(-len(effects) // 3), min(3, len(effects)), squeeze=False).flatten()
-    colors = state_colors(state_levels(fit.model.emission, fit.model.values).cpu().numpy())
+    colors, active = state_colors(state_levels(fit.model.emission, fit.model.values).cpu().numpy()), fit.active_states
     for panel, effect, several in zip(panels, effects, spread, strict=False):
         single = effect.table.shape[-1] == 1
         for line, color in zip(range(effect.table.shape[-1]), ["#262626"] if single else colors, strict=False):
             panel.plot(grid, effect.table[0, :, line], color=color, label=None if single else f"state {line}")
-            if several is not None:
+            if several is not None and (bool(active[line]) or not effect.given_state):
                 ends = torch.tensor([(1 - level) / 2, (1 + level) / 2]).to(several)
                 low, high = several[..., line].quantile(ends, 0)
                 panel.fill_between(grid, low, high, color=color, alpha=0.2, linewidth=0)
@@ -125,4 +126,4 @@ def _effects(problem: Problem, values: Parameters, drive: Drive, name: str) -> I
                 continue
             when = "" if len(parts) == 1 else ", held" if part.prefix else ", redrawn"
             for feature, label in enumerate(problem.series.features_of()):
-                yield Effect(f"mean of {label}{when}", means[..., feature])
+                yield Effect(f"mean of {label}{when}", means[..., feature], given_state=True)

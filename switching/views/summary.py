@@ -105,7 +105,7 @@ def summarise(fit: Any, series: Series, level: float = 0.9) -> Summary:
     else:
         parameters = parameters_of(fit.posterior, model, series, level)
     missing = bool(parameters["standard error"].isna().any())
-    return Summary(_statistics(fit, series), parameters, _states(fit, series), level, tuple(_notes(fit, missing)))
+    return Summary(_statistics(fit, series), parameters, states_table(fit, series), level, tuple(_notes(fit, missing)))
 
 
 def parameters_of(posterior: Any, model: Any, series: Series, level: float) -> pd.DataFrame:
@@ -231,7 +231,7 @@ def _latents(fit: Any, series: Series) -> pd.DataFrame:
     return pd.DataFrame({name: column.to_numpy() for name, column in columns.items()}, index=list(fit.model.latents))
 
 
-def _states(fit: Any, series: Series) -> pd.DataFrame:
+def states_table(fit: Any, series: Series) -> pd.DataFrame:
     """The share of steps and the expected duration of each state."""
     model = fit.model
     if model.latents:

@@ -623,10 +623,62 @@ def _fit(method: str) -> Any:
 @function("Fit", 1.5)
 def _(r: Draw) -> Call:
     fit, x = _fit(r.one("em", "vmp")), r.table(*r.batch, r.T, 1)
-    method = r.one("summary", "forecast", "smooth", "states", "log_evidence")
+    method = r.one("summary", "forecast", "smooth", "states", "log_evidence", "residuals", "diagnose")
     if method == "summary":
         return Call(lambda level: str(fit.summary(level)), {"level": 0.8})
+    if method == "diagnose":
+        return Call(lambda seed: str(fit.diagnose(seed=seed)), {"seed": r.seed()})
+    if method == "residuals":
+        given = {"x": r.one(None, x), "seed": r.seed()}
+        return Call(lambda **given: fit.residuals(**given).values.to_numpy(), given)
     return Call(getattr(fit, method), {"x": r.one(None, x)} | ({"horizon": 2} if method == "forecast" else {}))
+
+
+@function("Residuals", 0.5)
+def _(r: Draw) -> Call:
+    found = _fit("em").residuals()
+    method = r.one("acf", "ljung_box")
+    return Call(lambda lags: getattr(found, method)(lags).to_numpy(), {"lags": r.one(1, 4)})
+
+
+@function("select", 0.3)
+def _(r: Draw) -> Call:
+    given = {
+        "x": r.table(14, 1),
+        "candidates": r.one([1, 2], range(1, 3)),
+        "criterion": r.one("aic", "bic", "icl", "heldout"),
+        "folds": 2,
+        "seed": r.seed(),
+        "prior": "weak",
+        "restarts": 1,
+        "max_steps": 2,
+    }
+
+    def run(**given: Any) -> Any:
+        return sh.select(lambda k: sh.SwitchingSSM(sh.Copy(k), sh.Normal(1)), **given).table.loglik.to_numpy()
+
+    return Call(run, given, also=("n_states",))
+
+
+@function("backtest", 0.3)
+def _(r: Draw) -> Call:
+    given = {
+        "x": r.table(14, 1),
+        "refit_every": r.one(1, 20),
+        "horizon": r.one(1, [1, 2], (2,)),
+        "window": r.one(None, 10),
+        "first": r.one(None, 12),
+        "level": 0.8,
+        "seed": r.seed(),
+        "restarts": 1,
+        "max_steps": 2,
+    }
+    model = sh.SwitchingSSM(sh.Copy(2), r.one(sh.Normal(1), sh.MultivariateNormal(1)))
+
+    def run(**given: Any) -> Any:
+        return sh.backtest(model, **given).means.to_numpy()
+
+    return Call(run, given)
 
 
 @function("fit by draws", 0.15)

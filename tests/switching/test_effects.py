@@ -1,5 +1,7 @@
 """Figures of what an input does to the parts of a model."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import samplehold as sh
@@ -40,6 +42,13 @@ def test_lines_are_the_model_at_the_input_and_bands_surround_them(gated):
     inside = [band[np.isclose(band[:, 0], x), 1] for x in grid[[0, 50, 100]]]
     for ends, height in zip(inside, panels[0].lines[0].get_ydata()[[0, 50, 100]], strict=True):
         assert ends.min() < height < ends.max()
+
+
+def test_the_mean_of_a_state_that_is_not_in_use_has_no_band(gated):
+    some = replace(gated, empty_states=torch.tensor([False, True]))
+    gate, *means = [panel for panel in some.plot_effect("a").axes if panel.lines]
+    assert [len(panel.lines) for panel in (gate, *means)] == [1, 2, 2]
+    assert [len(panel.collections) for panel in (gate, *means)] == [1, 1, 1]
 
 
 @pytest.mark.parametrize("method", ["em", "vmp"])

@@ -161,3 +161,17 @@ def test_what_cannot_read_inputs_is_refused_by_name():
     for said, make in refused.items():
         with pytest.raises(ValueError, match=said):
             sh.SwitchingSSM(sh.Copy(2), make()).fit(torch.zeros(9, 1), progress=False)
+
+
+@pytest.mark.parametrize("which", [0, 1])
+def test_intervals_of_forecasts_are_quantiles_where_one_part_alone_reads_inputs(which):
+    read, plain = sh.LinearRegression(1, inputs=["u"]), sh.Normal(1)
+    model = sh.SwitchingSSM(sh.Copy(2), sh.Gated(read, plain) if which == 0 else sh.Gated(plain, read))
+    x, u = numbers(12, 1), numbers(14, 1, seed=1)
+    fit = model.fit(x, inputs=u[:12], input_names=["u"], restarts=1, max_steps=2, progress=False)
+    ahead = fit.forecast(2, inputs=u[12:], input_names=["u"])
+    for p, end in zip((0.1, 0.9), ahead.interval(0.8), strict=True):
+        assert_close(ahead.observation.cdf(end), torch.full_like(end, p))
+    weight, mean, variance = ahead.observation.components
+    assert_close((weight.unsqueeze(-1) * mean).sum(-2), ahead.mean)
+    assert_close((weight.unsqueeze(-1) * (variance + mean**2)).sum(-2) - ahead.mean**2, ahead.variance)

@@ -65,6 +65,17 @@ def test_among_other_starts_it_is_one_more_and_gives_the_states_their_numbers(x)
     assert_close(free.objective[-1], fit.objective[-1], rtol=1e-5, atol=0)
 
 
+def test_the_first_feature_orders_states_that_differ_in_opposite_directions():
+    """The sums over features of their standardised means are equal."""
+    model = sh.SwitchingSSM(sh.Copy(2), sh.Normal(2)).with_values(
+        redraw_prob=0.1, state_probs=[0.5, 0.5], loc=[[0.0, 3.0], [3.0, 0.0]], scale=[[1.0, 1.0], [1.0, 1.0]]
+    )
+    x = model.simulate(80, seed=0).x
+    for seed, unit in ((0, 1.0), (1, 0.1), (2, 1e3)):
+        fit = sh.SwitchingSSM(sh.Copy(2), sh.Normal(2)).fit(unit * x, restarts=2, seed=seed, progress=False)
+        assert bool(fit.model.loc[0, 0] < fit.model.loc[1, 0])
+
+
 def test_what_a_start_rules_out_stays_ruled_out_under_maximum_likelihood(x):
     moves = [[0.9, 0.1, 0.0], [0.0, 0.9, 0.1], [0.1, 0.0, 0.9]]
     fit = MODEL.fit(x, prior=None, start={"transition_probs": moves}, restarts=1, progress=False)

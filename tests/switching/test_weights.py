@@ -40,6 +40,13 @@ def twice(table):
 # ---- steps -----------------------------------------------------------------------------------------------------------
 
 
+def assert_same_rises(a, b):
+    """Rounding decides at which step the rises end."""
+    both = min(len(a), len(b))
+    assert_close(a[:both], b[:both], rtol=1e-8, atol=1e-7)
+    assert_close(a[-1], b[-1], rtol=1e-8, atol=1e-7)
+
+
 @pytest.mark.few(6)
 @pytest.mark.parametrize(("dynamics", "emission"), KINDS)
 def test_a_weight_of_a_step_is_the_power_of_its_density(dynamics, emission):
@@ -127,7 +134,7 @@ def test_em_with_weight_2_is_em_with_the_sequence_twice(dynamics, emission, prio
     a = blank.fit(x, weights=[2.0, 1.0, 1.0], progress=False, **options, **given)
     b = blank.fit(twice(x), progress=False, **options, **{name: twice(table) for name, table in given.items()})
     assert len(a.objective) > 3
-    assert_close(a.objective, b.objective, rtol=1e-8, atol=1e-7)
+    assert_same_rises(a.objective, b.objective)
     for name, value in b.model.values.items():
         assert_close(a.model.values[name], value, rtol=1e-5, atol=1e-6)
     assert a.loglik == pytest.approx(b.loglik, rel=1e-7)
@@ -206,7 +213,7 @@ def test_packed_sequences_are_fitted_as_alone_in_their_groups(method, of_steps):
     assert model.read(parts, weights=weights).packed
     options = {"prior": model.prior, "start": model, "restarts": 1, "max_steps": 15, "progress": False}
     a, b = model.fit(parts, method, weights=weights, **options), model.fit(other, method, **options)
-    assert_close(a.objective, b.objective, rtol=1e-8, atol=1e-7)
+    assert_same_rises(a.objective, b.objective)
     for name, value in b.model.values.items():
         assert_close(a.model.values[name], value, rtol=1e-5, atol=1e-6)
 

@@ -1,0 +1,11 @@
+"""Models as estimators of scikit-learn, for pipelines, searches over parameters and cross-validation.
+
+>>> import samplehold as sh
+>>> sh.sklearn.HMM(n_states=3).get_params()["n_states"]
+3
+
+Of several sequences, `groups` names that of each row. See `docs/scikit_learn.md`.
+"""
+
+from ..switching.estimator import HMM as HMM
+from ..switching.estimator import SwitchingEstimator as SwitchingEstimator

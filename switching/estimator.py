@@ -1,0 +1,257 @@
+"""Models as estimators of scikit-learn, for `Pipeline`, `GridSearchCV`, `clone` and joblib.
+
+Rows of X are the steps of one sequence, or of several:
+
+    groups    the sequence of each row, any label. Cross-validation splits it together with X, so that each fold of
+              `GroupKFold` holds whole sequences. Rows of a sequence are in the order of time; others may lie between.
+    lengths   the numbers of rows of the sequences, which follow one another. Cross-validation does not split it.
+
+Without either, all rows are one sequence.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import ArrayLike, NDArray
+from sklearn.base import BaseEstimator, ClassNamePrefixFeaturesOutMixin, TransformerMixin
+from sklearn.utils.validation import check_is_fitted, check_random_state, column_or_1d, validate_data
+
+from ..inference.numerics.scalars import check_integer, check_kind
+from .dynamics.contract import Dynamics
+from .dynamics.markov import Markov
+from .emissions.contract import Emission
+from .emissions.normal import Normal
+from .fit import Fit
+from .model import SwitchingSSM
+
+Rows = NDArray[np.intp]
+
+
+class SwitchingEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):
+    """A `SwitchingSSM` as an estimator.
+
+    Arguments:
+        model: a `SwitchingSSM` without inputs.
+        method, restarts, max_steps, tol, prior: as in `SwitchingSSM.fit`.
+        random_state: the seed of fits; None takes another one for each fit.
+
+    Attributes:
+        fit_: the `Fit`, with its diagnostics.
+        model_: the model with the values of the fit.
+        n_features_in_, feature_names_in_: as of every estimator.
+
+    Example:
+        >>> import numpy as np
+        >>> import samplehold as sh
+        >>> X = np.array([[0.1], [-0.1], [0.2], [5.1], [4.9], [5.0]])
+        >>> estimator = sh.sklearn.SwitchingEstimator(sh.SwitchingSSM(sh.Copy(2), sh.Normal(1)), restarts=2)
+        >>> estimator.fit(X).predict(X)
+        array([0, 0, 0, 1, 1, 1])
+    """
+
+    def __init__(
+        self,
+        model: SwitchingSSM | None = None,
+        *,
+        method: str = "em",
+        restarts: int = 8,
+        max_steps: int = 500,
+        tol: float = 1e-6,
+        prior: Any = "weak",
+        random_state: Any = 0,
+    ) -> None:
+        self.model = model
+        self.method = method
+        self.restarts = restarts
+        self.max_steps = max_steps
+        self.tol = tol
+        self.prior = prior
+        self.random_state = random_state
+
+    def _model_for(self, X: NDArray[Any]) -> SwitchingSSM:
+        """The model to fit to rows X."""
+        check_kind("model", self.model, SwitchingSSM, "a SwitchingSSM, such as SwitchingSSM(Markov(2), Normal(1))")
+        assert self.model is not None
+        return self.model
+
+    def fit(self, X: ArrayLike, y: Any = None, *, groups: Any = None, lengths: Any = None) -> "SwitchingEstimator":
+        """Fit the model to rows `[n, F]`, with NaN where missing; y is ignored.
+
+        Raises:
+            ValueError: rows of another form, or groups or lengths that do not fit them; see `SwitchingSSM.fit` too.
+        """
+        rows = self._read(X, reset=True, ensure_min_samples=2)
+        if y is not None and len(labels := np.asarray(y)) != len(rows):
+            raise ValueError(
+                f"y: got {len(labels)} values for {len(rows)} rows of X; to name sequences, write lengths=."
+            )
+        x = _split(rows, sequences_of(len(rows), groups, lengths))
+        options = {name: getattr(self, name) for name in ("method", "restarts", "max_steps", "tol", "prior")}
+        self.fit_: Fit[SwitchingSSM] = self._model_for(rows).fit(x, seed=self._seed(), progress=False, **options)
+        self.model_: SwitchingSSM = self.fit_.model
+        return self
+
+    def fit_transform(self, X: ArrayLike, y: Any = None, *, groups: Any = None, lengths: Any = None) -> NDArray[Any]:  # type: ignore[override]
+        """`fit`, then `transform` of the same rows."""
+        return self.fit(X, y, groups=groups, lengths=lengths).transform(X, groups=groups, lengths=lengths)
+
+    def predict(
+        self, X: ArrayLike, *, filtered: bool = True, groups: Any = None, lengths: Any = None
+    ) -> NDArray[np.int64]:
+        """The state of each row `[n]`.
+
+        Arguments:
+            filtered: True: the most probable state given this row and earlier ones, which looks at no later row. False:
+                that of the most probable path given all rows of a sequence.
+        """
+        if filtered:
+            return self.predict_proba(X, groups=groups, lengths=lengths).argmax(-1)
+        return self._each(X, groups, lengths, lambda model, x: [v.path for v in model.viterbi(x, ragged=True)])
+
+    def predict_proba(
+        self, X: ArrayLike, *, filtered: bool = True, groups: Any = None, lengths: Any = None
+    ) -> NDArray[Any]:
+        """The probabilities of the states at each row `[n, K]`.
+
+        Arguments:
+            filtered: True: given this row and earlier ones. False: given all rows of a sequence.
+        """
+
+        def probabilities(model: SwitchingSSM, x: list[torch.Tensor]) -> list[torch.Tensor]:
+            beliefs = model.filter(x, ragged=True) if filtered else model.smooth(x, ragged=True)
+            return [belief.state for belief in beliefs]
+
+        return self._each(X, groups, lengths, probabilities)
+
+    def transform(self, X: ArrayLike, *, groups: Any = None, lengths: Any = None) -> NDArray[Any]:
+        """`predict_proba`, as features for another estimator: no feature looks at a later row."""
+        return self.predict_proba(X, groups=groups, lengths=lengths)
+
+    def score_samples(self, X: ArrayLike, *, groups: Any = None, lengths: Any = None) -> NDArray[Any]:
+        """log p(row | earlier rows of its sequence) `[n]`, in nats."""
+        return self._each(
+            X, groups, lengths, lambda model, x: [belief.log_increment for belief in model.filter(x, ragged=True)]
+        )
+
+    def score(self, X: ArrayLike, y: Any = None, *, groups: Any = None, lengths: Any = None) -> float:
+        """The log evidence of X over its number of rows, in nats, so that folds of any size compare."""
+        return float(self.score_samples(X, groups=groups, lengths=lengths).mean())
+
+    def sample(self, n_samples: int = 1) -> tuple[NDArray[Any], NDArray[np.int64]]:
+        """One sequence from the fitted model: its rows `[n, F]` and states `[n]`."""
+        check_is_fitted(self)
+        drawn = self.model_.simulate(check_integer("n_samples", n_samples), seed=self._seed())
+        return drawn.x.numpy(), drawn.path.numpy()
+
+    def _each(
+        self,
+        X: ArrayLike,
+        groups: Any,
+        lengths: Any,
+        of: Callable[[SwitchingSSM, list[torch.Tensor]], list[torch.Tensor]],
+    ) -> NDArray[Any]:
+        """What a method gives for the rows of each sequence, in the order of the rows of X."""
+        check_is_fitted(self)
+        rows = self._read(X, reset=False)
+        sequences = sequences_of(len(rows), groups, lengths)
+        tables = torch.cat(of(self.model_, _split(rows, sequences))).numpy()
+        whole = np.empty_like(tables)
+        whole[np.concatenate(sequences)] = tables
+        return whole
+
+    def _read(self, X: Any, **how: Any) -> NDArray[Any]:
+        rows: Any = validate_data(self, X, dtype=[np.float64, np.float32], ensure_all_finite="allow-nan", **how)
+        return rows
+
+    def _seed(self) -> int:
+        if isinstance(self.random_state, int):
+            return self.random_state
+        return int(check_random_state(self.random_state).randint(2**31 - 1))
+
+    @property
+    def _n_features_out(self) -> int:
+        return self.model_.n_states
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.input_tags.allow_nan = True
+        return tags
+
+
+class HMM(SwitchingEstimator):
+    """A hidden Markov model whose number of states and parts are parameters, for searches over them.
+
+    Arguments:
+        n_states: K.
+        emission: the class of the emission, whose size follows from X, or an emission.
+        dynamics: the class of the dynamics: `Markov` or `Copy`.
+        method, restarts, max_steps, tol, prior, random_state: as in `SwitchingEstimator`.
+
+    Example:
+        >>> import numpy as np
+        >>> import samplehold as sh
+        >>> from sklearn.model_selection import GridSearchCV, GroupKFold
+        >>> X, day = np.random.default_rng(0).normal(size=(60, 1)), np.arange(60) // 10
+        >>> search = GridSearchCV(sh.sklearn.HMM(restarts=2), {"n_states": [1, 2]}, cv=GroupKFold(3))
+        >>> search.fit(X, groups=day).best_params_
+        {'n_states': 1}
+    """
+
+    def __init__(
+        self,
+        n_states: int = 2,
+        *,
+        emission: type[Emission] | Emission = Normal,
+        dynamics: type[Dynamics] = Markov,
+        method: str = "em",
+        restarts: int = 8,
+        max_steps: int = 500,
+        tol: float = 1e-6,
+        prior: Any = "weak",
+        random_state: Any = 0,
+    ) -> None:
+        super().__init__(
+            method=method, restarts=restarts, max_steps=max_steps, tol=tol, prior=prior, random_state=random_state
+        )
+        self.n_states = n_states
+        self.emission = emission
+        self.dynamics = dynamics
+
+    def _model_for(self, X: NDArray[Any]) -> SwitchingSSM:
+        emission = self.emission
+        if isinstance(emission, type) and issubclass(emission, Emission):
+            emission = emission.sized_to(X)
+        check_kind("emission", emission, Emission, "the class of an emission, such as Normal, or an emission")
+        if not (isinstance(self.dynamics, type) and issubclass(self.dynamics, Dynamics)):
+            raise TypeError(f"dynamics: got {self.dynamics!r}, expected a class of dynamics: Markov or Copy.")
+        return SwitchingSSM(self.dynamics(self.n_states), emission)  # pyright: ignore[reportCallIssue]
+
+
+def sequences_of(n_rows: int, groups: Any, lengths: Any) -> Sequence[Rows]:
+    """The numbers of the rows of each sequence, in the order of the sequences' first rows.
+
+    Raises:
+        ValueError: both groups and lengths, groups of another number, or lengths with another sum.
+    """
+    if groups is not None and lengths is not None:
+        raise ValueError("groups: got lengths too; name the sequences by one of them.")
+    if lengths is not None:
+        sizes = [check_integer("lengths", size) for size in np.asarray(lengths).ravel()]
+        if sum(sizes) != n_rows:
+            raise ValueError(f"lengths: got sizes with the sum {sum(sizes)}, but X has {n_rows} rows.")
+        return np.split(np.arange(n_rows), np.cumsum(sizes)[:-1])
+    if groups is None:
+        return [np.arange(n_rows)]
+    labels = column_or_1d(groups)
+    if len(labels) != n_rows:
+        raise ValueError(f"groups: got {len(labels)} labels, but X has {n_rows} rows; give one for each row.")
+    _, first, number = np.unique(labels, return_index=True, return_inverse=True)
+    order = np.argsort(number, kind="stable")
+    parts = np.split(order, np.cumsum(np.bincount(number))[:-1])
+    return [parts[i] for i in np.argsort(first)]
+
+
+def _split(rows: NDArray[Any], sequences: Sequence[Rows]) -> list[torch.Tensor]:
+    return [torch.from_numpy(rows[numbers]) for numbers in sequences]

@@ -1,0 +1,231 @@
+r"""Choosing among models: information criteria, and the log-likelihood of data that were left out.
+
+With k free parameters and n observed steps, aic $= 2k - 2 \log p(x)$, bic $= k \log n - 2 \log p(x)$, and icl is bic
+plus twice the entropy of the states given x. Lower is better. The held-out log-likelihood, in nats, is better if it is
+higher. With several sequences each fold leaves some out, $\sum_i \log p(x^{(i)} \mid \hat\theta_{-i})$. In one series
+each fold is a block of steps after those that were fitted,
+$\sum_i \log p(x_{a_i + 1 : a_{i + 1}} \mid x_{1 : a_i}, \hat\theta_{1 : a_i})$.
+"""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
+
+import pandas as pd
+import torch
+from torch import Tensor
+from torch.distributions import constraints
+
+from ...inference.numerics.scalars import check_choice, check_integer
+from ..data.series import Series
+from ..problem import Problem
+from ..views.tables import html, number
+from .fits import fitted, is_model, split
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+POINT = ("aic", "bic", "icl")
+CRITERIA = (*POINT, "heldout")
+
+
+@dataclass(frozen=True, repr=False)
+class Selection:
+    """Fits of several candidates to the same data, and how they compare.
+
+    Attributes:
+        criterion: the criterion that chooses: "aic", "bic", "icl" or "heldout".
+        candidates: the arguments of the models, in their order.
+        fits: the fit of each to all data.
+        table: a row for each candidate: `candidate`, `loglik`, `n_parameters`, the criteria that its fit has (and
+            `heldout` if it was asked for), `converged`, `agreeing` and `n_kinds` (see `Fit`).
+    """
+
+    criterion: str
+    candidates: tuple[Any, ...]
+    fits: tuple[Any, ...]
+    table: pd.DataFrame
+
+    @property
+    def place(self) -> int:
+        """The number of the best candidate; of the first, if several are equal."""
+        column = self.table[self.criterion]
+        return int(column.argmax() if self.criterion == "heldout" else column.argmin())
+
+    @property
+    def best(self) -> Any:
+        """The best candidate."""
+        return self.candidates[self.place]
+
+    @property
+    def fit(self) -> Any:
+        """The fit of the best candidate."""
+        return self.fits[self.place]
+
+    def plot(self) -> "Figure":
+        """The criteria of all candidates, with the best marked."""
+        from ..views.judging_figures import plot_selection
+
+        return plot_selection(self)
+
+    def __repr__(self) -> str:
+        lines = self.table.map(number).to_string(index=False).splitlines()
+        return "\n".join([*lines, f"Best by {self.criterion}: {self.best!r}"])
+
+    def _repr_html_(self) -> str:
+        """The HTML that a notebook shows."""
+        return html(f"Best by {self.criterion}: {self.best!r}", self.table)
+
+
+def select(
+    make: Callable[[Any], Any],
+    x: Any,
+    candidates: Iterable[Any],
+    criterion: str = "bic",
+    *,
+    folds: int = 5,
+    **options: Any,
+) -> Selection:
+    """Fit a model for each candidate to the same data, and choose one.
+
+    Arguments:
+        make: makes the model of a candidate, e.g. `lambda k: sh.SwitchingSSM(sh.Markov(k), sh.Normal(1))`.
+        x: the data, as in `fit`.
+        candidates: the arguments of `make`, such as numbers of states.
+        criterion: "aic", "bic" or "icl", of fits by EM, which are the mode under the weak prior unless `prior=None`;
+            or "heldout", for every method. See `judging.selection`.
+        folds: of "heldout". Several sequences are left out in turn, every `folds`-th at once. One series is fitted to
+            its first half and more, and `folds` blocks of the second half are predicted, each after a fit to all
+            steps before it.
+        options: those of `fit` (`method`, `restarts`, `seed`, `prior`, ...), and data beside x (`inputs`, ...), of
+            which each model has what it reads.
+
+    Raises:
+        TypeError: `make` makes something else than a model.
+        ValueError: no candidate; models that describe different data, whose likelihoods cannot be compared: other
+            features, counts and measurements, or other steps whose lags are missing; a criterion that the fits do not
+            have; too few sequences or steps for the folds; see `fit`.
+
+    >>> import samplehold as sh
+    >>> x = [0.1, -0.2, 0.0, 0.2, -0.1, 5.1, 4.8, 5.0, 5.2, 4.9]
+    >>> chosen = sh.select(lambda k: sh.SwitchingSSM(sh.Copy(k), sh.Normal(1)), x, range(1, 4), restarts=2)
+    >>> chosen.best, chosen.fit.model.n_states
+    (2, 2)
+    """
+    check_choice("criterion", criterion, CRITERIA)
+    folds = check_integer("folds", folds, least=2)
+    tried = _candidates(candidates)
+    method = options.get("method", "em")
+    if criterion in POINT and method != "em":
+        raise ValueError(
+            f'criterion: got {criterion!r}, but a fit by {method!r} is no point estimate; use method="em", or '
+            'criterion="heldout".'
+        )
+    given, options = split(options)
+    if criterion == "heldout" and options.get("pooled", "complete") != "complete":
+        raise ValueError("pooled: parameters by subject say nothing about subjects left out; use another criterion.")
+    models = [_model(make, one) for one in tried]
+    whole = _same_data(models, tried, x, given)
+    fits, rows = [], []
+    for one, model, series in zip(tried, models, whole, strict=True):
+        try:
+            fit = fitted(model, series, options)
+            row = _row(fit, criterion)
+            if criterion == "heldout":
+                row["heldout"] = _heldout(model, series, folds, options)
+        except ValueError as error:
+            raise ValueError(f"candidates: {one!r} fails. {error}") from error
+        fits.append(fit)
+        ends = {"converged": fit.converged, "agreeing": fit.agreeing, "n_kinds": fit.n_kinds}
+        rows.append({"candidate": one, **row, **ends})
+    return Selection(criterion, tried, tuple(fits), pd.DataFrame(rows))
+
+
+def _candidates(candidates: Any) -> tuple[Any, ...]:
+    try:
+        tried = tuple(candidates)
+    except TypeError:
+        raise TypeError(f"candidates: got {candidates!r}, expected several, such as range(1, 5).") from None
+    if not tried:
+        raise ValueError("candidates: got none; give the arguments of the models, such as range(1, 5).")
+    return tried
+
+
+def _model(make: Any, candidate: Any) -> Any:
+    if not callable(make):
+        raise TypeError(f"make: got {type(make).__name__}, expected a function that makes the model of a candidate.")
+    model = make(candidate)
+    if not is_model(model):
+        raise TypeError(f"make: got {type(model).__name__} for {candidate!r}, expected a model such as a SwitchingSSM.")
+    return model
+
+
+def _same_data(models: list[Any], tried: tuple[Any, ...], x: Any, given: dict[str, Any]) -> list[Series]:
+    """The series of each model; ValueError if likelihoods of the models cannot be compared."""
+
+    def same(told: list[Any], text: Callable[[Any], str], cure: str) -> None:
+        for one, value in zip(tried, told, strict=True):
+            equal = torch.equal(value, told[0]) if isinstance(value, Tensor) else value == told[0]
+            if not equal:
+                raise ValueError(
+                    f"make: got {text(told[0])} for {tried[0]!r} and {text(value)} for {one!r}, so their likelihoods "
+                    f"are of different data; {cure}."
+                )
+
+    same([model.n_features for model in models], "{} feature(s)".format, "give models of the same features")
+    supports = [getattr(getattr(model, "emission", None), "support", constraints.real) for model in models]
+    kinds = ["probabilities of whole numbers" if support.is_discrete else "densities" for support in supports]
+    same(kinds, str, "compare models of counts with each other, and models of measurements with each other")
+    whole = [model.read(x, **_read_by(model, given, models)).detached() for model in models]
+    seen = [model.scored(series) for model, series in zip(models, whole, strict=True)]
+    cure = "give the observations before x by before=, enough for the most lags"
+    same(seen, lambda table: f"{int(table.any(-1).sum())} step(s) with a density", cure)
+    return whole
+
+
+def _read_by(model: Any, given: dict[str, Any], models: list[Any]) -> dict[str, Any]:
+    """The data beside x for a model, without inputs and lags that only others read."""
+    readers = {"inputs": "n_inputs", "input_names": "n_inputs", "before": "order"}
+    others = {
+        name for name, by in readers.items() if any(getattr(one, by) for one in models) and not getattr(model, by)
+    }
+    return {name: value for name, value in given.items() if name not in others}
+
+
+def _row(fit: Any, criterion: str) -> dict[str, Any]:
+    """The numbers of a fit that has all data."""
+    row: dict[str, Any] = {"loglik": fit.loglik, "n_parameters": fit.n_parameters}
+    if fit.posterior is None:
+        names = POINT if isinstance(fit.model.problem(fit.series), Problem) else POINT[:2]
+        row |= {name: getattr(fit, name) for name in names}
+    if criterion != "heldout" and criterion not in row:
+        getattr(fit, criterion)  # whose error has the cure
+    return row
+
+
+def _heldout(model: Any, series: Series, folds: int, options: dict[str, Any]) -> float:
+    """log p of what each fold leaves out, added up."""
+    if series.n_sequences > 1:
+        return _left_out(model, series, min(folds, series.n_sequences), options)
+    one = series.one(0)
+    if one.n_steps < 2 * folds:
+        raise ValueError(f"folds: got {folds} for {one.n_steps} step(s); give fewer, or a longer series.")
+    ends = [one.n_steps - (folds - i) * (one.n_steps // 2) // folds for i in range(folds + 1)]
+    total = 0.0
+    for end, after in pairwise(ends):
+        past, longer = one.cut(0, end), one.cut(0, after)
+        past_only = fitted(model, past, options).model
+        with torch.no_grad():
+            total += float(past_only.log_evidence(longer) - past_only.log_evidence(past))
+    return total
+
+
+def _left_out(model: Any, series: Series, folds: int, options: dict[str, Any]) -> float:
+    number_of, total = torch.arange(series.n_sequences, device="cpu") % folds, 0.0
+    for fold in range(folds):
+        kept, left = (series.part((number_of != fold).eq(inside).nonzero().flatten()) for inside in (True, False))
+        others = fitted(model, kept, options).model
+        with torch.no_grad():
+            total += float(left.weighed(others.log_evidence(left)).sum())
+    return total
