@@ -13,12 +13,13 @@ takes them too.
 
 import inspect
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import pyro.distributions as dist
 import torch
+from jaxtyping import Float
 from torch import Tensor
 from torch.distributions import Distribution, Transform, biject_to, constraints
 from torch.distributions.constraints import MixtureSameFamilyConstraint
@@ -50,6 +51,16 @@ class UserPrior:
 
     def site(self, shape: torch.Size, like: Tensor, factor: Tensor | None, about: Tensor | None) -> Site:
         """The prior of the table inside a fit: `factor` times the values in the data's units, less `about`."""
+        law = self._law(shape, like, factor, about)
+        placed = law.to_event(len(law.batch_shape))
+        return Site(self.name, lambda values: placed)
+
+    def log_prob(self, table: Float[Tensor, "*table"], n_axes: int) -> Float[Tensor, "*plates"]:
+        """The log density of each number, row or matrix of tables in the data's units, of a parameter with `n_axes`
+        axes."""
+        return self._law(table.shape[-n_axes:], table, None, None).log_prob(table)
+
+    def _law(self, shape: torch.Size, like: Tensor, factor: Tensor | None, about: Tensor | None) -> Any:
         base = on(self.distribution, like)
         n = len(base.event_shape)
         try:
@@ -66,9 +77,7 @@ class UserPrior:
         if factor is not None and not _is_matrix(base.support):
             shift = torch.zeros_like(factor) if about is None else -about * factor
             steps.append(AffineTransform(shift, factor, event_dim=n))
-        whole: Any = Transformed(base, steps) if steps else base
-        placed = whole.to_event(len(whole.batch_shape))
-        return Site(self.name, lambda values: placed)
+        return Transformed(base, steps) if steps else base
 
 
 @biject_to.register(MixtureSameFamilyConstraint)
@@ -106,6 +115,9 @@ def _short(distribution: Any) -> str:
     """A distribution on one line; a transformed one with what is transformed."""
     if isinstance(distribution, torch.distributions.TransformedDistribution):
         return f"{type(distribution).__name__}({_short(distribution.base_dist)})"
+    if repr(distribution).endswith("()") and (numbers := arguments(distribution)):  # as of a Beta
+        shown = (f"{name}: {value.tolist() if isinstance(value, Tensor) else value}" for name, value in numbers.items())
+        return f"{type(distribution).__name__}({', '.join(shown)})"
     text = re.sub(r"tensor\((\[.*?\])[^()]*\)", r"\1", repr(distribution))
     return " ".join(text.split())
 
@@ -205,20 +217,45 @@ def has_default_form(prior: UserPrior, names: Collection[str]) -> bool:
 def hyperparameters(prior: UserPrior, default: Parameters) -> Parameters:
     """The default prior's hyperparameters that give this distribution; empty if there are none."""
     numbers = {} if prior.shown else _numbers(prior, default)
-    return {name: _expanded(prior.called, table, default[name]) for name, table in numbers.items()}
+    return {name: expanded(prior.called, table, default[name]) for name, table in numbers.items()}
 
 
 def _numbers(prior: UserPrior, names: Collection[str]) -> Parameters:
-    d: Any = prior.distribution
-    if isinstance(d, torch.distributions.Beta) and prior.name == "probs" and "successes" in names:
-        return {"successes": d.concentration1, "failures": d.concentration0}
-    if isinstance(d, torch.distributions.Gamma) and prior.name in ("rate", "precision") and "shape" in names:
-        return {"shape": d.concentration, "rate": d.rate}
-    if isinstance(d, torch.distributions.Dirichlet) and prior.name == "probs" and "concentration" in names:
-        return {"concentration": d.concentration}
-    if isinstance(d, torch.distributions.Wishart) and prior.name == "precision" and "inverse_scale" in names:
-        return {"df": d.df, "inverse_scale": d.precision_matrix}
+    for form in FORMS:
+        if form.has(prior.name, names) and isinstance(prior.distribution, form.kind):
+            return {name: getattr(prior.distribution, of_kind) for name, of_kind in form.numbers.items()}
     return {}
+
+
+class Form(NamedTuple):
+    """The distribution that the default priors of some parameters have.
+
+    Attributes:
+        kind: of the distribution.
+        parameters: the names of the parameters.
+        numbers: the hyperparameters, and the attributes of the distribution that give them.
+    """
+
+    kind: type[Distribution]
+    parameters: tuple[str, ...]
+    numbers: Mapping[str, str]
+
+    def has(self, parameter: str, names: Collection[str]) -> bool:
+        """Whether a parameter has such a prior, with hyperparameters of these names among others."""
+        return parameter in self.parameters and set(self.numbers) <= set(names)
+
+
+FORMS = (
+    Form(torch.distributions.Beta, ("probs",), {"successes": "concentration1", "failures": "concentration0"}),
+    Form(torch.distributions.Gamma, ("rate", "precision"), {"shape": "concentration", "rate": "rate"}),
+    Form(torch.distributions.Dirichlet, ("probs",), {"concentration": "concentration"}),
+    Form(torch.distributions.Wishart, ("precision",), {"df": "df", "inverse_scale": "precision_matrix"}),
+)
+
+
+def default_kinds(parameters: Iterable[str], names: Collection[str]) -> dict[str, type[Distribution]]:
+    """The distributions that hyperparameters of these names are of, by parameter."""
+    return {one: form.kind for one in parameters for form in FORMS if form.has(one, names)}
 
 
 def on(distribution: Any, like: Tensor) -> Any:
@@ -279,7 +316,23 @@ def distribution_of(name: str, numbers: Mapping[str, Tensor]) -> Distribution:
     return made(**{key: int(value) if key == "dim" else value.double() for key, value in numbers.items()})
 
 
-def _expanded(name: str, table: Tensor, like: Tensor) -> Tensor:
+def natural(prior: UserPrior, like: Tensor) -> Tensor:
+    """Natural parameters of a Beta, a Dirichlet or a Gamma, in the shape of `like`.
+
+    Raises:
+        ValueError: the shape does not fit.
+    """
+    d: Any = prior.distribution
+    if isinstance(d, torch.distributions.Dirichlet):
+        return expanded(prior.called, d.concentration, like)
+    pair = (
+        (d.concentration1, d.concentration0) if isinstance(d, torch.distributions.Beta) else (d.concentration, -d.rate)
+    )
+    return torch.stack([expanded(prior.called, number, like[..., 0]) for number in pair], -1)
+
+
+def expanded(name: str, table: Tensor, like: Tensor) -> Tensor:
+    """A distribution's numbers in the shape of `like`; ValueError, which names the prior, if they do not fit."""
     try:
         return table.to(like).expand_as(like)
     except RuntimeError:

@@ -11,7 +11,7 @@ Sites of the program are `z_t_d` and `s_t_d` for step t and chain d, both from 1
 """
 
 from abc import abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -21,6 +21,7 @@ import pyro
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
+from torch.distributions import Distribution
 
 from ...inference.chains.contract import Chain
 from ...inference.families import CopyTables
@@ -36,15 +37,18 @@ from ..data.ragged import by_sequence, split
 from ..data.series import Given, Series
 from ..dynamics.contract import draw_gate, draw_state
 from ..emissions.contract import Emission, check_no_inputs
+from ..fitting.graph import Etas
 from ..fitting.options import Options
 from ..forecast import Forecast
 from ..model import StreamOutput, StreamState, SwitchingSSM
-from ..parameters import Parameters, widened
+from ..parameters import Parameter, Parameters, prefixed, widened
 from ..peers import explains_options
 from ..problem import Problem
 from ..program import sequence_plates
 from ..seeding import seeded
+from ..user_priors import as_text, default_kinds, is_distribution
 from .joint import coordinates, marginals
+from .user_priors import KINDS, check_kinds, natural_priors
 
 if TYPE_CHECKING:
     from ..fit import Fit
@@ -127,8 +131,10 @@ class CoupledSSM(Model):
     Methods take x as `SwitchingSSM` does, with `lengths`; results have one table or one column for each chain.
     """
 
-    made_of = ("chain_sizes", "emission")
+    made_of = ("chain_sizes", "emission", "chain_priors")
     emission: Emission
+    chain_priors: Mapping[str, Any] | None
+    """Priors of parameters of the chains, distributions of Pyro by name; those of the emission are its own."""
 
     def __init__(self, chain_sizes: Sequence[int], emission: Emission) -> None:
         parts = check_parts("chain_sizes", chain_sizes)
@@ -136,13 +142,75 @@ class CoupledSSM(Model):
         check_kind("emission", emission, self.emissions, self.of_emissions)
         check_integer("n_features", emission.n_features)
         check_no_inputs("emission", emission)
-        super().__init__(chain_sizes=sizes, emission=emission)
+        super().__init__(chain_sizes=sizes, emission=emission, chain_priors=None)
+        own = {part.prefix + name: one for part in emission.parts for name, one in part.emission.user_priors.items()}
+        check_kinds({name: one.distribution for name, one in own.items()}, self.prior_kinds, self.name)
+        emission.prior_scaled(sizes[0], None)  # raises an error for a prior of another shape
 
     emissions: ClassVar[tuple[type, ...]] = (Emission,)  # supported kinds
     of_emissions: ClassVar[str] = "an emission such as Normal(n_features)"
 
+    @classmethod
+    def _from_specification(cls, parts: dict[str, Any]) -> "CoupledSSM":
+        priors = parts.pop("chain_priors", None)
+        model = cls(**parts)
+        return model if priors is None else model.with_prior(priors)
+
+    def to_parts(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
+        parts, tensors = super().to_parts()
+        return {name: part for name, part in parts.items() if part is not None}, tensors
+
     def _made(self) -> str:
-        return f"{self.name}({', '.join(map(str, self.chain_sizes))} states, {self.emission!r})"
+        prior = f", {text}" if (text := as_text(self.chain_priors)) else ""
+        return f"{self.name}({', '.join(map(str, self.chain_sizes))} states, {self.emission!r}{prior})"
+
+    @property
+    @abstractmethod
+    def _of_chains(self) -> dict[str, Parameter]:
+        """The axes and the support of each parameter of the chains."""
+
+    @property
+    def prior_kinds(self) -> dict[str, type[Distribution]]:
+        """The distributions that a fit takes as priors, by parameter: those of the conjugate family."""
+        kinds = {name: KINDS[parameter.support] for name, parameter in self._of_chains.items()}
+        for part in self.emission.parts:
+            hyperparameters = part.emission.default_prior(1, None)
+            kinds |= prefixed(default_kinds(part.emission.parameters, hyperparameters), part.prefix)
+        return kinds
+
+    def with_prior(self, prior: Mapping[str, Any]) -> "CoupledSSM":
+        """The same model with distributions of Pyro as priors, by name of a parameter: those of `prior_kinds`, for both
+        methods of a fit. Parameters without a distribution keep their default priors.
+
+        Raises:
+            TypeError: a class in place of a distribution.
+            ValueError: a parameter without a conjugate prior, another kind of distribution, or another shape.
+
+        >>> import pyro.distributions as dist
+        >>> import samplehold as sh
+        >>> model = sh.FactorialSSM([2, 2], sh.Poisson())
+        >>> sorted(model.prior_kinds)
+        ['rate_1', 'rate_2', 'redraw_prob', 'state_probs_1', 'state_probs_2']
+        >>> model.with_prior({"rate_1": dist.Gamma(2.0, 1.0)})
+        FactorialSSM(2, 2 states, Poisson(n_features=1), prior={'rate_1': Gamma(concentration: 2.0, rate: 1.0)})
+        """
+        check_kind("prior", prior, Mapping, "distributions by name")
+        distributions = {name: one for name, one in prior.items() if is_distribution(one)}
+        model = super().with_prior({name: one for name, one in prior.items() if name not in distributions})
+        if not distributions:
+            return model
+        check_kinds(distributions, self.prior_kinds, self.name)
+        of_chains = {name: one for name, one in distributions.items() if name in self._of_chains}
+        of_emission = {name: one for name, one in distributions.items() if name not in of_chains}
+        emission = self.emission.with_user_priors(of_emission) if of_emission else self.emission
+        made = type(self)(self.chain_sizes, emission)
+        vars(made).update(chain_priors={**(self.chain_priors or {}), **of_chains} or None)
+        made._user_etas(made._like)  # raises an error for another shape
+        return made._copy(self.values)
+
+    def _user_etas(self, like: Tensor) -> Etas:
+        """Natural parameters of the blocks of chains under priors of the user."""
+        return natural_priors(self.chain_priors or {}, self._of_chains, self.sizes, like, self.name)
 
     @property
     def chain_sizes(self) -> tuple[int, ...]:
@@ -344,7 +412,7 @@ class CoupledSSM(Model):
         max_steps: int = 500,
         tol: float = 1e-6,
         seed: Seed = 0,
-        prior: str | None = "weak",
+        prior: str | Mapping[str, Any] | None = "weak",
         progress: bool = True,
         *,
         lengths: Any = None,
@@ -354,7 +422,8 @@ class CoupledSSM(Model):
         Arguments:
             method: "em": points; "vmp": a posterior of the parameters.
             restarts, max_steps, tol, seed, progress: as in `SwitchingSSM.fit`.
-            prior: "weak": the emission's prior is scaled to x. None: no prior, for "em".
+            prior: "weak": the emission's prior is scaled to x, except for distributions that were set by `with_prior`.
+                A dictionary sets some, as `with_prior` does. None: no prior, for "em".
 
         Returns:
             `Fit`.

@@ -32,7 +32,7 @@ from typing import Any, Unpack
 import pyro.distributions as dist
 import torch
 from torch import Tensor
-from torch.distributions import constraints
+from torch.distributions import Distribution, constraints
 
 from ...inference.families import Beta, CopyPaths, CopyTables, Dirichlet, Gamma, MatrixNormalWishart
 from ...inference.message_passing.engine import VMP, Block, Factor
@@ -70,6 +70,10 @@ class FactorialSSM(CoupledSSM):
     Parameters, d from 1 to D: `redraw_prob` [D]; `state_probs_d` [K_d], the fresh state's probabilities; `loc_d`
     [K_d, F], the terms of the states of chain d in eta; and for normals `precision` [F, F], the inverse covariance of
     the noise.
+
+    Priors may be a `Beta` of `redraw_prob`, a `Dirichlet` of `state_probs_d`, for normals a `Wishart` of `precision`,
+    and for counts a `Gamma` of `rate_d`, the exponential of `loc_d`. The prior of the locations of normals depends on
+    the precision, so it has no distribution by itself.
 
     Methods take x as `SwitchingSSM` does. NaN is missing; single features are marginalised.
 
@@ -113,10 +117,24 @@ class FactorialSSM(CoupledSSM):
     # ---- parameters --------------------------------------------------------------------------------------------------
 
     @property
-    def known(self) -> dict[str, Parameter]:
+    def _of_chains(self) -> dict[str, Parameter]:
+        """As of any such model; with the rates of each chain's states for counts."""
+        chains = range(1, self.n_chains + 1)
         known = {"redraw_prob": Parameter((self.chain_name,), constraints.unit_interval)}
+        known |= {f"state_probs_{d}": Parameter((f"state_{d}",), constraints.simplex) for d in chains}
+        if self.counts:
+            known |= {f"rate_{d}": Parameter((f"state_{d}", "feature"), constraints.positive) for d in chains}
+        return known
+
+    @property
+    def prior_kinds(self) -> dict[str, type[Distribution]]:
+        return {name: kind for name, kind in super().prior_kinds.items() if name != "rate"}  # of joint states
+
+    @property
+    def known(self) -> dict[str, Parameter]:
+        known = {"redraw_prob": self._of_chains["redraw_prob"]}
         for d in range(1, self.n_chains + 1):
-            known[f"state_probs_{d}"] = Parameter((f"state_{d}",), constraints.simplex)
+            known[f"state_probs_{d}"] = self._of_chains[f"state_probs_{d}"]
             known[f"loc_{d}"] = Parameter((f"state_{d}", "feature"))
         if not self.counts:
             known["precision"] = self.emission.parameters["precision"].renamed({"state": None})
@@ -224,7 +242,9 @@ class FactorialSSM(CoupledSSM):
             families |= {f"rate_{d}": Gamma() for d in range(1, len(sizes) + 1)}
             priors |= {f"rate_{d}": rate_prior(x, k, len(sizes)) for d, k in enumerate(sizes, start=1)}
         else:
-            families["noise"], priors["noise"] = MatrixNormalWishart(sum(sizes)), noise_prior(x, sum(sizes))
+            own = self.emission.user_priors.get("precision")
+            families["noise"], priors["noise"] = MatrixNormalWishart(sum(sizes)), noise_prior(x, sum(sizes), own)
+        priors |= self._user_etas(x)
         labels = greedy_labels(x, sizes, options.restarts, options.number)
         factors, paths = in_groups(shifted, labels, sizes, self._joining)
         return Graph(families, priors, factors, paths, partial(_values_at, sizes, counts, about))

@@ -15,12 +15,14 @@ from torch import Tensor
 
 from ...inference.families import CopyPaths, CopyTables, MatrixNormalWishart
 from ...inference.message_passing.factor_graph import Block, Factor
+from ...inference.numerics.cholesky import cholesky, cholesky_inverse
 from ..data.series import Series, number
 from ..dynamics.factors import named
 from ..emissions.normal import Normal
 from ..emissions.spread import spread
 from ..fitting.starts import first_labels
 from ..parameters import widened
+from ..user_priors import UserPrior, hyperparameters
 
 SURE = 8.0  # log odds of the labels at the start of the paths
 LOC_WEIGHT = 0.05  # weight of the prior of a location, in steps
@@ -100,15 +102,18 @@ def check_possible_everywhere(log_likelihood: Tensor, series: Series) -> None:
 # ---- priors ----------------------------------------------------------------------------------------------------------
 
 
-def noise_prior(x: Tensor, n_states: int) -> Tensor:
-    """Locations around 0, to which x is centered, and a precision around the inverse variance of x."""
+def noise_prior(x: Tensor, n_states: int, user: UserPrior | None) -> Tensor:
+    """Locations around 0, to which x is centered, and a precision around the inverse variance of x, or one with the
+    user's Wishart prior."""
     n_features = x.shape[-1]
     variance = spread(x.reshape(-1, n_features), 1, n_features).total
+    wishart = {"df": x.new_tensor(n_features + 2.0), "inverse_scale": torch.diag(variance)}
+    wishart |= {} if user is None else hyperparameters(user, wishart)
     return MatrixNormalWishart(n_states).natural(
         x.new_zeros(n_states, n_features),
         LOC_WEIGHT * torch.eye(n_states).to(x),
-        x.new_tensor(n_features + 2.0),
-        torch.diag(1 / variance),
+        wishart["df"],
+        cholesky_inverse(cholesky(wishart["inverse_scale"])),
     )
 
 

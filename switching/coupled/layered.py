@@ -72,6 +72,9 @@ class LayeredSSM(CoupledSSM):
     Parameters: `redraw_prob` [L]; `table_l` [K_{l+1}, K_l], P(fresh state of layer l | state of layer l+1), l from 1 to
     L - 1, all entries positive; `state_probs` [K_L], fresh states of the top layer; and those of the emission.
 
+    Priors may be a `Beta` of `redraw_prob`, `Dirichlet` rows of `table_l` and `state_probs`, and conjugate ones of the
+    emission: see `prior_kinds`.
+
     Raises:
         TypeError: sizes that are not whole numbers, or an emission of another type.
         ValueError: sizes below 1.
@@ -263,7 +266,7 @@ class LayeredSSM(CoupledSSM):
         emitting, sizes, restarts = emission_blocks(self.emission), self.chain_sizes, options.restarts
         about = Units.of(self.emission, series).about.to(series.like)
         x = series.like
-        prior = {n: t.to(x) for n, t in self.emission.default_prior(sizes[0], series.rows).items()}
+        prior = {n: t.to(x) for n, t in self.emission.prior_scaled(sizes[0], series.rows).items()}
         prior = moved(prior, -about)
         families: dict[str, Any] = {name: block.family for name, (_, block) in emitting.items()}
         priors = {name: block.natural(with_prefix(prior, prefix)) for name, (prefix, block) in emitting.items()}
@@ -275,6 +278,7 @@ class LayeredSSM(CoupledSSM):
             priors |= {f"redraw_{layer}": x.new_ones(2), source: x.new_ones(shape)}
             if layer > 1:
                 labels.append(labels_above(series, labels[-1], sizes[layer - 2], k, options.number))
+        priors |= self._user_etas(x)
         factors, paths = in_groups(series.shifted(about), labels, sizes, self._joining)
         return Graph(families, priors, factors, paths, partial(_values_at, sizes, collected(emitting), about))
 
