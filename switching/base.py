@@ -5,7 +5,7 @@ This file has all methods that follow from these. Modules above this one are imp
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
@@ -76,6 +76,8 @@ class Model(Named, ABC):
     differentiable: ClassVar[bool] = True
     chain_name: ClassVar[str] = ""
     subjects: tuple[str, ...] = ()
+    in_any_basis: Collection[str] = ()
+    """Of a model of a latent vector, the parameters that take distributions as priors."""
 
     values: Parameters
     prior: Parameters
@@ -246,9 +248,8 @@ class Model(Named, ABC):
             if is_distribution(value):
                 raise TypeError(
                     f"prior[{name!r}]: got {kind_of(value)}, but a {self.name} takes hyperparameters: "
-                    f"{', '.join(expected) or 'none'}. Distributions are for a SwitchingSSM, for a LinearSSM of a "
-                    "structure, such as LinearSSM(LocalLevel()), and for emission_offset and observation_noise of "
-                    "other LinearSSMs."
+                    f"{', '.join(expected) or 'none'}; and distributions of {', '.join(self.in_any_basis)}. Its other "
+                    "parameters depend on the basis of the latent vector, so a density of one has no meaning by itself."
                 )
             table = read_table(value, f"prior[{name!r}]")
             if not bool(table.isfinite().all()):

@@ -1,5 +1,6 @@
 """Newton's method from many starts at once, for functions of which many values cost little more than one."""
 
+from collections.abc import Callable
 from typing import Protocol, cast
 
 import torch
@@ -9,6 +10,8 @@ from torch import Tensor
 from .ascent import Ascent, Climbable, Peak
 
 RADIUS = 0.5  # the longest step of Newton's method along an axis of the curvature
+FAR = 2.0  # the same for functions whose steps are halved until they rise
+DIFFERENCE = 1e-5  # of coordinates, for the curvature
 LEAST = 1e-6  # the least curvature
 LENGTHS = (8.0, 4.0, 2.0, 1.0, 0.5, 0.25, 0.125, 0.03)  # of steps that are compared
 SHORTER = 2e-3  # the factor of the lengths that are compared next, if the function rises at none
@@ -74,12 +77,32 @@ class NewtonAscent(Ascent):
             self.known = Peak(self.point[moved[best]], heights[best], -curvature[best])
 
 
-def _inverse(curvature: Float[Tensor, "R P P"], slopes: Float[Tensor, "R P"]) -> Float[Tensor, "R P P"]:
+def uphill(
+    function: Callable[[Float[Tensor, "*n R P"]], Float[Tensor, "*n R"]], flat: Float[Tensor, "R P"]
+) -> tuple[Float[Tensor, "R P"], Float[Tensor, "R"]]:
+    """The steps of Newton's method for R functions, of which values at many points cost little more than one, and the
+    gains that their slopes promise. The curvature is that of central differences of slopes."""
+    n = flat.shape[-1]
+    moves = DIFFERENCE * torch.eye(n, dtype=flat.dtype, device=flat.device).unsqueeze(1)
+    with torch.enable_grad():
+        points = (flat.detach() + torch.cat([torch.zeros_like(moves[:1]), moves, -moves])).requires_grad_()
+        (slopes,) = torch.autograd.grad(function(points).sum(), points)
+    curvature = (slopes[1 : n + 1] - slopes[n + 1 :]).movedim(0, -1) / (2 * DIFFERENCE)
+    there = curvature.isfinite().all(-1).all(-1) & slopes[0].isfinite().all(-1)
+    curvature = torch.where(there[:, None, None], (curvature + curvature.mT) / 2, 0.0)
+    slope = torch.where(there.unsqueeze(-1), slopes[0], 0.0)
+    step = (_inverse(curvature, slope, FAR) @ slope.unsqueeze(-1)).squeeze(-1)
+    return step, (step * slope).sum(-1)
+
+
+def _inverse(
+    curvature: Float[Tensor, "R P P"], slopes: Float[Tensor, "R P"], radius: float = RADIUS
+) -> Float[Tensor, "R P P"]:
     """The inverse of minus the curvature with the absolute values of its eigenvalues.
 
-    They are raised so far that no step along an axis is longer than `RADIUS`.
+    They are raised so far that no step along an axis is longer than `radius`.
     """
     values, axes = torch.linalg.eigh(curvature)
     along = (axes.mT @ slopes.unsqueeze(-1)).squeeze(-1)
-    size = values.abs().maximum(along.abs() / RADIUS).clamp_min(LEAST)
+    size = values.abs().maximum(along.abs() / radius).clamp_min(LEAST)
     return axes / size.unsqueeze(-2) @ axes.mT

@@ -15,6 +15,7 @@ import inspect
 import re
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import pyro.distributions as dist
@@ -58,7 +59,7 @@ class UserPrior:
     def log_prob(self, table: Float[Tensor, "*table"], n_axes: int) -> Float[Tensor, "*plates"]:
         """The log density of each number, row or matrix of tables in the data's units, of a parameter with `n_axes`
         axes."""
-        return self._law(table.shape[-n_axes:], table, None, None).log_prob(table)
+        return _plain_law(self, table.shape[-n_axes:], table.dtype, table.device).log_prob(table)
 
     def _law(self, shape: torch.Size, like: Tensor, factor: Tensor | None, about: Tensor | None) -> Any:
         base = on(self.distribution, like)
@@ -78,6 +79,12 @@ class UserPrior:
             shift = torch.zeros_like(factor) if about is None else -about * factor
             steps.append(AffineTransform(shift, factor, event_dim=n))
         return Transformed(base, steps) if steps else base
+
+
+@lru_cache(maxsize=64)
+def _plain_law(prior: UserPrior, shape: torch.Size, dtype: torch.dtype, device: torch.device) -> Any:
+    """The prior of a table of this shape in the data's units; climbs ask for its density many times."""
+    return prior._law(shape, torch.zeros(shape, dtype=dtype, device=device), None, None)
 
 
 @biject_to.register(MixtureSameFamilyConstraint)

@@ -62,10 +62,10 @@ class LinearEmission(Named):
 
     def log_user_prior(self, values: Parameters) -> Float[Tensor, "*r"]:
         """The sum of the log densities of the user's priors at parameters `[*r, ...]` in the units of the data."""
-        terms = []
+        lead, terms = values["emission"].ndim - 2, []
         for name, own in self.user_priors.items():
-            shape = values[name].shape[-len(self.parameters[name].dims) :]
-            terms.append(own.site(shape, values[name].new_zeros(shape), None, None).log_prob(values, inside=True))
+            density = own.log_prob(values[name], len(self.parameters[name].dims))
+            terms.append(density.flatten(lead).sum(-1) if density.ndim > lead else density)
         return torch.stack(terms).sum(0)
 
     @property

@@ -94,6 +94,7 @@ class LinearSSM(Model):
 
     made_of = ("dynamics", "emission")
     methods = METHODS
+    in_any_basis = IN_ANY_BASIS
     reading = "LocalLevel() + Regression(inputs=[...])"
     dynamics: LinearDynamics
     emission: LinearEmission | Irregular

@@ -15,17 +15,16 @@ these (`user_priors`); of tables, those of the offset and of the noise of observ
 
 import math
 from collections.abc import Callable, Mapping
+from functools import lru_cache
 from typing import Any
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
-from torch.distributions import MultivariateNormal
 
-from ...inference.families import LocPrecision, MatrixNormalWishart, NormalWishart, VectorFamily
-from ...inference.numerics.cholesky import cholesky, cholesky_inverse
+from ...inference.families import LocPrecision, MatrixNormalWishart, NormalWishart, VectorFamily, Wishart
+from ...inference.numerics.cholesky import cholesky, cholesky_inverse, log_det
 from ..data.series import Series
-from ..definite import Wishart
 from ..emissions.spread import check_squares, spread
 from ..fitting.units import Units
 from ..parameters import Parameters, moved
@@ -195,25 +194,42 @@ def log_prior(
     terms = [family.log_prob(at[name], etas[name]) for name, family in families(dynamics.n_latent).items()]
     total = torch.stack([term.flatten(values["initial_mean"].ndim - 1).sum(-1) for term in terms]).sum(0)
     if emission.user_priors:
-        replaced = [_log_default(name, emission, scaled) for name in emission.user_priors]
+        how = {"weight": OFFSET_WEIGHT, "unexplained": UNEXPLAINED, "spare": SPARE}
+        each = [log_default(name, at["sights"], **how) for name in emission.user_priors]
+        replaced = [density.flatten(values["initial_mean"].ndim - 1).sum(-1) for density in each]
         in_data = moved(emission.in_units(values, 1 / prior["unit"]), prior["about"]) if "unit" in prior else values
         total = total - torch.stack(replaced).sum(0) + emission.log_user_prior(in_data)
     return total - prior_volume(dynamics, emission, unit)
 
 
-def _log_default(name: str, emission: LinearEmission, scaled: Parameters) -> Float[Tensor, "*r"]:
-    """The default log density in units of the spread: of the offset given the noise, or of the noise's precision."""
-    noise = scaled["observation_noise"]
-    noise = noise if emission.full else torch.diag_embed(noise)
+def log_default(
+    name: str, sights: LocPrecision, *, weight: float, unexplained: float, spare: float
+) -> Float[Tensor, "*plates"]:
+    """The default log density of each plate in units of the spread, as `natural` makes it: of the offset given the
+    noise, or of the precision of the noise; `weight` is that of the offset."""
     if name == "emission_offset":
-        offset = scaled[name]
-        return MultivariateNormal(torch.zeros_like(offset), noise / OFFSET_WEIGHT, validate_args=False).log_prob(offset)
-    size = emission.n_features if emission.full else 1
-    precision = _inverse(noise) if emission.full else 1 / scaled["observation_noise"][..., None, None]
-    df = noise.new_tensor(size + SPARE)
-    law = Wishart(df, torch.eye(size).to(noise) / (df * UNEXPLAINED), validate_args=False)
-    density = law.log_prob(precision)
-    return density if emission.full else density.sum(-1)
+        return log_coefficients(sights, weight)[..., -1]
+    precision, size = sights.precision, sights.precision.shape[-1]
+    tilted, constant = _default_noise(size, unexplained, spare, precision.dtype, precision.device)
+    return (tilted * Wishart().statistics(precision)).sum(-1) - constant
+
+
+def log_coefficients(sights: LocPrecision, weight: float) -> Float[Tensor, "*plates M"]:
+    """The default log densities of the coefficients of each input given the noise."""
+    loc, precision = sights.loc, sights.precision
+    squares = ((loc @ precision) * loc).sum(-1)
+    size = loc.shape[-1] * math.log(2 * math.pi / weight)
+    return (log_det(cholesky(precision)).unsqueeze(-1) - weight * squares - size) / 2
+
+
+@lru_cache(maxsize=16)
+def _default_noise(
+    size: int, unexplained: float, spare: float, dtype: torch.dtype, device: torch.device
+) -> tuple[Tensor, Tensor]:
+    """The tilted natural parameters of the default prior of a precision, and its log-normalizer."""
+    unit, family = torch.eye(size, dtype=dtype, device=device), Wishart()
+    eta = family.natural(unit.new_tensor(size + spare), unit / ((size + spare) * unexplained))
+    return family.tilted(eta), family.log_normalizer(eta)
 
 
 def _log_prior_of_structure(

@@ -28,9 +28,13 @@ JOINED = ("moves", "sights", "first", "recurrence")
 """The blocks that a basis changes."""
 
 
-def rebase(engine: VMP, paths: Sequence[str]) -> None:
-    """Move the blocks of an engine, for all restarts and chains, to bases in which the bound is higher; `paths` names
-    the blocks of paths in these bases."""
+def rebase(engine: VMP, paths: Sequence[str], shifted: bool = True) -> None:
+    """Move the blocks of an engine, for all restarts and chains, to bases in which the bound is higher.
+
+    Arguments:
+        paths: the names of the blocks of paths in these bases.
+        shifted: whether a basis may have another origin, b.
+    """
     blocks = {name: engine.blocks[name] for name in JOINED if name in engine.blocks}
     families: dict[str, Any] = {name: block.family for name, block in blocks.items()}
     # on the host: many steps with small tables, and each step reads numbers
@@ -41,10 +45,11 @@ def rebase(engine: VMP, paths: Sequence[str]) -> None:
     path = engine.blocks[paths[0]].eta.linear
     n, like = path.shape[-1], etas["first"]
     chains = like.shape[:2]
+    open_steps = like.new_tensor([1.0] * n * n + [float(shifted)] * n)
 
     def divergence(steps: Tensor) -> Tensor:
         """The divergence from the prior of each chain of each restart, [R, C]."""
-        basis, total = basis_of(steps, n), steps.new_zeros(chains)
+        basis, total = basis_of(steps * open_steps, n), steps.new_zeros(chains)
         for name, family in families.items():
             if name in points:
                 part = family.kl_of(family.statistics(_moved_point(basis, name, points[name])), priors[name])
@@ -61,7 +66,7 @@ def rebase(engine: VMP, paths: Sequence[str]) -> None:
         climb = Ascent(Differentiable(rise), like.new_zeros(chains.numel(), n * (n + 1)), TOL)
         climb.run(STEPS)
         with torch.no_grad():
-            basis = basis_of(climb.point.unflatten(0, chains), n)
+            basis = basis_of(climb.point.unflatten(0, chains) * open_steps, n)
             moved = {name: in_basis(basis, name, family, etas[name]) for name, family in families.items()}
     except IMPOSSIBLE:
         return

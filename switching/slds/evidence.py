@@ -9,7 +9,6 @@ known noise is that of a noise of 1.
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from functools import cached_property
 from typing import Any
 
 import torch
@@ -35,12 +34,13 @@ from .graph import families_of, priors_of, step_variance
 from .layout import LinearRegimes
 from .problem import ORDER, SwitchingLinearProblem
 from .starts import components
+from .user_priors import InFit, check_start, families_under, under_conjugate
 
 SPREAD = 0.5  # standard deviation of a start's coordinates
 LEAST = 1e-300  # floor of probabilities, whose logarithm has a gradient
 
 
-def fit_by_evidence(problem: SwitchingLinearProblem, known: Known, options: Options) -> Result:
+def fit_by_evidence(problem: SwitchingLinearProblem, known: Known, users: InFit, options: Options) -> Result:
     """The mode of the parameters under the evidence of a filter of order 2; without a prior, its maximum."""
     layout, dtype, series = problem.layout, problem.series.observations.dtype, problem.series.double()
     if options.method != "em":
@@ -54,7 +54,7 @@ def fit_by_evidence(problem: SwitchingLinearProblem, known: Known, options: Opti
             "smoothers take; give a small variance in their place."
         )
     scaled, volume = known.units.series(series), float(known.units.log_volume(series).sum())
-    surface = Surface.of(layout, scaled, known, _own(problem, known, options.start), options.prior is not None)
+    surface = Surface.of(layout, scaled, known, users, _own(problem, known, options), options.prior is not None)
     starts = surface.starts(options)
     kinds = ["random"] * len(starts) if options.start is None else ["own", *["random"] * (len(starts) - 1)]
     with multi_start(options, series, -volume) as search:
@@ -67,20 +67,24 @@ def fit_by_evidence(problem: SwitchingLinearProblem, known: Known, options: Opti
     values = {name: v.to(dtype) for name, v in known.back(surface.values(result.best.tables["y"])).items()}
     share = gpb_filter(layout.regimes(values), problem.series.observations, ORDER, series.lengths).state
     occupancy = share.flatten(0, -2).sum(0)
-    if options.start is None and not layout.recurrent and not known.numbers(layout.known):
-        order = occupancy.argsort(descending=True, stable=True)
+    order = occupancy.argsort(descending=True, stable=True)
+    numbered = options.start is not None or layout.recurrent or known.numbers(layout.known)
+    if not numbered and layout.is_as_likely(values, order):
         values, occupancy = layout.reordered(values, order), occupancy[order]
     return result_of(result.raised(-volume), "em", values, occupancy < 1.0, **known.fields)
 
 
-def _own(problem: SwitchingLinearProblem, known: Known, start: Any) -> Parameters | None:
+def _own(problem: SwitchingLinearProblem, known: Known, options: Options) -> Parameters | None:
     """The user's start in the units of the fit."""
-    values = values_of_model(start)
-    if start is None:
+    values = values_of_model(options.start)
+    if options.start is None:
         return None
     if not isinstance(values, Mapping):
-        raise TypeError(f"start: got {type(start).__name__}, but beside singular noises a start is a model or values.")
+        raise TypeError(
+            f"start: got {type(options.start).__name__}, but beside singular noises a start is a model or values."
+        )
     values = {name: value.double() for name, value in problem.values_of(values).items()}
+    check_start(problem.layout, values, options)
     return in_states(known.units.values(values), known.unit)
 
 
@@ -93,6 +97,7 @@ class Surface:
         coordinates: those of the free entries, from a point at which known covariances are 1.
         tables: the known entries, NaN where they are free.
         prior: natural parameters of the prior of each block; None: none.
+        families: of the blocks, at points beside known entries; blocks without free entries add nothing.
     """
 
     layout: LinearRegimes
@@ -101,9 +106,12 @@ class Surface:
     coordinates: Coordinates
     tables: Parameters
     prior: Parameters | None
+    families: dict[str, Any]
 
     @staticmethod
-    def of(layout: LinearRegimes, series: Series, known: Known, own: Parameters | None, with_prior: bool) -> "Surface":
+    def of(
+        layout: LinearRegimes, series: Series, known: Known, users: InFit, own: Parameters | None, with_prior: bool
+    ) -> "Surface":
         x = series.observations
         prior = priors_of(layout, step_variance(components(layout.n_latent, series), series))
         at = own if own is not None else layout.values(_expected(layout, prior))
@@ -113,7 +121,13 @@ class Surface:
         coordinates = Coordinates.of(kinds, at, x.new_ones(x.shape[-1]), free)
         flat, steps = x.reshape(-1, *x.shape[-2:]), torch.arange(x.shape[-2], device=x.device)
         inside = steps < (series.last + 1).reshape(-1, 1)
-        return Surface(layout, flat, inside, coordinates, known.inner, prior if with_prior else None)
+        prior = under_conjugate(users, prior)
+        held = layout.held(_regular(layout, known.inner, known.inner)) if known.inner else {}
+        families = dict(families_of(layout))
+        families |= {name: given_entries(families[name], point) for name, point in held.items()}
+        points = {name: Point(family) for name, family in families.items()}
+        points = families_under(users, points, prior, held)
+        return Surface(layout, flat, inside, coordinates, known.inner, prior if with_prior else None, points)
 
     def starts(self, options: Options) -> Float[Tensor, "R P"]:
         """Random coordinates; the user's start is 0."""
@@ -167,16 +181,9 @@ class Surface:
         if self.prior is None:
             return y.new_zeros(())
         points, terms = self.layout.points(_regular(self.layout, self.tables, self.values(y))), []
-        for name, family in self._families.items():
-            terms.append(-Point(family).kl_of(family.statistics(points[name]), self.prior[name]).sum())
+        for name, family in self.families.items():
+            terms.append(-family.kl_of(family.statistics(points[name]), self.prior[name]).sum())
         return torch.stack(terms).sum()
-
-    @cached_property
-    def _families(self) -> dict[str, Any]:
-        """The families of the blocks beside known entries; blocks without free entries add nothing."""
-        families = dict(families_of(self.layout))
-        held = self.layout.held(_regular(self.layout, self.tables, self.tables)) if self.tables else {}
-        return families | {name: given_entries(families[name], point) for name, point in held.items()}
 
 
 def _expected(layout: LinearRegimes, prior: Parameters) -> dict[str, Any]:

@@ -36,34 +36,40 @@ from .joint import COVARIANCES
 from .layout import LinearRegimes
 from .problem import ORDER, SwitchingLinearProblem
 from .starts import KINDS, labels_of, paths_from, single, warmed
+from .user_priors import BLOCKS, InFit, check_start, families_under, under_conjugate, users_of
 
 BEFORE = 32  # steps of EM before those of BFGS
+BRIEF = 2  # steps of Newton's method in each M-step under a prior of the user, while starts are annealed
 
 
 @explains_singularity()
 def fit_switching_linear(problem: SwitchingLinearProblem, options: Options) -> Result:
     """Fit the parameters of a switching linear model; see `SwitchingLinearSSM.fit`."""
+    if options.prior is None:
+        problem = replace(problem, layout=replace(problem.layout, prior=None))
     layout, dtype, series = problem.layout, problem.series.observations.dtype, problem.series.double()
     check_enough(series, max(layout.n_regimes, layout.n_latent + 1))
     units = units_of(layout.seen, series)
     volume, scaled = float(units.log_volume(series).sum()), units.series(series)
     known = Known(read_fixed(layout.known, layout.sizes, options.fixed, series.observations), units)
+    users = users_of(layout, known, options.method)
     if _singular(layout, known.tables):
-        return fit_by_evidence(problem, known, options)
+        return fit_by_evidence(problem, known, users, options)
     learned, states = single(layout, scaled, known.inner)
     path = GaussianPaths((scaled.last + 1).unsqueeze(-1)).mean(states).linear[0, ..., 0, :, :]
     kinds, labels = _labels(problem, path, options)
     paths = paths_from(layout, scaled, states, labels)
-    priors, collect = priors_of(layout, step_variance(path, scaled)), _collect(layout, known)
+    priors = under_conjugate(users, priors_of(layout, step_variance(path, scaled)))
     rebased = options.prior is not None and not known.tables
-    graph = graph_of(layout, scaled, priors, *paths, collect, rebased)
-    graph = graph.held(layout.held(known.inner))
+    graph = graph_of(layout, scaled, priors, *paths, _collect(layout, known), rebased, users.shifts)
+    graph, brief = _in_fit(graph.held(layout.held(known.inner)), users, options)
     start = {name: learned[name].expand(len(kinds), *priors[name].shape) for name in ALONE}
-    graph = _at_points(graph, options.prior is None) if options.method == "em" else graph
-    engine = graph.engine(graph.start(len(kinds)) | start, check=False, linear=LINEAR)
+    engine = brief.engine(graph.start(len(kinds)) | start, check=False, linear=LINEAR)
     with multi_start(options, series, -volume) as search:
         with search.stage(f"annealing {len(kinds)} starts"):
             engine, interrupted = warmed(engine, layout.one_chain, kinds)
+        for name in {BLOCKS[name] for name in users.other}:
+            engine.put(replace(engine.blocks[name], family=graph.families[name]))
         if interrupted:  # one start alone has a result soon
             engine, kinds = engine.select(torch.zeros(1, dtype=torch.long, device=path.device)), kinds[:1]
             options = replace(options, max_steps=1)
@@ -75,12 +81,23 @@ def fit_switching_linear(problem: SwitchingLinearProblem, options: Options) -> R
     tables = result.best.tables
     occupancy = _occupancy(scaled, graph, tables)
     order = occupancy.argsort(descending=True, stable=True)
-    if layout.recurrent or options.start is not None or known.numbers(layout.known):  # regimes keep their numbers
+    posterior = VariationalPosterior.of(graph, tables)
+    numbered = layout.recurrent or options.start is not None or known.numbers(layout.known)
+    if numbered or not layout.is_as_likely(posterior.mean, order):  # regimes keep their numbers
         order = torch.arange(layout.n_regimes, device=order.device)
-    posterior = VariationalPosterior.of(replace(graph, collect=_collect(layout, known, order)), tables)
+    posterior = replace(posterior, collect=_collect(layout, known, order))
     values = {name: value.to(dtype) for name, value in posterior.mean.items()}
     empty = occupancy[order] < 1.0
     return result_of(result.raised(-volume), options.method, values, empty, posterior, **known.fields)
+
+
+def _in_fit(graph: Graph, users: InFit, options: Options) -> tuple[Graph, Graph]:
+    """The graph of a fit, at points by "em", and the one while starts are annealed."""
+    if options.method != "em":
+        return graph, graph
+    points, held = _at_points(graph, options.prior is None), users.layout.held(users.known.inner)
+    under = partial(families_under, users, points.families, graph.priors, held)
+    return replace(points, families=under()), replace(points, families=under(max_steps=BRIEF))
 
 
 def _singular(layout: LinearRegimes, tables: Parameters) -> bool:
@@ -129,10 +146,12 @@ def _most_probable(
 
 
 def _evidence(climbs: Sequence[Climb], graph: Graph, problem: SwitchingLinearProblem) -> list[float]:
-    """log p(x) by a filter at each restart's parameters; -inf if the series has no density there."""
-    series = problem.series.double()
-    means = (VariationalPosterior.of(graph, climb.tables).mean for climb in climbs)
-    return evidences([problem.layout.regimes(mean) for mean in means], series.observations, ORDER, series.lengths)
+    """log p(x) by a filter at each restart's parameters, plus the log density of priors of the user; -inf if the series
+    has no density there."""
+    series, layout = problem.series.double(), problem.layout
+    means = [VariationalPosterior.of(graph, climb.tables).mean for climb in climbs]
+    filtered = evidences([layout.regimes(mean) for mean in means], series.observations, ORDER, series.lengths)
+    return [one + float(layout.log_user_prior(mean)) for one, mean in zip(filtered, means, strict=True)]
 
 
 def _labels(problem: SwitchingLinearProblem, path: Tensor, options: Options) -> tuple[tuple[str, ...], Tensor]:
@@ -142,18 +161,19 @@ def _labels(problem: SwitchingLinearProblem, path: Tensor, options: Options) -> 
     labels = labels_of(k, problem.series.inside, path, kinds, options.number)
     if options.start is None:
         return kinds, labels
-    return ("own", *kinds[1:]), torch.cat([_user_labels(problem, options.start).unsqueeze(0), labels[1:]])
+    return ("own", *kinds[1:]), torch.cat([_user_labels(problem, options).unsqueeze(0), labels[1:]])
 
 
-def _user_labels(problem: SwitchingLinearProblem, start: Any) -> Tensor:
+def _user_labels(problem: SwitchingLinearProblem, options: Options) -> Tensor:
     """The user's labels [*b, T], or the most probable labels under a fit, a model or values by name."""
-    layout, values = problem.layout, values_of_model(start)
+    layout, start, values = problem.layout, options.start, values_of_model(options.start)
     if isinstance(values, Mapping):
         of_start = getattr(getattr(start, "model", start), "layout", layout)
         if of_start != layout:
             raise ValueError(f"start: got a model of {of_start}, expected {layout}.")
         series = problem.series.double()
         values = {name: value.to(series.observations) for name, value in problem.values_of(values).items()}
+        check_start(layout, values, options)
         with torch.no_grad():
             return infer(layout, values, series).state.argmax(-1)
     table, expected = to_tensor(start, "start"), tuple(problem.series.observations.shape[:-1])

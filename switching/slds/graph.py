@@ -48,6 +48,7 @@ LINEAR = frozenset({SWITCH})  # all factors are linear, not just affine, in the 
 COLD = 0.01  # excess over 1 below which the temperature counts as 1
 WORTH = 0.1  # weight of the prior of a regression, in steps
 SHARE = 0.1  # expected noise of a path, as a share of the variance of its steps
+SPARE = 2.0  # degrees of freedom of a noise under the prior, minus its size
 SEEN = 1e-3  # expected observation noise, as a share of the variance of a feature
 WEIGHT = 0.1  # precision of the logistic regressions
 
@@ -60,13 +61,18 @@ def graph_of(
     log_weight: Tensor | None,
     collect: Callable[[Points], Parameters],
     rebased: bool = False,
+    shifted: bool = True,
 ) -> Graph:
-    """The graph of a series; its paths start at these natural parameters of states and log-weights of regimes."""
+    """The graph of a series; its paths start at these natural parameters of states and log-weights of regimes.
+
+    Arguments:
+        rebased, shifted: whether a fit changes the basis of the states, and whether it also shifts them.
+    """
     lengths = series.last + 1
     paths = [Block(CHAIN, GaussianPaths(lengths.unsqueeze(-1)), eta=states)]
     if log_weight is not None:
         paths.append(Block(SWITCH, MarkovPaths(lengths), eta=regimes(layout, log_weight)))
-    moves = partial(rebase, paths=[CHAIN]) if rebased else None
+    moves = partial(rebase, paths=[CHAIN], shifted=shifted) if rebased else None
     return Graph(families_of(layout), priors, factors_of(layout, series), paths, collect, rebase=moves)
 
 
@@ -111,7 +117,7 @@ def priors_of(layout: LinearRegimes, moved: Tensor) -> Etas:
     unit = torch.eye(n).to(moved)
     persists = torch.cat([unit, torch.zeros_like(unit[:1])])
     weights = moved.new_full((n + 1,), WORTH)
-    etas = natural(layout.seen, persists, SHARE * moved, weights, unexplained=SEEN, spare=2.0)
+    etas = natural(layout.seen, persists, SHARE * moved, weights, unexplained=SEEN, spare=SPARE)
     sizes = {"first": layout.n_chains, "moves": k, "sights": layout.n_emissions}
     priors = {name: etas[name].expand(size, *etas[name].shape) for name, size in sizes.items()}
     if k > 1:

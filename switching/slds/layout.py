@@ -11,7 +11,9 @@ The blocks, each with a leading axis of regimes or chains, are
 """
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -20,12 +22,15 @@ from torch.distributions import constraints
 from ...inference.numerics.scalars import check_flag, check_integer
 from ..fitting.graph import Points
 from ..linear.bases import n_bases
-from ..linear.emission import LinearEmission
+from ..linear.emission import IN_ANY_BASIS, LinearEmission
 from ..linear.fixed import held, inverse_in_groups, open_values
 from ..linear.priors import NAMES, values_at
 from ..linear.priors import points as linear_points
 from ..parameters import SYMMETRIC, Named, Parameter, Parameters
+from ..user_priors import UserPrior, read
 from .joint import CHAIN, COVARIANCES, Regimes
+
+SAME = 1e-9  # relative difference of two log densities that counts as rounding
 
 
 @dataclass(frozen=True)
@@ -37,6 +42,7 @@ class LinearRegimes(Named):
         common_emission: whether all regimes have the same emission; only with one chain.
         full_noise: whether the noises of the features depend on each other.
         recurrent: whether the state chooses the next regime; only with one chain.
+        prior: priors of the parameters of `forms`, distributions of Pyro by name.
     """
 
     n_regimes: int
@@ -46,6 +52,7 @@ class LinearRegimes(Named):
     common_emission: bool = False
     full_noise: bool = False
     recurrent: bool = False
+    prior: Any = field(default=None, compare=False, repr=False)
 
     def __post_init__(self) -> None:
         for name in ("n_regimes", "n_latent", "n_features"):
@@ -57,6 +64,36 @@ class LinearRegimes(Named):
             raise ValueError(
                 "recurrent: got True with a single regime, so there is nothing to choose; give two or more."
             )
+        for name, one in self.user_priors.items():  # raises an error if one does not fit
+            shape = torch.Size(self.sizes[dim] for dim in self.forms[name].dims)
+            one.site(shape, torch.zeros(shape, dtype=torch.float64, device="cpu"), None, None)
+
+    # ---- priors of the user ------------------------------------------------------------------------------------------
+
+    @cached_property
+    def forms(self) -> dict[str, Parameter]:
+        """The parameters that no linear change of the states changes, with the supports of their priors."""
+        known, seen = self.known, self.seen.parameters
+        same = {
+            name: known[name] for name in ("initial_probs", "transition_probs", "recurrence_offset") if name in known
+        }
+        return same | {name: replace(known[name], support=seen[name].support) for name in IN_ANY_BASIS}
+
+    @cached_property
+    def user_priors(self) -> dict[str, UserPrior]:
+        """The user's priors, by parameter."""
+        return {} if self.prior is None else read(self.prior, self.forms, "SwitchingLinearSSM that have one")
+
+    def with_user_priors(self, prior: Mapping[str, Any]) -> "LinearRegimes":
+        """The same with these priors, beside those that it has of other parameters."""
+        return replace(self, prior={**(self.prior or {}), **prior})
+
+    def log_user_prior(self, values: Parameters) -> Tensor:
+        """The sum of the log densities of the user's priors at parameters in the units of the data."""
+        total = values["initial_probs"].new_zeros(())
+        for name, one in self.user_priors.items():
+            total = total + one.log_prob(values[name], len(self.forms[name].dims)).sum()
+        return total
 
     @property
     def n_chains(self) -> int:
@@ -111,6 +148,11 @@ class LinearRegimes(Named):
             "observation_noise": Parameter((*seen, *noise), definite if self.full_noise else positive),
         }
 
+    def is_as_likely(self, values: Parameters, order: Tensor) -> bool:
+        """Whether priors of the user have the same density where regime `order[k]` is regime k."""
+        here, there = self.log_user_prior(values), self.log_user_prior(self.reordered(values, order))
+        return bool((here - there).abs() <= SAME * here.abs().clamp_min(1.0))
+
     # ---- parameters as points of the blocks --------------------------------------------------------------------------
 
     def points(self, values: Parameters, inverse: Callable[[Tensor], Tensor] | None = None) -> Points:
@@ -141,7 +183,7 @@ class LinearRegimes(Named):
 
     def together(self, tables: Parameters) -> tuple["LinearRegimes", Parameters]:
         """The layout of a single linear model, and what is known of it: means over regimes."""
-        alone = replace(self, n_regimes=1, one_chain=True, common_emission=False, recurrent=False)
+        alone = replace(self, n_regimes=1, one_chain=True, common_emission=False, recurrent=False, prior=None)
         known = {}
         for names in NAMES.values():
             for name in names:

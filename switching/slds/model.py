@@ -14,7 +14,7 @@ $K^T$ parts. Methods:
     sample_posterior       Gibbs sampling, exact in the long run: see `gibbs`
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Unpack
@@ -46,6 +46,7 @@ from ..linear.program import SingularNormal
 from ..parameters import Parameter, Parameters
 from ..peers import explains_options
 from ..program import sequence_plates
+from ..user_priors import as_text, is_distribution
 from .forecast import SwitchingForecast, look_ahead
 from .gibbs import SwitchingSampled, gibbs
 from .gpb import SwitchingBelief, SwitchingFiltered, gpb_filter
@@ -165,7 +166,7 @@ class SwitchingLinearSSM(Model):
             recurrent=layout.recurrent,
             common_emission=layout.common_emission,
             observation_noise=NOISES[layout.full_noise],
-        )
+        )._under(layout.prior)
 
     def _made(self) -> str:
         layout, words = self.layout, []
@@ -173,6 +174,7 @@ class SwitchingLinearSSM(Model):
         words += [f"{name}=True" for name in ("recurrent", "common_emission") if getattr(layout, name)]
         words += ['observation_noise="full"'] if layout.full_noise else []
         sizes = f"n_regimes={layout.n_regimes}, n_latent={layout.n_latent}, n_features={layout.n_features}"
+        words += [text] if (text := as_text(layout.prior)) else []
         return f"{self.name}({', '.join([sizes, *words])})"
 
     # ---- parameters ------------------------------------------------------------------------------------------------
@@ -207,9 +209,44 @@ class SwitchingLinearSSM(Model):
         """The lengths of the parameters' axes."""
         return self.layout.sizes
 
+    @property
+    def in_any_basis(self) -> list[str]:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """The parameters that take distributions as priors: no linear change of the states changes them."""
+        return list(self.layout.forms)
+
     def n_free(self, fixed: Iterable[str]) -> int:
         """The number of parameters that the data determine: another basis of a chain's states is the same model."""
         return super().n_free(fixed) - self.layout.n_bases(self._values, fixed)
+
+    def with_prior(self, prior: Mapping[str, Any]) -> "SwitchingLinearSSM":
+        """The same model with distributions of Pyro as priors of `initial_probs`, `transition_probs`,
+        `recurrence_offset`, `emission_offset` and `observation_noise`, for values in the units of the data. The other
+        parameters depend on the basis of the states. Parameters without a distribution keep their default priors.
+
+        "em" takes any distribution with the right support, and finds the mode, of variances by their own density.
+        "vmp" takes a Dirichlet of rows of probabilities, a Normal of `recurrence_offset`, an InverseGamma of diagonal
+        `observation_noise`, and beside a known one a Normal of `emission_offset`.
+
+        Raises:
+            TypeError: a distribution of a parameter that depends on the basis of the states.
+            ValueError: another name, support or shape.
+
+        >>> import pyro.distributions as dist
+        >>> import samplehold as sh
+        >>> sh.SwitchingLinearSSM(2, 1).with_prior({"emission_offset": dist.Cauchy(0.0, 1.0)}).layout.user_priors.keys()
+        dict_keys(['emission_offset'])
+        """
+        check_kind("prior", prior, Mapping, "distributions by name")
+        distributions = {name: one for name, one in prior.items() if is_distribution(one) and name in self.in_any_basis}
+        model = super().with_prior({name: one for name, one in prior.items() if name not in distributions})
+        return model._under(distributions or None)
+
+    def _under(self, distributions: Mapping[str, Any] | None) -> "SwitchingLinearSSM":
+        """The same model with these priors, beside those that it has of other parameters."""
+        model = self._copy(self.values)
+        if distributions is not None:
+            vars(model).update(layout=self.layout.with_user_priors(distributions))
+        return model
 
     def regimes(self, like: Tensor | None = None) -> Regimes:
         """The model in the form of one switching chain, with the states of all chains next to each other."""
@@ -431,7 +468,7 @@ class SwitchingLinearSSM(Model):
         max_steps: int = 500,
         tol: float = 1e-6,
         seed: Seed = 0,
-        prior: str | None = "weak",
+        prior: str | Mapping[str, Any] | None = "weak",
         progress: bool = True,
         *,
         start: Any = None,
@@ -445,7 +482,8 @@ class SwitchingLinearSSM(Model):
         Arguments:
             method: "em": points; "vmp": a posterior of the parameters.
             restarts, max_steps, tol, seed, progress: as in `SwitchingSSM.fit`.
-            prior: "weak": with the weight of a few steps, scaled to x. None: no prior, for "em".
+            prior: "weak": with the weight of a few steps, scaled to x, except for distributions that were set by
+                `with_prior`. A dictionary sets some, as `with_prior` does. None: no prior, for "em".
             start: an additional start; with `restarts=1`, the only one. It is a model, a fit, all values by name, or
                 a regime for every step `[*batch, T]`. Regimes then keep their numbers.
             fixed: known structure: tables by name, whose entries are held, with NaN where an entry is free, such as
