@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
+import pyro.distributions as dist
 import reference
 import samplehold as sh
 import torch
@@ -859,12 +860,28 @@ def _(r: Draw) -> Call:
     x = _x(r, "Poisson" if counts and isinstance(model, sh.FactorialSSM) else "Normal", T=12)
     x = torch.where(x.isnan(), x.new_ones(()), x)
     options = {"method": r.one("em", "vmp"), "restarts": 1, "max_steps": 2, "seed": r.seed(), "progress": False}
+    options["prior"] = r.one("weak", {"redraw_prob": dist.Beta(1.0, 9.0)})
 
     def run(**given: Any) -> Any:
         fit = model.fit(**given)
         return fit.model.values, fit.objective
 
     return Call(run, {"x": x} | options)
+
+
+@function("with_prior of distributions", 0.5)
+def _(r: Draw) -> Call:
+    rows, one, inverse = dist.Dirichlet(torch.ones(2)), dist.Gamma(2.0, 1.0), dist.InverseGamma(2.0, 1.0)
+    model, priors = r.one(
+        (
+            sh.SwitchingLinearSSM(2, 1, r.F),
+            {"transition_probs": rows, "observation_noise": inverse},
+        ),
+        (sh.FactorialSSM([2, 2], sh.Poisson(r.F)), {"redraw_prob": dist.Beta(1.0, 9.0), "rate_1": one}),
+        (sh.LayeredSSM([2, 2], sh.Normal(r.F)), {"table_1": rows, "precision": one}),
+        (sh.LinearSSM(2, r.F), {"emission_offset": dist.Normal(0.0, 1.0)}),
+    )
+    return Call(lambda prior: repr(model.with_prior(prior)), {"prior": priors}, also=tuple(priors))
 
 
 # ---- linear models -------------------------------------------------------------------------------------------------
