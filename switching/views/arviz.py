@@ -1,6 +1,7 @@
 r"""A fit in ArviZ's form: every group of an `InferenceData`, computed over draws of the parameters at once.
 
-The groups are datasets of xarray. ArviZ, which is slow to import, is needed only for the `InferenceData` of them.
+The groups are datasets of xarray. ArviZ, which is slow to import, is needed only for the `InferenceData` of them. From
+version 1 on ArviZ takes an `xarray.DataTree` instead, and so `to_arviz` gives one.
 
 For parameters $\theta_1, \ldots, \theta_n$ (a point estimate is one draw, repeated):
 
@@ -99,10 +100,18 @@ def to_arviz(
     Raises:
         ValueError: as `model.smooth`; fewer than 2 draws, which `az.loo` rejects.
     """
+    return wrapped(to_groups(source, x, draws=draws, seed=seed, predictive=predictive, **given))
+
+
+def wrapped(groups: Groups) -> Any:
+    """The groups as the installed ArviZ has them: an `InferenceData`, or from its version 1 on an `xarray.DataTree`."""
     import arviz as az
 
-    groups = to_groups(source, x, draws=draws, seed=seed, predictive=predictive, **given)
-    return az.InferenceData(attrs=groups.attributes, **groups.datasets)  # pyright: ignore[reportArgumentType]
+    if int(az.__version__.split(".")[0]) < 1:
+        return az.InferenceData(attrs=groups.attributes, **groups.datasets)  # pyright: ignore[reportArgumentType]
+    tree = xr.DataTree.from_dict(groups.datasets)
+    tree.attrs.update(groups.attributes)
+    return tree
 
 
 def to_groups(

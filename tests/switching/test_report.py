@@ -62,6 +62,16 @@ def test_series_are_drawn_only_where_they_are_wanted(nile, nile_fit, nile_data):
         xr.testing.assert_identical(without[name], nile_data[name])
 
 
+def test_from_version_1_of_arviz_on_groups_are_a_tree_of_the_same_datasets(nile, nile_fit, nile_data, monkeypatch):
+    monkeypatch.setattr(az, "__version__", "1.3.0")
+    tree = report.to_arviz(nile_fit, nile, seed=0)
+    assert isinstance(tree, xr.DataTree)
+    assert tree.attrs == nile_data.attrs
+    assert set(tree.children) == set(nile_data.groups())
+    for name in nile_data.groups():
+        xr.testing.assert_identical(tree[name].to_dataset(), nile_data[name])
+
+
 # ---- names ---------------------------------------------------------------------------------------------------------
 
 
