@@ -6,6 +6,7 @@ from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 
+import pytest
 import samplehold
 
 ROOT = Path(samplehold.__file__).parent
@@ -89,6 +90,7 @@ class Names:
         return len(parts) > 1 and parts[-2] in self.members and parts[-1] in self.members[parts[-2]]
 
 
+@pytest.mark.slow
 def test_dotted_names_in_docstrings_and_pages_lead_to_something():
     names, texts = Names(), []
     for parts, tree in parsed():

@@ -125,6 +125,8 @@ class Emission(Named, ABC):
     prior: Any = None
     """Priors of some parameters, distributions of Pyro by name: see `user_priors`. A field of an emission that takes
     them."""
+    column_names: tuple[str, ...] = ()
+    """The names of the columns, if the emission names them."""
     have_unit: ClassVar[bool] = False
     """Whether `in_units` describes the effect of another unit on the parameters, and "loc" moves with the origin."""
 
@@ -288,11 +290,6 @@ class Emission(Named, ABC):
     def inputs_of(self) -> dict[str, Inputs]:
         """The inputs along each axis of parameters, by the name of the axis."""
         return {}
-
-    @property
-    def column_names(self) -> tuple[str, ...]:
-        """The names of the columns, if the emission names them."""
-        return ()
 
     def arranged(self, x: Any) -> Any:
         """Observations in any form, with the columns of frames in the order of `column_names`."""

@@ -138,7 +138,7 @@ def _check_mode(layout: LinearRegimes, prior: UserPrior) -> None:
     if is_simplex(parameter.support):
         AnyPrior(prior.name, "concentration", parameter.dims, prior).check_mode({"concentration": like})
     elif prior.name == "observation_noise":
-        unit = torch.eye(layout.n_features).expand(shape).to(like) if layout.full_noise else like
+        unit = torch.eye(layout.n_features).to(like).expand(shape) if layout.full_noise else like
         if bool((limit(prior.distribution, *(share * unit for share in NEAR_END)) == torch.inf).any()):
             raise ValueError(
                 f"prior[{prior.name!r}]: got {type(prior.distribution).__name__} with an infinite density at 0, so the "

@@ -116,6 +116,7 @@ NETWORKS = [
 ]
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize(("layer", "options"), NETWORKS)
 def test_steps_and_pieces_equal_the_whole(layer, options):
     network, x = made(layer, 4, 5, **options), inputs(2, 3, 7, 4)
@@ -139,6 +140,7 @@ def objective(run) -> Tensor:
     return run.reading.square().sum() + run.output.sin().sum()
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize(("layer", "options"), NETWORKS)
 def test_fused_networks_have_the_value_and_gradient_of_plain_torch(layer, options, monkeypatch):
     network, x = made(layer, 4, 5, **options), inputs(2, 6, 4).requires_grad_()

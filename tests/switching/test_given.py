@@ -180,7 +180,7 @@ def test_a_bound_rises_with_a_block_held_and_is_below_the_free_one(x):
     assert_close(smooth.state.sum(-1), torch.ones(150, dtype=torch.float64))
 
 
-@pytest.mark.few(4)
+@pytest.mark.few(2)
 @pytest.mark.parametrize(("dynamics", "emission"), KINDS)
 def test_em_holds_a_part_of_every_model_and_starts_from_itself(dynamics, emission):
     model, keywords = random_model(dynamics, emission, seed=1), drive(dynamics, (), 40)

@@ -316,6 +316,7 @@ def test_a_belief_is_a_record_of_float64():
     assert_close(belief.log_weight.exp().sum(-1), torch.ones(4, dtype=torch.float64), **TIGHT)
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("form", ["never", "always"])
 @pytest.mark.parametrize(("recurrent", "order"), [(False, 1), (False, 2), (True, 2)])
 def test_evidences_of_several_models_are_those_of_each(form, recurrent, order):

@@ -263,7 +263,7 @@ def test_what_cannot_be_known_in_part_is_named():
         )
 
 
-@pytest.mark.parametrize("method", ["em", "vmp", "svi"])
+@pytest.mark.parametrize("method", ["em", "vmp", pytest.param("svi", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("end", [0.0, 1.0])
 def test_known_probabilities_of_0_and_1_have_no_density_of_their_own(end, method):
     """The prior, which excludes them, says nothing of the others: the fit is that of a categorical emission."""

@@ -106,6 +106,7 @@ def test_a_prior_of_another_shape_is_named_as_the_user_did(name: str, one: dist.
         model.fit(X, prior={name: one}, **QUIET)
 
 
+@pytest.mark.slow
 def test_a_start_outside_the_range_of_a_prior_is_refused_by_every_model() -> None:
     model = sh.SwitchingSSM(sh.Copy(2, prior={"redraw_prob": dist.Uniform(0.0, 0.1)}), sh.Normal(1))
     with pytest.raises(ValueError, match=r"^start\['redraw_prob'\]: got 0.5, which its prior of Uniform excludes"):

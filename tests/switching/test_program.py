@@ -28,7 +28,7 @@ def observed(model, dynamics, seed=1, batch=(), n_steps=N_STEPS):
     return model.simulate(n_steps, batch, seed=seed, **drive(dynamics, batch, n_steps)).x
 
 
-@pytest.mark.few(5)
+@pytest.mark.few(3)
 @pytest.mark.parametrize(("dynamics", "emission"), KINDS)
 def test_all_forms_are_one_density(dynamics, emission):
     model = random_model(dynamics, emission)

@@ -101,7 +101,7 @@ def assert_like(got: object, expected: object, tol: float = 1e-10) -> None:
 
 
 @pytest.mark.kernels  # an iteration ends elsewhere if the same call takes another form
-@pytest.mark.few(6)
+@pytest.mark.few(3)
 @pytest.mark.parametrize(("name", "verb"), EXACT)
 @examples(2)
 @given(lengths=st.lists(st.integers(3, 12), min_size=1, max_size=4), long=st.booleans(), at=st.integers(0, 4))
@@ -116,7 +116,7 @@ def test_each_record_is_that_of_the_sequence_alone(name, verb, lengths, long, at
 
 
 @pytest.mark.kernels
-@pytest.mark.few(6)
+@pytest.mark.few(3)
 @pytest.mark.parametrize(("name", "verb"), [case for case in EXACT if case[0] != "structure"])  # its start needs more
 def test_sequences_of_one_step_are_among_them(name, verb):
     model, (x, driven) = MODELS[name], sequences(name, [1, 9, 1, 2])
@@ -324,7 +324,7 @@ def test_sweeps_change_paths_of_one_step_too():
     assert all(change > 0 for sweep in recorded.sweeps for change in sweep.change.values())
 
 
-@pytest.mark.parametrize("mode", ["never", "always"])
+@pytest.mark.parametrize("mode", ["never", pytest.param("always", marks=pytest.mark.slow)])
 def test_the_density_of_a_packed_structure_is_that_of_the_padded_one(mode, never_packed):
     x, driven = sequences("structure", [40, 5, 6, 5, 4])
     structure = sh.LocalLevel() + sh.Regression(1, varying=True)

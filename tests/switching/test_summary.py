@@ -242,7 +242,7 @@ def check_whole(fit: sh.Fit) -> None:
     assert max(map(len, text.splitlines())) < 100
 
 
-@pytest.mark.few(4)
+@pytest.mark.few(2)
 @pytest.mark.parametrize(("dynamics", "emission"), KINDS)
 def test_every_model_has_one(dynamics, emission):
     model = random_model(dynamics, emission, seed=2)

@@ -66,7 +66,7 @@ def prior_of_gate(model: sh.SwitchingSSM) -> Tensor:
 # ---- known parameters: q contains the posterior ----------------------------------------------------------------------
 
 
-@pytest.mark.few(8)
+@pytest.mark.few(4)
 @each_kind
 def test_with_known_parameters_the_structured_bound_is_the_evidence_and_the_mean_field_one_lies_below(
     dynamics, emission
