@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import torch
 from numpy.typing import ArrayLike, NDArray
 from sklearn.base import BaseEstimator, ClassNamePrefixFeaturesOutMixin, TransformerMixin
@@ -87,9 +88,10 @@ class SwitchingEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Base
             raise ValueError(
                 f"y: got {len(labels)} values for {len(rows)} rows of X; to name sequences, write lengths=."
             )
-        x = _split(rows, sequences_of(len(rows), groups, lengths))
+        model = self._model_for(rows)
+        x = _split(rows[:, self._places(model)], sequences_of(len(rows), groups, lengths))
         options = {name: getattr(self, name) for name in ("method", "restarts", "max_steps", "tol", "prior")}
-        self.fit_: Fit[SwitchingSSM] = self._model_for(rows).fit(x, seed=self._seed(), progress=False, **options)
+        self.fit_: Fit[SwitchingSSM] = model.fit(x, seed=self._seed(), progress=False, **options)
         self.model_: SwitchingSSM = self.fit_.model
         return self
 
@@ -143,7 +145,9 @@ class SwitchingEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Base
         """One sequence from the fitted model: its rows `[n, F]` and states `[n]`."""
         check_is_fitted(self)
         drawn = self.model_.simulate(check_integer("n_samples", n_samples), seed=self._seed())
-        return drawn.x.numpy(), drawn.path.numpy()
+        rows = np.empty(drawn.x.shape, drawn.x.numpy().dtype)
+        rows[:, self._places(self.model_)] = drawn.x.numpy()
+        return rows, drawn.path.numpy()
 
     def _each(
         self,
@@ -156,7 +160,7 @@ class SwitchingEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Base
         check_is_fitted(self)
         rows = self._read(X, reset=False)
         sequences = sequences_of(len(rows), groups, lengths)
-        tables = torch.cat(of(self.model_, _split(rows, sequences))).numpy()
+        tables = torch.cat(of(self.model_, _split(rows[:, self._places(self.model_)], sequences))).numpy()
         whole = np.empty_like(tables)
         whole[np.concatenate(sequences)] = tables
         return whole
@@ -164,6 +168,15 @@ class SwitchingEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Base
     def _read(self, X: Any, **how: Any) -> NDArray[Any]:
         rows: Any = validate_data(self, X, dtype=[np.float64, np.float32], ensure_all_finite="allow-nan", **how)
         return rows
+
+    def _places(self, model: SwitchingSSM) -> Rows:
+        """The column of X of each feature of the model. A `Joint` names its columns."""
+        known = vars(self)
+        numbers = np.arange(known["n_features_in_"])
+        if "feature_names_in_" not in known:
+            return numbers
+        frame = pd.DataFrame(numbers[np.newaxis].astype(float), columns=known["feature_names_in_"])
+        return np.asarray(model.emission.arranged(frame))[0].astype(np.intp)
 
     def _seed(self) -> int:
         if isinstance(self.random_state, int):

@@ -175,6 +175,10 @@ class Exponential(ConjugateEmission):
         seen = ~torch.isnan(x)
         return torch.stack([weights.mT @ seen.to(x), -(weights.mT @ torch.where(seen, x, 0.0))], -1)
 
+    def limit(self, message: Tensor, floor: Tensor) -> Maximized:
+        rate, most = super().limit(message, floor).values["rate"], floor.rsqrt()
+        return Maximized({"rate": rate.clamp(max=most)}, (rate >= most).any(-1))
+
     def representative(self, statistics: Tensor) -> Representative:
         expected_log, rate = statistics.unbind(-1)
         return Representative({"rate": rate}, expected_log - rate.log())

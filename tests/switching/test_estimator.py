@@ -3,6 +3,7 @@
 import pickle
 
 import numpy as np
+import pandas as pd
 import pytest
 import samplehold as sh
 import torch
@@ -128,6 +129,23 @@ def test_it_wraps_a_model_and_draws_from_it(rows):
     assert clone(estimator).model.dynamics == model.dynamics
     one, other = (estimator.set_params(random_state=seed).sample(5)[0] for seed in (1, np.random.RandomState(0)))
     assert not np.array_equal(one, other)
+
+
+def test_columns_of_frames_are_found_by_name():
+    model = sh.SwitchingSSM(sh.Copy(2), sh.Joint(size=sh.Normal(), turn=sh.StudentT()))
+    generator = np.random.default_rng(0)
+    frame = pd.DataFrame({"turn": generator.normal(size=40), "size": 50.0 + generator.normal(size=40)})
+    estimator = sh.sklearn.SwitchingEstimator(model, restarts=1, max_steps=5).fit(frame)
+    other = clone(estimator).fit(frame[["size", "turn"]])
+    torch.testing.assert_close(estimator.model_.values["size_loc"], other.model_.values["size_loc"])
+    assert float(estimator.model_.values["size_loc"].min()) > 30
+    assert estimator.score(frame) == pytest.approx(other.score(frame[["size", "turn"]]), rel=1e-10)
+    turn, size = estimator.sample(20)[0].T
+    assert abs(turn).max() < 30 < size.min()
+    with pytest.raises(ValueError, match="turn"):
+        clone(estimator).fit(frame.rename(columns={"turn": "angle"}))
+    with pytest.raises(ValueError, match=r"got shape \(40, 3\)"):
+        clone(estimator).fit(np.zeros((40, 3)))
 
 
 @pytest.mark.parametrize(

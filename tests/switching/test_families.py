@@ -275,6 +275,15 @@ def test_extreme_numbers_never_give_nan(name, dtype, prior):
     assert bool(fit.smooth().state.isfinite().all())
 
 
+def test_an_exponential_state_of_zeros_is_reported():
+    x = torch.rand(40, 1, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    x[10:20] = x[30:40] = 0.0
+    known = [0 if t % 20 >= 10 else -1 for t in range(40)]
+    fit = sh.SwitchingSSM(sh.Markov(2), sh.Exponential(1)).fit(x, restarts=1, states=known, prior=None, progress=False)
+    assert fit.collapsed_states.tolist() == [True, False]
+    assert float(fit.model.rate.max()) < 1e9
+
+
 @pytest.mark.few(2)
 @pytest.mark.parametrize("name", ["gamma", "student t", "log-normal", "beta", "zero-inflated gamma", "von mises"])
 def test_a_state_on_one_number_stays_finite_and_is_reported_without_a_prior(name):
