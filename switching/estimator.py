@@ -17,7 +17,7 @@ import pandas as pd
 import torch
 from numpy.typing import ArrayLike, NDArray
 from sklearn.base import BaseEstimator, ClassNamePrefixFeaturesOutMixin, TransformerMixin
-from sklearn.utils.validation import check_is_fitted, check_random_state, column_or_1d, validate_data
+from sklearn.utils.validation import check_is_fitted, check_random_state, validate_data
 
 from ..inference.numerics.scalars import check_integer, check_kind
 from .dynamics.contract import Dynamics
@@ -84,10 +84,7 @@ class SwitchingEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Base
             ValueError: rows of another form, or groups or lengths that do not fit them; see `SwitchingSSM.fit` too.
         """
         rows = self._read(X, reset=True, ensure_min_samples=2)
-        if y is not None and len(labels := np.asarray(y)) != len(rows):
-            raise ValueError(
-                f"y: got {len(labels)} values for {len(rows)} rows of X; to name sequences, write lengths=."
-            )
+        _check_y(y, len(rows))
         model = self._model_for(rows)
         x = _split(rows[:, self._places(model)], sequences_of(len(rows), groups, lengths))
         options = {name: getattr(self, name) for name in ("method", "restarts", "max_steps", "tol", "prior")}
@@ -139,7 +136,9 @@ class SwitchingEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Base
 
     def score(self, X: ArrayLike, y: Any = None, *, groups: Any = None, lengths: Any = None) -> float:
         """The log evidence of X over its number of rows, in nats, so that folds of any size compare."""
-        return float(self.score_samples(X, groups=groups, lengths=lengths).mean())
+        scores = self.score_samples(X, groups=groups, lengths=lengths)
+        _check_y(y, len(scores))
+        return float(scores.mean())
 
     def sample(self, n_samples: int = 1) -> tuple[NDArray[Any], NDArray[np.int64]]:
         """One sequence from the fitted model: its rows `[n, F]` and states `[n]`."""
@@ -257,13 +256,21 @@ def sequences_of(n_rows: int, groups: Any, lengths: Any) -> Sequence[Rows]:
         return np.split(np.arange(n_rows), np.cumsum(sizes)[:-1])
     if groups is None:
         return [np.arange(n_rows)]
-    labels = column_or_1d(groups)
+    labels = np.asarray(groups)
+    labels = labels.ravel() if labels.shape == (n_rows, 1) else labels
+    if labels.ndim != 1:
+        raise ValueError(f"groups: got shape {labels.shape}, but X has {n_rows} rows; give one label for each row.")
     if len(labels) != n_rows:
         raise ValueError(f"groups: got {len(labels)} labels, but X has {n_rows} rows; give one for each row.")
-    _, first, number = np.unique(labels, return_index=True, return_inverse=True)
-    order = np.argsort(number, kind="stable")
-    parts = np.split(order, np.cumsum(np.bincount(number))[:-1])
-    return [parts[i] for i in np.argsort(first)]
+    number, _ = pd.factorize(labels)  # in the order of first rows, -1 where missing
+    if (number < 0).any():
+        raise ValueError(f"groups: got no label at row {number.argmin()}; give each row that of its sequence.")
+    return np.split(np.argsort(number, kind="stable"), np.cumsum(np.bincount(number))[:-1])
+
+
+def _check_y(y: Any, n_rows: int) -> None:
+    if y is not None and len(labels := np.atleast_1d(y)) != n_rows:
+        raise ValueError(f"y: got {len(labels)} values for {n_rows} rows of X; to name sequences, write lengths=.")
 
 
 def _split(rows: NDArray[Any], sequences: Sequence[Rows]) -> list[torch.Tensor]:

@@ -179,3 +179,27 @@ def test_bad_parameters_are_named_by_fit(rows):
 def test_sequences_begin_in_the_order_of_their_first_rows():
     parts = sequences_of(5, ["b", "a", "b", "a", "c"], None)
     assert [part.tolist() for part in parts] == [[0, 2], [1, 3], [4]]
+
+
+@pytest.mark.parametrize(
+    ("groups", "message"),
+    [
+        (5, r"groups: got shape \(\)"),
+        ([[1, 2], [1, 2]], r"groups: got shape \(2, 2\)"),
+        ([1.0, np.nan], "groups: got no label at row 1"),
+        (np.array([None, "a"], dtype=object), "groups: got no label at row 0"),
+    ],
+)
+def test_labels_that_name_no_sequence_are_refused(groups, message):
+    with pytest.raises(ValueError, match=message):
+        sequences_of(2, groups, None)
+
+
+def test_labels_may_be_of_several_types():
+    parts = sequences_of(3, np.array(["a", 1, "a"], dtype=object), None)
+    assert [part.tolist() for part in parts] == [[0, 2], [1]]
+
+
+def test_lengths_in_the_place_of_y_are_refused_by_score(rows, fitted):
+    with pytest.raises(ValueError, match="y: got 2 values for 46 rows of X; to name sequences, write lengths="):
+        fitted.score(rows, [40, 6])
