@@ -62,7 +62,7 @@ def standard_errors(
         try:
             return inside(points)
         except IMPOSSIBLE:
-            if len(points) == 1:
+            if len(points) <= 1:  # none, if no parameter can move
                 return torch.full_like(points, torch.nan)
             return torch.cat([gradient(half) for half in points.tensor_split(2)])
 

@@ -105,6 +105,8 @@ def _rare(fit: Any, series: Series) -> Finding:
 def _boundaries(fit: Any) -> Finding:
     table = fit.summary().parameters
     skipped = {*fit.fixed, "initial_probs"}
+    if fit.model.chain_sizes == (1,):  # no moves
+        skipped |= {*fit.model.dynamics.parameters}
     names = [name for name in table.index[table["standard error"].isna()] if name.partition("[")[0] not in skipped]
     if not fit.model.differentiable or len(names) == len(table):
         return Finding("boundaries", "unknown, because there are no standard errors", True)
@@ -135,8 +137,8 @@ def _certainty(fit: Any, series: Series) -> Finding:
 
 def _tests(found: Residuals) -> Iterator[Finding]:
     n = int(found.n_observed.min())
-    lags = min(LAGS, max(map(len, found.sequences)) // 5)
-    if n < FEWEST or not lags:
+    lags = found.lags_with_pairs(min(LAGS, max(map(len, found.sequences)) // 5))
+    if n < FEWEST:
         yield Finding("residuals", f"{n}, too few for tests", True)
         return
     tested = {name: _normality(found.values[name].dropna().to_numpy()) for name in found.values}
@@ -146,6 +148,9 @@ def _tests(found: Residuals) -> Iterator[Finding]:
     at = ", ".join(map(label_text, where)) if isinstance(where, tuple) else label_text(where)
     text = f"normality p = {tested[worst]:.2g}{_of(worst, found)}; the largest is {sizes.max():.1f} at {at}"
     yield Finding("residuals", text, tested[worst] >= LEVEL and float(sizes.max()) <= FAR)
+    if not lags:
+        yield Finding("autocorrelation", "unknown, because too few residuals follow each other", True)
+        return
     squared = replace(found, values=found.values**2, sequences=tuple(part**2 for part in found.sequences))
     for subject, series in (("autocorrelation", found), ("of squares", squared)):
         p = series.ljung_box(lags)["p_value"]

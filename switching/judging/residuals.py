@@ -61,6 +61,14 @@ class Residuals:
         """
         return self._products(check_integer("lags", lags))[0]
 
+    def lags_with_pairs(self, most: int) -> int:
+        """The number of first lags, up to `most`, at which every feature has pairs."""
+        seen = [~np.isnan(part) for part in self.sequences]
+        for lag in range(1, most + 1):
+            if not np.any([(part[lag:] & part[: max(0, len(part) - lag)]).any(0) for part in seen], 0).all():
+                return lag - 1
+        return most
+
     def ljung_box(self, lags: int = LAGS) -> pd.DataFrame:
         r"""The test of Ljung & Box 1978 that autocorrelations at the first `lags` lags are 0.
 
@@ -89,7 +97,7 @@ class Residuals:
         ]
         pairs = np.stack([(~np.isnan(product)).sum(0) for product in products])
         if (pairs == 0).any():
-            most = int((pairs > 0).all(1).cumprod().sum())
+            most = self.lags_with_pairs(lags)
             raise ValueError(f"lags: got {lags}, but residuals have pairs at {most} lag(s) only; use fewer lags.")
         total = np.nansum(np.concatenate(centred) ** 2, 0)
         correlations = np.stack([np.nansum(product, 0) for product in products]) / total

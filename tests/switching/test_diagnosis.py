@@ -94,3 +94,30 @@ def test_too_few_residuals_are_not_tested():
 def test_a_fit_by_draws_is_diagnosed(nile):
     fit = sh.SwitchingSSM(sh.Copy(2), sh.Normal(1)).fit(nile[:40], method="nuts", num_samples=20, progress=False)
     assert np.isin(LINES, [finding.subject for finding in fit.diagnose().findings]).all()
+
+
+def test_a_feature_with_few_values_is_tested_at_fewer_lags():
+    x = numbers(60, 2)
+    x[9:, 1] = torch.nan
+    fit = sh.SwitchingSSM(sh.Copy(1), sh.Normal(2)).fit(x, restarts=1, progress=False)
+    found = {finding.subject: finding for finding in fit.diagnose().findings}
+    assert "at 8 lags" in found["autocorrelation"].text
+
+
+def test_short_sequences_have_a_test_of_normality_alone():
+    x = [numbers(2, 1, seed=seed) for seed in range(10)]
+    fit = sh.SwitchingSSM(sh.Copy(1), sh.Normal(1)).fit(x, restarts=1, progress=False)
+    found = {finding.subject: finding for finding in fit.diagnose().findings}
+    assert "normality" in found["residuals"].text
+    assert found["autocorrelation"].text.startswith("unknown")
+
+
+def test_one_state_has_no_moves_at_an_end_of_their_range():
+    fit = sh.SwitchingSSM(sh.Markov(1), sh.Normal(1)).fit(numbers(40, 1), restarts=1, progress=False)
+    found = {finding.subject: finding for finding in fit.diagnose().findings}
+    assert found["boundaries"].good
+
+
+def test_a_fit_without_a_number_to_move_is_diagnosed():
+    fit = sh.SwitchingSSM(sh.Markov(1), sh.Categorical(2)).fit(np.zeros(40, int), restarts=1, progress=False)
+    assert "probs" in str(fit.diagnose())
