@@ -19,6 +19,7 @@ from ..mixture import StateMixture
 
 DRAWS = 10_000  # where there is no closed form
 MOST_VALUES = 3000  # of a sum over whole numbers
+AT_ONCE = 2**18  # numbers in a table of their distribution functions
 REACH = 12.0  # standard deviations beyond which there is no probability to speak of
 
 
@@ -102,10 +103,12 @@ def _of_whole_numbers(mixture: StateMixture, x: Tensor, first: float, last: floa
     """The score of each feature as a sum, and whether it takes whole numbers alone: its distribution function is then
     constant between them."""
     total, whole = torch.zeros_like(x), torch.ones_like(x, dtype=torch.bool)
-    for value in torch.arange(first, last + 1, dtype=x.dtype, device=x.device):
-        below = mixture.cdf(value.expand_as(x))
-        whole &= mixture.cdf((value + 0.5).expand_as(x)) == below
-        total = total + (below - (value >= x).to(x)).square()
+    numbers = torch.arange(first, last + 1, dtype=x.dtype, device=x.device)
+    for some in numbers.split(max(1, AT_ONCE // max(1, x.numel() * mixture.weights.redrawn.shape[-1]))):
+        values = some.reshape(-1, *[1] * x.ndim).expand(-1, *x.shape)
+        below = mixture.cdf(values)
+        whole &= (mixture.cdf(values + 0.5) == below).all(0)
+        total = total + (below - (values >= x).to(x)).square().sum(0)
     return total.masked_fill(x.isnan(), torch.nan), whole
 
 

@@ -191,3 +191,27 @@ def test_components_of_a_driven_emission_are_those_of_its_steps():
     weight, mean, variance = mixture.components
     assert_close((weight.unsqueeze(-1) * mean).sum(-2), mixture.mean)
     assert_close((weight.unsqueeze(-1) * (variance + mean**2)).sum(-2) - mixture.mean**2, mixture.variance)
+
+
+def test_sums_over_whole_numbers_are_made_in_parts(monkeypatch):
+    mixture = sh.SwitchingSSM(sh.Copy(1), sh.Poisson(1)).with_values(
+        redraw_prob=0.5, state_probs=[1.0], rate=[[40.0]]
+    ).forecast([40.0], 3).observation  # fmt: skip
+    x = torch.tensor([[30.0], [torch.nan], [55.0]]).double()
+    z = np.arange(400)
+    expected = [np.square(stats.poisson.cdf(z, 40.0) - (z >= value)).sum() for value in (30, 55)]
+    for size in (1, 2**18):
+        monkeypatch.setattr(scores, "AT_ONCE", size)
+        found = scores.crps(mixture, x)[:, 0]
+        np.testing.assert_allclose(found[[0, 2]], expected, rtol=1e-9)
+        assert found[1].isnan()
+
+
+def test_sums_over_whole_numbers_are_tables(monkeypatch):
+    mixture = sh.SwitchingSSM(sh.Copy(1), sh.Poisson(1)).with_values(
+        redraw_prob=0.5, state_probs=[1.0], rate=[[900.0]]
+    ).forecast([900.0], 1).observation  # fmt: skip
+    calls, cdf = [], type(mixture).cdf
+    monkeypatch.setattr(type(mixture), "cdf", lambda self, value: calls.append(1) or cdf(self, value))
+    scores.crps(mixture, torch.tensor([[880.0]]).double())
+    assert len(calls) == 2
