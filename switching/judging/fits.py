@@ -8,7 +8,7 @@ from ..data.series import Given, Series
 
 def is_model(model: Any) -> bool:
     """Whether something is a model that can be fitted."""
-    return hasattr(model, "read") and hasattr(model, "fit")
+    return hasattr(model, "read") and hasattr(model, "fit") and not isinstance(model, type)
 
 
 def split(options: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:

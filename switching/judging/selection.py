@@ -217,7 +217,8 @@ def _heldout(model: Any, series: Series, folds: int, options: dict[str, Any]) ->
         past, longer = one.cut(0, end), one.cut(0, after)
         past_only = fitted(model, past, options).model
         with torch.no_grad():
-            total += float(past_only.log_evidence(longer) - past_only.log_evidence(past))
+            gain = past_only.log_evidence(longer) - past_only.log_evidence(past)
+            total += float(longer.weighed(gain))
     return total
 
 

@@ -137,8 +137,11 @@ def _draw_pit(panel: Axes, pit: pd.Series, horizons: pd.Index) -> None:
     """A histogram for each horizon."""
     for horizon, shade in zip(horizons, np.linspace(0.0, 0.7, len(horizons)), strict=True):
         values = pit.xs(horizon, level="horizon").dropna()
+        if values.empty:
+            continue
         panel.hist(values, bins=BINS, range=(0, 1), density=True, histtype="step", color=str(shade), label=f"{horizon}")
     panel.axhline(1, color=FAINT, linewidth=0.6, linestyle="--")
-    panel.legend(title="steps ahead", frameon=False, fontsize=8, title_fontsize=8)
+    if pit.notna().any():
+        panel.legend(title="steps ahead", frameon=False, fontsize=8, title_fontsize=8)
     panel.set_xlabel("probability integral transform")
     style(panel)

@@ -216,3 +216,25 @@ def test_a_window_must_hold_the_lags():
     model = sh.SwitchingSSM(sh.Markov(1), sh.AutoRegressive(3))
     with pytest.raises(ValueError, match=r"^window: got 4 step\(s\), but a fit of 1 state\(s\) and 3 lag\(s\) needs"):
         sh.backtest(model, numbers(20, 1), window=4)
+
+
+def test_the_class_of_a_model_is_refused():
+    with pytest.raises(TypeError, match="model: got ABCMeta, expected a model"):
+        sh.backtest(sh.SwitchingSSM, numbers(20, 1))
+
+
+def test_states_are_matched_where_the_fit_before_knows_the_steps():
+    x = np.array([0, 0, 0, 0, 1, 1, 1, 1] * 3 + [2, 0, 0, 0])
+    model = sh.SwitchingSSM(sh.Markov(2), sh.Categorical(3))
+    found = sh.backtest(model, x, horizon=1, refit_every=1, first=24, **FAST)
+    assert sorted(found.refits.order.iloc[1]) == [0, 1]
+    assert found.forecasts.log_score.iloc[0] == -np.inf
+
+
+@pytest.mark.filterwarnings("error")
+def test_forecasts_of_missing_steps_have_no_scores():
+    x = numbers(20, 1)
+    x[16:] = torch.nan
+    found = sh.backtest(MODEL, x, horizon=1, first=16, **FAST)
+    assert found.means.n.tolist() == [0]
+    assert found.plot().axes

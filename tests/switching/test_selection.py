@@ -166,3 +166,14 @@ def test_bad_input_is_named(nile, change, error, message):
     given = {"make": copies, "x": nile[:30], "candidates": [1, 2], **FAST} | change
     with pytest.raises(error, match=message):
         sh.select(**given)
+
+
+def test_the_weight_of_one_series_counts_what_is_left_out():
+    x, fast = numbers(20, 1), {"criterion": "heldout", "prior": None, **FAST}
+    once, twice = (sh.select(copies, [x], [1], weights=[weight], **fast).table.heldout[0] for weight in (1.0, 2.0))
+    assert twice == pytest.approx(2 * once, rel=1e-9)
+
+
+def test_the_class_of_a_model_is_no_model():
+    with pytest.raises(TypeError, match="make: got ABCMeta for 1, expected a model"):
+        sh.select(lambda _: sh.SwitchingSSM, numbers(20, 1), [1])
