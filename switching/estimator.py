@@ -269,7 +269,7 @@ def sequences_of(n_rows: int, groups: Any, lengths: Any) -> Sequence[Rows]:
 
 
 def _check_y(y: Any, n_rows: int) -> None:
-    if y is not None and len(labels := np.atleast_1d(y)) != n_rows:
+    if y is not None and len(labels := np.atleast_1d(np.asarray(y))) != n_rows:
         raise ValueError(f"y: got {len(labels)} values for {n_rows} rows of X; to name sequences, write lengths=.")
 
 
