@@ -55,10 +55,9 @@ class Joint(Emission):
     Example:
         >>> import pandas as pd
         >>> import samplehold as sh
-        >>> emission = sh.Joint(step=sh.ZeroInflated(sh.Gamma()), angle=sh.VonMises(), kind=sh.Categorical(3))
+        >>> emission = sh.Joint(step=sh.ZeroInflated(sh.Gamma()), angle=sh.VonMises())
         >>> track = pd.DataFrame({
         ...     "angle": [0.1, None, -0.1, 3.0, -3.1, 2.9], "step": [5.0, 0.0, 6.0, 0.4, 0.6, 0.5],
-        ...     "kind": [0, 0, 1, 2, 2, 2],
         ... })
         >>> fit = sh.SwitchingSSM(sh.Markov(2), emission).fit(track, progress=False)
         >>> fit.model.values["angle_loc"].shape, fit.viterbi().path.unique_consecutive().numel()
