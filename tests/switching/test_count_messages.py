@@ -149,6 +149,7 @@ def test_float32_data_have_the_bound_of_float64():
     assert_close(smoothed.state.double(), wide.posterior.smooth(x, inputs=inputs).state, rtol=0, atol=1e-4)
 
 
+@pytest.mark.slow
 @pytest.mark.few(1)
 def test_both_parts_of_a_gate_may_count():
     x, inputs = series_of(60)

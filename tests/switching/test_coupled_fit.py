@@ -156,6 +156,7 @@ def test_the_bound_of_a_layered_model_lies_below_the_exact_evidence():
     assert bool((fit.restarts.objective <= float(exact)).all())
 
 
+@pytest.mark.slow
 def test_one_state_and_one_step_have_the_conjugate_evidence():
     x = draw(0, 6, 1, 2)
     one = torch.ones(1, dtype=FLOAT)

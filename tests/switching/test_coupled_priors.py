@@ -48,6 +48,7 @@ def layers(*sizes: int) -> sh.LayeredSSM:
 # ---- posteriors ------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_wishart_has_the_posterior_of_a_known_path() -> None:
     x = normal()  # of a single state, so no path is hidden
     fit = joint_normal(1).fit(x, "vmp", prior={"precision": WISHART}, **QUIET)
@@ -61,6 +62,7 @@ def test_a_wishart_has_the_posterior_of_a_known_path() -> None:
     assert_close(inner.weight, of(kappa)[:, None], rtol=1e-12, atol=0)
 
 
+@pytest.mark.slow
 def test_a_gamma_of_rates_has_the_posterior_of_a_known_path() -> None:
     fit = joint_counts(1).fit(COUNTS, "vmp", prior={"rate_1": GAMMA}, **QUIET)
     shape, rate = 4.0 + COUNTS.sum(), 3.0 + len(COUNTS)

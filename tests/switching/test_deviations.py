@@ -216,6 +216,7 @@ def test_a_prior_is_the_density_of_its_distributions(switching):
     assert_close(sh.DeviationAR(2, 1).log_prior(values), of(0.0))
 
 
+@pytest.mark.slow
 def test_a_fit_under_priors_is_at_the_mode():
     form = sh.DeviationAR(2, 1, prior=PRIOR)
     x = (
@@ -238,6 +239,7 @@ def test_a_fit_under_priors_is_at_the_mode():
     assert free.log_prior == 0.0
 
 
+@pytest.mark.slow
 def test_a_fit_under_priors_does_not_depend_on_the_unit():
     x = sh.DeviationAR(2, 1).model(**values_of(2, 1, ())).simulate(80, seed=1).x
     fits = []
@@ -252,6 +254,7 @@ def test_a_fit_under_priors_does_not_depend_on_the_unit():
     assert_close(fits[1]["coefficients"], fits[0]["coefficients"], rtol=1e-3, atol=1e-3)
 
 
+@pytest.mark.slow
 def test_states_keep_the_places_that_priors_give_them():
     high_first = {"loc": dist.Normal(torch.tensor([[4.0], [0.0]], dtype=torch.float64), of(0.3))}
     form = sh.DeviationAR(2, 1, prior=high_first)

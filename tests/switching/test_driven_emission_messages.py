@@ -178,6 +178,7 @@ def test_what_is_asked_of_a_fit(emission, tmp_path):
     assert bool(ahead.mean.isfinite().all()) if emission.plain.name != "Categorical" else ahead.probs.shape[-2] == 2
 
 
+@pytest.mark.slow
 def test_parameters_by_subject_are_refused_by_name():
     x, inputs = series_of(FORMS["binary"], 2, 9)
     model, given = sh.SwitchingSSM(sh.Markov(K), FORMS["binary"]), {"inputs": inputs, "subjects": ["a", "b"]}

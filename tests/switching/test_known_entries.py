@@ -118,6 +118,7 @@ def by_hand(alpha: float) -> torch.Tensor:
     return torch.where(free, rest * part / part.sum(-1, keepdim=True), table)
 
 
+@pytest.mark.slow
 def test_free_probabilities_share_the_rest_by_their_counts():
     given = {"fixed": REST | {"transition_probs": MOVES}, "states": PATH} | QUIET
     x = X[:20]
@@ -136,6 +137,7 @@ def test_free_probabilities_share_the_rest_by_their_counts():
     assert float(fit.objective[-1]) == pytest.approx(exact, abs=1e-8)
 
 
+@pytest.mark.slow
 def test_numbers_of_single_states_are_known_in_message_passing():
     model, counts = sh.SwitchingSSM(sh.Markov(2), sh.Poisson(2)), torch.arange(24).reshape(12, 2) % 5
     path = torch.arange(12) % 2

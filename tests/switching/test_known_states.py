@@ -395,6 +395,7 @@ def test_sampled_fits_keep_the_numbers(method, steps):
 # ---- labels in results -----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_results_have_the_labels():
     _, x, _path, known = three_states(n=60)
     labels = pd.Series([None if k < 0 else NAMES[k] for k in known.tolist()])

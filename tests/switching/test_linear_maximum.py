@@ -192,6 +192,7 @@ def test_an_ascent_moves_to_a_known_peak_that_explains_it_and_to_no_other():
     assert_close(ascent.height(), torch.tensor([0.0, 1.0, 1.0]).double(), rtol=0, atol=1e-9)
 
 
+@pytest.mark.slow
 def test_an_input_that_is_almost_constant_beside_a_level_is_fitted() -> None:
     """A regression on 1 + 1e-6 z is one on z: the kernel loses the difference, so the chain computes the density."""
     random = np.random.default_rng(3)
@@ -205,6 +206,7 @@ def test_an_input_that_is_almost_constant_beside_a_level_is_fitted() -> None:
             assert_close(fit.model.values[name], value, rtol=1e-6, atol=1e-9)
 
 
+@pytest.mark.slow
 def test_smooth_series_under_a_long_autoregression_are_refused() -> None:
     """Variances of the states are about 1e14 times that of the noise, so no digit of the likelihood is right."""
     steps, noise = np.arange(80.0), np.random.default_rng(1).normal(size=80)

@@ -150,6 +150,7 @@ def test_far_priors_are_reached() -> None:
         assert float(fit.model.values["sigma2.level"].sqrt()) == pytest.approx(size, rel=0.05)
 
 
+@pytest.mark.slow
 def test_a_variance_is_0_at_the_mode_unless_its_prior_excludes_it() -> None:
     still = 30 + X.new_tensor([3.0, -4.0, 6.0, -5.0] * 5)[:, None]
     model = sh.LinearSSM(sh.LocalLevel())
@@ -182,6 +183,7 @@ def test_a_likelihood_without_a_maximum_has_a_mode_under_a_prior_that_excludes_0
     assert min(float(value) for value in values.values()) > SMALL
 
 
+@pytest.mark.slow
 def test_ranges_are_those_of_their_priors() -> None:
     model = sh.LinearSSM(sh.LocalLevel() + sh.Cycle(damped=True))
     prior = {"frequency.cycle": dist.Uniform(0.5, 0.7), "damping.cycle": dist.Beta(2.0, 2.0)}
@@ -196,6 +198,7 @@ def test_ranges_are_those_of_their_priors() -> None:
     assert free.ranges["frequency.cycle"] == (0.0, math.pi)
 
 
+@pytest.mark.slow
 @pytest.mark.few(1)
 @pytest.mark.parametrize("dtype", [torch.float32, DOUBLE], ids=str)
 def test_a_mode_at_the_end_of_a_prior_has_an_objective_and_a_profile(dtype: torch.dtype) -> None:
@@ -237,6 +240,7 @@ def test_a_later_prior_of_a_parameter_replaces_an_earlier_one_in_any_form() -> N
     assert str(model.with_values(values)) == str(sh.LinearSSM(sh.LocalLevel()).with_values(values))
 
 
+@pytest.mark.slow
 def test_without_a_prior_they_are_ignored() -> None:
     model = sh.LinearSSM(sh.LocalLevel())
     fit = model.with_prior({"sigma2.level": INVERSE}).fit(X, prior=None, **ONE)

@@ -72,6 +72,7 @@ def test_priors_replace_those_of_their_tables(noise: str) -> None:
         assert_close(found, default - replaced + density, rtol=1e-10, atol=1e-10)
 
 
+@pytest.mark.slow
 @pytest.mark.few(1)
 @pytest.mark.parametrize("noise", NOISE)
 def test_a_fit_is_at_the_mode_that_direct_ascent_finds(noise: str) -> None:

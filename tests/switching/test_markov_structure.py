@@ -210,6 +210,7 @@ def test_a_driven_start_recovers_its_weights():
     assert row["standard error"] < 0.5
 
 
+@pytest.mark.slow
 @pytest.mark.few(1)
 @each
 def test_every_method_fits_or_names_its_cure(dynamics):
@@ -302,6 +303,7 @@ def test_constructors_make_the_masks_of_their_names():
     assert Markov.banded(3, sticky=2.0).sticky == 2.0
 
 
+@pytest.mark.slow
 @pytest.mark.few(1)
 @each_mask
 def test_impossible_moves_stay_impossible_in_every_method(dynamics):

@@ -117,6 +117,7 @@ def test_the_density_of_samplers_is_that_of_the_model(kind: str) -> None:
     assert_close(found - found[0], torch.stack(expected) - expected[0], rtol=1e-9, atol=1e-9)
 
 
+@pytest.mark.slow
 @pytest.mark.few(1)
 @pytest.mark.parametrize(("kind", "tied"), [*((kind, None) for kind in KINDS), ("correlation", TIED)])
 def test_the_mode_is_flat_and_the_same_in_other_units(kind: str, tied: Any) -> None:
@@ -147,6 +148,7 @@ def test_a_wishart_of_a_precision_serves_message_passing() -> None:
             assert_close(value, other.model.values[name], rtol=1e-6, atol=1e-7)
 
 
+@pytest.mark.slow
 @pytest.mark.few(1)
 @pytest.mark.parametrize("kind", ["covariance", "correlation"])
 @pytest.mark.parametrize("method", ["svi", pytest.param("nuts", marks=pytest.mark.slow)])

@@ -29,6 +29,7 @@ def surface_of(sweeps: int, **kind: object) -> AtPoints:
     return AtPoints(graph, {name: engine.blocks[name].eta for name in graph.kept})
 
 
+@pytest.mark.slow
 @pytest.mark.few(1)
 @pytest.mark.parametrize("kind", [{}, {"recurrent": True}, {"shared": "chain per regime"}])
 def test_the_gradient_is_that_of_the_bound_at_the_best_paths(kind):

@@ -97,6 +97,7 @@ def test_the_bound_lies_below_the_evidence(n):
     assert float(fit.objective.diff().min()) > -1e-10 * float(fit.objective.abs().max())
 
 
+@pytest.mark.slow
 @pytest.mark.few(1)
 def test_intervals_are_near_those_of_the_posterior():
     emission = {"probs": torch.tensor([[0.99, 0.01], [0.01, 0.99]]).double()}

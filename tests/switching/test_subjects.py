@@ -381,6 +381,7 @@ def partial():
     return x, levels, fitted(sh.Markov(2), sh.Normal(1), x, method="vmp", pooled="partial")
 
 
+@pytest.mark.slow
 def test_a_population_is_recovered_and_helps_its_members(partial):
     x, levels, fit = partial
     none = fitted(sh.Markov(2), sh.Normal(1), x, method="vmp", pooled="none")
@@ -446,6 +447,7 @@ def test_a_population_makes_subjects_with_one_step_possible():
     assert fit.model.of("dora").values["loc"].isfinite().all()
 
 
+@pytest.mark.slow
 def test_a_population_without_spread_is_named():
     x = panel(sh.Normal(1), sh.Markov(2)) | {"dora": torch.ones(20, 1, dtype=torch.float64)}
     for emission in (sh.Normal(1), sh.MultivariateNormal(1)):
@@ -585,6 +587,7 @@ def test_draws_of_autoregressions_follow_the_subject():
     torch.testing.assert_close(drawn, 2 * loc[:, :1].expand(3, 5, 1), rtol=0, atol=0.02)
 
 
+@pytest.mark.slow
 def test_a_prior_of_autoregressions_is_that_of_each_subject():
     import pyro.distributions as dist
 

@@ -65,6 +65,7 @@ def test_an_inverse_gamma_has_the_posterior_of_a_known_mean(common: bool) -> Non
     assert_close(drawn.std(0), shape.sqrt() / rate, rtol=0.05, atol=0)
 
 
+@pytest.mark.slow
 def test_a_normal_has_the_posterior_beside_a_known_noise() -> None:
     x, model = series(n_features=2), sh.SwitchingLinearSSM(1, 1, 2)
     prior = {"emission_offset": dist.Normal(of(1.0, -1.0), of(0.2, 0.5))}
@@ -189,6 +190,7 @@ def test_a_fit_does_not_depend_on_the_unit(shared: str) -> None:
     assert_close(fits[1]["observation_noise"] / 1e6, fits[0]["observation_noise"], rtol=1e-2, atol=1e-3)
 
 
+@pytest.mark.slow
 @pytest.mark.few(1)
 @pytest.mark.parametrize("recurrent", [True, False])
 def test_a_tight_prior_is_kept(recurrent: bool) -> None:

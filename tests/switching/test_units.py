@@ -187,6 +187,7 @@ def test_features_that_hang_together_fit_and_predict(features, dtype, method, pr
         assert fit.summary().parameters is not None
 
 
+@pytest.mark.slow
 def test_the_posterior_of_the_same_feature_twice_is_drawn_from():
     x = _hanging_together()["twice the same"]
     posterior = fitted(x, sh.MultivariateNormal(2), method="vmp").posterior

@@ -37,6 +37,7 @@ def test_a_fit_without_gradients_is_the_fit_with_them(kind, within):
     torch.testing.assert_close(fit.model.values, expected.model.values, rtol=0, atol=0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["em", "structure"])
 def test_standard_errors_need_no_gradients_outside(kind):
     make, options = MODELS[kind]
@@ -46,6 +47,7 @@ def test_standard_errors_need_no_gradients_outside(kind):
     assert errors.equals(fit.summary().parameters)
 
 
+@pytest.mark.slow
 def test_profile_intervals_need_no_gradients_outside():
     fit = sh.LinearSSM(sh.LocalLevel()).fit(series(7), progress=False)
     with torch.inference_mode():
