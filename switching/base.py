@@ -254,8 +254,13 @@ class Model(Named, ABC):
             table = read_table(value, f"prior[{name!r}]")
             if not bool(table.isfinite().all()):
                 raise ValueError(f"prior[{name!r}]: got numbers that are not finite; give finite hyperparameters.")
-            if expected.get(name) != tuple(table.shape):
-                raise ValueError(f"prior: got {name} of shape {tuple(table.shape)}, expected {expected}.")
+            if name not in expected:
+                raise ValueError(
+                    f"prior: got {name!r}, expected hyperparameters of a {self.name}: {', '.join(expected) or 'none'}; "
+                    "or give a distribution of a parameter."
+                )
+            if expected[name] != tuple(table.shape):
+                raise ValueError(f"prior: got {name} of shape {tuple(table.shape)}, expected {expected[name]}.")
             tables[name] = table.detach().to(self.prior[name].device)
         whole = self.prior | tables
         try:

@@ -19,7 +19,7 @@ from numpy.typing import ArrayLike, NDArray
 from sklearn.base import BaseEstimator, ClassNamePrefixFeaturesOutMixin, TransformerMixin
 from sklearn.utils.validation import check_is_fitted, check_random_state, validate_data
 
-from ..inference.numerics.scalars import check_integer, check_kind
+from ..inference.numerics.scalars import check_flag, check_integer, check_kind
 from .dynamics.contract import Dynamics
 from .dynamics.markov import Markov
 from .emissions.contract import Emission
@@ -75,6 +75,10 @@ class SwitchingEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Base
         """The model to fit to rows X."""
         check_kind("model", self.model, SwitchingSSM, "a SwitchingSSM, such as SwitchingSSM(Markov(2), Normal(1))")
         assert self.model is not None
+        if self.model.inputs:
+            raise ValueError(
+                f"model: got {self.model!r}, which reads inputs, but an estimator takes X alone; use its own fit."
+            )
         return self.model
 
     def fit(self, X: ArrayLike, y: Any = None, *, groups: Any = None, lengths: Any = None) -> "SwitchingEstimator":
@@ -105,7 +109,7 @@ class SwitchingEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Base
             filtered: True: the most probable state given this row and earlier ones, which looks at no later row. False:
                 that of the most probable path given all rows of a sequence.
         """
-        if filtered:
+        if check_flag("filtered", filtered):
             return self.predict_proba(X, groups=groups, lengths=lengths).argmax(-1)
         return self._each(X, groups, lengths, lambda model, x: [v.path for v in model.viterbi(x, ragged=True)])
 
@@ -117,6 +121,7 @@ class SwitchingEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Base
         Arguments:
             filtered: True: given this row and earlier ones. False: given all rows of a sequence.
         """
+        filtered = check_flag("filtered", filtered)
 
         def probabilities(model: SwitchingSSM, x: list[torch.Tensor]) -> list[torch.Tensor]:
             beliefs = model.filter(x, ragged=True) if filtered else model.smooth(x, ragged=True)

@@ -244,7 +244,10 @@ TAKEN = "takes only conjugate priors: a Beta of redraw_prob"
             lambda: joint_counts(2).with_prior({"state_probs_1": dist.Dirichlet(torch.ones(3))}),
             "prior['state_probs_1']: got a",
         ),
-        (lambda: joint_counts(2).with_prior({"redraw_prob": 0.5}), "prior: got redraw_prob of shape ()"),
+        (
+            lambda: joint_counts(2).with_prior({"redraw_prob": 0.5}),
+            "prior: got 'redraw_prob', expected hyperparameters of",
+        ),
         (lambda: joint_counts(2).with_prior(BETA), "prior: got Beta"),
         (
             lambda: sh.FactorialSSM([2], sh.Poisson(prior={"rate": GAMMA})),
