@@ -140,6 +140,45 @@ later = pd.Series(smoothed.numpy(), index=x.index).loc[known.index]
 pd.DataFrame({"known at the time": known, "known now": later}).loc["2007Q1":"2009Q2"].round(2)
 
 # %% [markdown]
+# ## Columns of different kinds
+#
+# The rate of unemployment is published to a tenth of a percent, so its change is more a direction than a number: it
+# falls, stays or rises. `Joint` gives each column its own family, by name. A value may be missing in one column alone.
+# Without the growth of the worst two quarters of 1974-75, the direction still tells the regime.
+
+# %%
+direction = 1 + np.sign(x["unemployment"].round(3))  # 0 falls, 1 stays, 2 rises
+mixed = pd.DataFrame({"growth": x["growth"], "direction": direction})
+mixed.loc["1974Q4":"1975Q1", "growth"] = np.nan
+
+
+def kinds(k: int) -> sh.SwitchingSSM:
+    """k regimes of growth, and of the direction of unemployment."""
+    return sh.SwitchingSSM(sh.Markov(k), sh.Joint(growth=sh.Normal(), direction=sh.Categorical(3)))
+
+
+by_kind = sh.select(kinds, mixed, range(1, 4), restarts=2)
+assert by_kind.best == 2
+by_kind.table[["candidate", "loglik", "bic"]].round(1)
+
+# %%
+both = by_kind.fit
+low = int(both.values["growth_loc"][:, 0].argmin())
+states = both.states()
+assert (states.loc["1974Q4":"1975Q1", f"state_{low}"] > 0.9).all()
+pd.DataFrame(
+    both.model.describe()["direction_probs"].numpy(),
+    index=both.model.describe()["growth_loc"][:, 0].round(decimals=2).tolist(),
+    columns=["falls", "stays", "rises"],
+).rename_axis("mean growth").round(2)
+
+# %% [markdown]
+# Residuals are there for both columns. Those of a category are randomised within its probability.
+
+# %%
+both.residuals().ljung_box(lags=4).round(3)
+
+# %% [markdown]
 # **Answer.** Two regimes are enough for these data: a third gains nothing on quarters that were left out. They do not
 # describe everything, because unemployment also depends on its own last change. And they would have helped: forecasts
 # with regimes beat those without, even though each was made from its past alone.

@@ -96,7 +96,9 @@ def test_dotted_names_in_docstrings_and_pages_lead_to_something():
     for parts, tree in parsed():
         documented = [n for n in ast.walk(tree) if isinstance(n, ast.Module | ast.ClassDef | ast.FunctionDef)]
         texts += [("/".join(parts), ast.get_docstring(node) or "") for node in documented]
-    texts += [(page.name, page.read_text(encoding="utf-8")) for page in (*ROOT.glob("docs/*.md"), *ROOT.glob("*.md"))]
+    texts += [
+        (page.name, page.read_text(encoding="utf-8")) for page in (*ROOT.glob("docs/**/*.md"), *ROOT.glob("*.md"))
+    ]
     checked = [(where, name) for where, text in texts for name in DOTTED.findall(text) if not name.startswith(OTHERS)]
     checked = [(where, name) for where, name in checked if name.split(".")[-1] not in FILES]
     assert len(checked) > 300
