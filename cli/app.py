@@ -119,6 +119,21 @@ SEQUENCE = Annotated[
     str | None,
     typer.Option(help="Column with the sequence of each row, if the table has several sequences."),
 ]
+INPUTS = Annotated[
+    str | None,
+    typer.Option(
+        help="Columns on which redraws of copy dynamics, or transitions of markov dynamics, depend; they are"
+        " standardised first."
+    ),
+]
+EMISSION_INPUTS = Annotated[
+    str | None,
+    typer.Option(
+        help="Columns on which observations depend, with coefficients of each state; they are standardised first."
+        " Not with multivariate-normal."
+    ),
+]
+ORDER = Annotated[int, typer.Option(help="Number of lags of --emission auto-regressive.")]
 FORCE = Annotated[bool, typer.Option("--force", "-f", help="Overwrite existing results.")]
 SEED = Annotated[int, typer.Option(help="Random seed; equal seeds give equal results.")]
 PRIOR = Annotated[
@@ -186,21 +201,9 @@ def fit(
     dynamics: DYNAMICS = COPY,  # pyright: ignore[reportInvalidTypeForm]
     time: TIME = None,
     sequence: SEQUENCE = None,
-    inputs: Annotated[
-        str | None,
-        typer.Option(
-            help="Columns on which redraws of copy dynamics, or transitions of markov dynamics, depend; they are"
-            " standardised first."
-        ),
-    ] = None,
-    emission_inputs: Annotated[
-        str | None,
-        typer.Option(
-            help="Columns on which observations depend, with coefficients of each state; they are standardised first."
-            " Not with multivariate-normal."
-        ),
-    ] = None,
-    order: Annotated[int, typer.Option(help="Number of lags of --emission auto-regressive.")] = 1,
+    inputs: INPUTS = None,
+    emission_inputs: EMISSION_INPUTS = None,
+    order: ORDER = 1,
     method: Annotated[
         MethodName,
         typer.Option(
@@ -231,8 +234,7 @@ def fit(
             raise ValueError("--prior: none is maximum likelihood, with --method em; the other methods need a prior.")
         table = read_table(data)
         of_moves, of_emission = _split(inputs) or [], _split(emission_inputs) or []
-        both = list(dict.fromkeys([*of_moves, *of_emission]))
-        series = pick_series(table, data, _split(columns), both, time, sequence)
+        series = pick_series(table, data, _split(columns), _each_once(of_moves, of_emission), time, sequence)
         from . import console  # heavy, so that an error of the table comes first
 
         console.check_results(out, force)
@@ -273,7 +275,9 @@ def select(
     dynamics: DYNAMICS = COPY,  # pyright: ignore[reportInvalidTypeForm]
     time: TIME = None,
     sequence: SEQUENCE = None,
-    order: Annotated[int, typer.Option(help="Number of lags of --emission auto-regressive.")] = 1,
+    inputs: INPUTS = None,
+    emission_inputs: EMISSION_INPUTS = None,
+    order: ORDER = 1,
     prior: PRIOR = PriorName.WEAK,
     restarts: RESTARTS = 8,
     folds: Annotated[int, typer.Option(help="Folds of --criterion heldout.")] = 5,
@@ -288,14 +292,16 @@ def select(
         from .choosing import numbers_of
 
         numbers = numbers_of(states)
-        series = pick_series(read_table(data), data, _split(columns), [], time, sequence)
+        of_moves, of_emission = _split(inputs) or [], _split(emission_inputs) or []
+        drivers = _each_once(of_moves, of_emission)
+        series = pick_series(read_table(data), data, _split(columns), drivers, time, sequence)
         from . import choosing, console
 
         console.check_new([path for path in (out, plot) if path is not None], force)
         chosen = choosing.select_states(
+            lambda k: console.build(series.observed, k, emission.value, dynamics.value, of_moves, of_emission, order),
             series,
             numbers,
-            (emission.value, dynamics.value, order),
             criterion.value,
             folds=folds,
             prior="weak" if prior is PriorName.WEAK else None,
@@ -463,6 +469,10 @@ def warm(
         from .warm import warm as compile_kernels
 
         compile_kernels(check_work(work or []), Console())
+
+
+def _each_once(*names: list[str]) -> list[str]:
+    return list(dict.fromkeys(name for some in names for name in some))
 
 
 def _split(names: str | None) -> list[str] | None:

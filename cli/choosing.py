@@ -1,15 +1,17 @@
 """The work of `samplehold select`: a fit for each number of states, and a table of criteria."""
 
 import re
-import warnings
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.table import Table
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from ..switching.data.tables import TableSeries
     from ..switching.judging.selection import Selection
+    from ..switching.model import SwitchingSSM
 
 MOST = 100  # states
 
@@ -27,21 +29,13 @@ def numbers_of(text: str) -> list[int]:
 
 
 def select_states(
-    series: "TableSeries", numbers: list[int], parts: tuple[str, str, int], criterion: str, **options: Any
+    make: "Callable[[int], SwitchingSSM]", series: "TableSeries", numbers: list[int], criterion: str, **options: Any
 ) -> "Selection":
-    """The choice among numbers of states; `parts` are the emission, the dynamics, and the number of lags."""
+    """The choice among numbers of states, of which `make` makes a model."""
     from ..switching.judging.selection import select
-    from .console import build, check_order
+    from .console import read_with_inputs
 
-    emission, dynamics, order = parts
-
-    def make(n_states: int) -> Any:
-        return build(series.observed, n_states, emission, dynamics, (), (), order)
-
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)  # of unevenly spaced steps
-        observed = make(numbers[0]).read(series.observed)
-    check_order(make(numbers[0]), observed)
+    observed, _ = read_with_inputs(make(numbers[0]), series)
     return select(make, observed, numbers, criterion, **options)
 
 

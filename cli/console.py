@@ -189,6 +189,16 @@ def scaling_of(table: pd.DataFrame) -> dict[str, tuple[float, float]]:
 # ---- fit -----------------------------------------------------------------------------------------------------------
 
 
+def read_with_inputs(model: SwitchingSSM, series: TableSeries) -> tuple[Series, dict[str, tuple[float, float]]]:
+    """The series with its standardised inputs, and the mean and standard deviation of each."""
+    scaling = scaling_of(series.inputs)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # of unevenly spaced steps
+        observed = model.read(series.observed, inputs=standardised(series.inputs, scaling))
+    check_order(model, observed)
+    return observed, scaling
+
+
 def check_order(model: SwitchingSSM, observed: Series) -> None:
     """ValueError if a sequence has no row with all lags."""
     shortest = int((observed.last + 1).min())
@@ -201,12 +211,7 @@ def check_order(model: SwitchingSSM, observed: Series) -> None:
 
 def fit_and_write(model: SwitchingSSM, series: TableSeries, out: Path, **options: Any) -> None:
     """Fit with the options of `SwitchingSSM.fit`, write the four results, and print a summary."""
-    scaling = scaling_of(series.inputs)
-    drivers = standardised(series.inputs, scaling)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)  # of unevenly spaced steps; a note below says so
-        observed = model.read(series.observed, inputs=drivers)
-    check_order(model, observed)
+    observed, scaling = read_with_inputs(model, series)
     notes = {"columns": list(series.observed.columns), "time": series.time, "inputs": scaling}
     notes |= {} if series.sequence is None else {"sequence": series.sequence}
     with Termination() as termination:

@@ -647,6 +647,22 @@ def test_select_prints_the_criteria_and_writes_table_and_figure(tmp_path):
     assert "is there already" in again.stderr
 
 
+def test_select_reads_inputs_as_fit_does(tmp_path):
+    out = tmp_path / "table.csv"
+    options = ["--inputs", "infl", "--emission-inputs", "infl,realgdp", "--restarts", 1, "--out", out]
+    done = run("select", MACRO, "--columns", "unemp", "--states", "1,2", "--dynamics", "markov", *options)
+    assert done.exit_code == 0, done.output
+    macro = pd.read_csv(MACRO, index_col="quarter")
+    drive = macro[["infl", "realgdp"]]
+    given = {"inputs": (drive - drive.mean()) / drive.std(ddof=0), "restarts": 1}
+    emission = sh.LinearRegression(1, inputs=["infl", "realgdp"])
+    chosen = sh.select(
+        lambda k: SwitchingSSM(sh.Markov(k, inputs=["infl"]), emission), macro[["unemp"]], [1, 2], **given
+    )
+    table = pd.read_csv(out, index_col="states")
+    np.testing.assert_allclose(table[["loglik", "bic"]], chosen.table[["loglik", "bic"]], rtol=1e-8)
+
+
 def test_numbers_of_states_are_read():
     assert numbers_of("1-3") == [1, 2, 3]
     assert numbers_of("2, 4,4 , 6-7") == [2, 4, 6, 7]
@@ -659,6 +675,7 @@ def test_numbers_of_states_are_read():
         (["--states", "0-2"], "--states: got 0-2, expected"),
         (["--states", "two"], "--states: got two, expected"),
         (["--columns", "height"], "--columns: "),
+        (["--inputs", "height"], "--inputs: "),
         (["--criterion", "heldout", "--folds", "1"], "folds: got 1"),
         (["--emission", "auto-regressive", "--order", "0"], "--order: got 0"),
         (["--out", "no/such/folder.csv", "--states", "1"], "--out: there is no folder no/such"),
