@@ -153,8 +153,11 @@ def _candidates(candidates: Any) -> tuple[Any, ...]:
 
 
 def _model(make: Any, candidate: Any) -> Any:
-    if not callable(make):
-        raise TypeError(f"make: got {type(make).__name__}, expected a function that makes the model of a candidate.")
+    if not callable(make) or is_model(make):  # a model is callable, as a Pyro program
+        raise TypeError(
+            f"make: got {type(make).__name__}, expected a function that makes the model of a candidate, e.g. "
+            "lambda k: sh.SwitchingSSM(sh.Markov(k), sh.Normal())."
+        )
     model = make(candidate)
     if not is_model(model):
         raise TypeError(f"make: got {type(model).__name__} for {candidate!r}, expected a model such as a SwitchingSSM.")

@@ -150,6 +150,7 @@ def test_inputs_go_through(nile):
             "^make: got densities for .* and probabilities of whole numbers",
         ),
         ({"make": 3}, TypeError, "^make: got int, expected a function"),
+        ({"make": sh.SwitchingSSM(sh.Copy(2), sh.Normal())}, TypeError, "^make: got SwitchingSSM, expected a function"),
         ({"make": lambda k: k}, TypeError, "^make: got int for 1, expected a model"),
         ({"candidates": []}, ValueError, "^candidates: got none"),
         ({"candidates": 3}, TypeError, "^candidates: got 3, expected several"),
