@@ -41,8 +41,9 @@ class Options:
 
     def __post_init__(self) -> None:
         check_choice("method", self.method, METHODS)
-        if not isinstance(self.prior, Mapping):
-            check_choice("prior", self.prior, ("weak", None))
+        if not isinstance(self.prior, Mapping | None) and not (isinstance(self.prior, str) and self.prior == "weak"):
+            kinds = 'expected "weak", None, or distributions by name, such as {"loc": dist.Normal(0.0, 1.0)}'
+            raise ValueError(f"prior: got {self.prior!r}, {kinds}.")
         if self.method != "em" and self.prior is None:
             raise ValueError(f'prior: got None; method="{self.method}" needs a prior for its posterior; use "weak".')
         for name in ("restarts", "max_steps"):

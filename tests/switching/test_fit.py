@@ -197,7 +197,7 @@ def test_interrupting_a_fit_returns_the_best_so_far(nile, monkeypatch):
         ({"restarts": 0}, "restarts: got 0"),
         ({"max_steps": 0}, "max_steps: got 0"),
         ({"tol": float("nan")}, "tol: got nan"),
-        ({"prior": "flat"}, "prior: got 'flat'"),
+        ({"prior": "flat"}, "prior: got 'flat', expected .weak., None, or distributions by name"),
         ({"x": [1.0, float("nan")]}, "got 1 observed step.* for 2 states"),
         ({"x": [float("nan")] * 5}, "feature 0 has no observed value"),
     ],
