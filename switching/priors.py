@@ -34,6 +34,7 @@ from ..inference.families import (
     LocPrecision,
     NormalGamma,
     NormalWishart,
+    Tailed,
     VectorFamily,
     given_in_part,
 )
@@ -179,6 +180,13 @@ def _(family: Gamma, eta: Tensor, names: Sequence[str], about: Tensor | float = 
 def _(family: NormalGamma, eta: Tensor, names: Sequence[str], about: Tensor | float = 0.0) -> list[Site]:
     q = family.usual(eta)
     return normal_gamma_sites(names, q.loc + about, q.kappa, q.shape, q.rate)
+
+
+@family_sites.register
+def _(family: Tailed, eta: Tensor, names: Sequence[str], about: Tensor | float = 0.0) -> list[Site]:
+    """Without observed mixing variables, the prior of the degrees of freedom is a gamma density."""
+    of_normal = family_sites(NormalGamma(), eta[..., :4], names[:2], about)
+    return [*of_normal, *family_sites(Gamma(), eta[..., 4:6], names[2:])]
 
 
 def normal_gamma_sites(names: Sequence[str], loc: Tensor, kappa: Tensor, shape: Tensor, rate: Tensor) -> list[Site]:

@@ -255,6 +255,7 @@ class Form(NamedTuple):
 FORMS = (
     Form(torch.distributions.Beta, ("probs",), {"successes": "concentration1", "failures": "concentration0"}),
     Form(torch.distributions.Gamma, ("rate", "precision"), {"shape": "concentration", "rate": "rate"}),
+    Form(torch.distributions.Gamma, ("df",), {"df_shape": "concentration", "df_rate": "rate"}),
     Form(torch.distributions.Dirichlet, ("probs",), {"concentration": "concentration"}),
     Form(torch.distributions.Wishart, ("precision",), {"df": "df", "inverse_scale": "precision_matrix"}),
 )

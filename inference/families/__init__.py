@@ -19,11 +19,13 @@ parameters $\eta$ and statistics $t$ are single tensors `[*plates, P]`, matrices
     Bernoulli       z                             logit                                     1
     Categorical     one-hot of s                  log weights, up to a constant             1
     Gaussian        x, x x'                       L m, -L/2                                 1
+    Degrees         log n, n, -delta(n/2)         a, -b, c                                  1/n
 
-Further families are the coefficients of a regression, `MatrixNormalWishart`, which generalises NormalWishart to several
-inputs; several locations with one precision, `SharedPrecision`; the paths of the two discrete chains, whose parameters
-are a named tuple of tables, see `paths`; and the paths of chains of real vectors, see `gaussian_paths`. If a part of
-the point is known, the rest is in a smaller family: see `restricted`, and for single entries `entries` and `pieces`.
+Further families are `Tailed`, a NormalGamma beside the degrees of freedom of Student's t distribution; the coefficients
+of a regression, `MatrixNormalWishart`, which generalises NormalWishart to several inputs; several locations with one
+precision, `SharedPrecision`; the paths of the two discrete chains, whose parameters are a named tuple of tables, see
+`paths`; and the paths of chains of real vectors, see `gaussian_paths`. If a part of the point is known, the rest is in
+a smaller family: see `restricted`, and for single entries `entries` and `pieces`.
 
 Here u is a location with prior location m and the weight of k (`kappa`) observations; l and L are precisions. The
 powers in h leave concentrations and shapes unchanged in $\eta$, so tiny ones lose no digits. A NormalWishart of one
@@ -36,6 +38,7 @@ Families have no state. They compute in the dtype and on the device of their arg
 References: Wainwright & Jordan 2008, section 3; Bishop 2006, appendix B, for the closed forms.
 """
 
+from .degrees import Degrees, DegreesParameters, LocPrecisionDf, Tailed, TailedParameters
 from .discrete import Bernoulli, BernoulliParameters, Categorical, CategoricalParameters
 from .family import Family, Stats, VectorFamily, tree_map, tree_parts
 from .gaussian_paths import GaussianPaths, GaussianTables
@@ -67,6 +70,8 @@ __all__ = [
     "CategoricalParameters",
     "CopyPaths",
     "CopyTables",
+    "Degrees",
+    "DegreesParameters",
     "Dirichlet",
     "DirichletParameters",
     "FactoredCopyPaths",
@@ -81,6 +86,7 @@ __all__ = [
     "Held",
     "InPieces",
     "LocPrecision",
+    "LocPrecisionDf",
     "MarkovPaths",
     "MarkovTables",
     "MatrixNormalWishart",
@@ -94,6 +100,8 @@ __all__ = [
     "SharedPrecision",
     "SharedPrecisionParameters",
     "Stats",
+    "Tailed",
+    "TailedParameters",
     "VectorFamily",
     "Wishart",
     "WishartParameters",

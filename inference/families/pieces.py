@@ -11,6 +11,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Generator, Tensor
 
 from ..numerics.delegation import delegated
+from .degrees import Degrees, Tailed
 from .entries import GivenInputs, GivenNoise, GivenProbabilities
 from .family import VectorFamily
 from .normal import Gaussian, LocPrecision, NormalGamma, NormalWishart
@@ -20,7 +21,7 @@ from .positive import Beta, Dirichlet, Gamma
 from .regression import MatrixNormalWishart
 from .restricted import GivenCoordinates, given
 
-SCALAR = (NormalGamma, Gamma, Beta)  # families each plate of which has one number, or one of each part
+SCALAR = (NormalGamma, Gamma, Beta, Degrees)  # families each plate of which has one number, or one of each part
 
 
 @dataclass(frozen=True, eq=False)
@@ -180,6 +181,11 @@ def given_in_part(family: VectorFamily[Any], point: Any) -> VectorFamily[Any]:
     Raises:
         TypeError, ValueError: as `given` and `given_entries`.
     """
+    if isinstance(family, Tailed):
+        normal = LocPrecision(point.loc, point.precision)
+        whole = bool(point.loc.isnan().all() and point.precision.isnan().all())
+        of_df = family.degrees if bool(point.df.isnan().all()) else given_in_part(family.degrees, point.df)
+        return Tailed(family.normal if whole else given_in_part(family.normal, normal), of_df)
     if isinstance(family, NormalWishart) and point.loc.ndim == 0:
         point = LocPrecision(torch.full_like(point.precision[..., 0], torch.nan), point.precision)
     elif isinstance(family, NormalWishart) and point.precision.ndim == 0:

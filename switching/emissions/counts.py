@@ -24,12 +24,12 @@ from torch import Tensor
 from torch.distributions import constraints
 
 from ...inference.families import Dirichlet
+from ...inference.numerics.gammas import log_ratio, stirling_rest
 from ...inference.numerics.scalars import check_integer
 from ..data.series import place
 from ..parameters import Parameter, Parameters
 from .conjugate import ConjugateEmission, Representative
 from .discrete import Poisson
-from .gammas import log_ratio, stirling_rest
 from .separate import Separate, by_scipy
 
 
@@ -43,7 +43,7 @@ class NegativeBinomial(Separate):
 
     Arguments:
         n_features: F.
-        prior: as for `StudentT`.
+        prior: as for `Gamma`.
 
     Example:
         >>> import samplehold as sh

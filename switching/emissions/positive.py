@@ -27,10 +27,10 @@ from torch.distributions import constraints
 
 from ...inference import families
 from ...inference.families import NormalGamma
+from ...inference.numerics.gammas import stirling_rest
 from ..parameters import Parameter, Parameters
 from .conjugate import ConjugateEmission, Representative
 from .contract import Maximized
-from .gammas import stirling_rest
 from .normal import Normal
 from .separate import Summarized, by_scipy
 from .spread import spread
@@ -49,7 +49,8 @@ class Gamma(Summarized):
 
     Arguments:
         n_features: F.
-        prior: as for `StudentT`.
+        prior: distributions of Pyro by name of a parameter, in place of its default prior; each is of one number or of
+            a table `[K, F]`. EM, SVI and NUTS take any. Message passing does not take this emission.
 
     Example:
         >>> import samplehold as sh

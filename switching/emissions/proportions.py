@@ -14,8 +14,8 @@ from scipy import special
 from torch import Tensor
 from torch.distributions import constraints
 
+from ...inference.numerics.gammas import log_beta
 from ..parameters import Parameter, Parameters
-from .gammas import log_beta
 from .separate import Summarized, by_scipy
 from .spread import spread
 
@@ -36,7 +36,7 @@ class Beta(Summarized):
 
     Arguments:
         n_features: F.
-        prior: as for `StudentT`.
+        prior: as for `Gamma`.
 
     Example:
         >>> import samplehold as sh

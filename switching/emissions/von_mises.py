@@ -49,7 +49,7 @@ class VonMises(Summarized):
 
     Arguments:
         n_features: F.
-        prior: as for `StudentT`. A prior of `loc` has a support inside [-pi, pi].
+        prior: as for `Gamma`. A prior of `loc` has a support inside [-pi, pi].
 
     Example:
         >>> import samplehold as sh

@@ -54,7 +54,7 @@ class ZeroInflated(Emission):
     Arguments:
         emission: `Poisson`, `NegativeBinomial`, `Gamma`, `Exponential`, `LogNormal`, `Beta`, or another one whose
             parameters are all `[K, F]`.
-        prior: as for `StudentT`.
+        prior: as for `Gamma`.
 
     Example:
         >>> import samplehold as sh

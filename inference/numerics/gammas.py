@@ -13,6 +13,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 LARGE = 16.0  # from which the series has all digits
+VAST = 1e3  # from which its first term has six
 SERIES = 1 / 12, -1 / 360, 1 / 1260, -1 / 1680, 1 / 1188, -691 / 360360, 1 / 156
 HALF_LOG_2_PI = math.log(2 * math.pi) / 2
 
@@ -27,6 +28,15 @@ def stirling_rest(a: Float[Tensor, "*n"]) -> Float[Tensor, "*n"]:
         total = total * square + coefficient
     direct = torch.lgamma(small) - (small - 0.5) * small.log() + small - HALF_LOG_2_PI
     return torch.where(is_large, inverse * total, direct)
+
+
+def stirling_slopes(a: Float[Tensor, "*n"]) -> tuple[Float[Tensor, "*n"], Float[Tensor, "*n"]]:
+    r"""The first two derivatives of $\delta(e^y)$ in y at positive numbers $a = e^y$, to six digits or more."""
+    is_large = a >= VAST
+    small, inverse = a.where(~is_large, 1.0), 1 / (12 * a)
+    gap = small * (torch.digamma(small) - small.log())
+    second = gap + small * (small * torch.polygamma(1, small) - 1)
+    return torch.where(is_large, -inverse, gap + 0.5), torch.where(is_large, inverse, second)
 
 
 def log_ratio(a: Float[Tensor, "*#n"], x: Float[Tensor, "*#n"]) -> Float[Tensor, "*n"]:
