@@ -1,4 +1,4 @@
-r"""Forecasts of an autoregression: exact means and variances, and draws of paths for quantiles.
+r"""Forecasts of an autoregression: exact means and variances, and draws of paths for quantiles after the first step.
 
 After h steps the observation is a mixture over $K^h$ paths. Its moments are exact all the same (Costa, Fragoso &
 Marques 2005, *Discrete-Time Markov Jump Linear Systems*, chapter 3). With $\xi$ the last observations, $m_j = E[\xi\,
@@ -206,9 +206,14 @@ def _where_seen(value: Tensor, seen: Tensor, other: Tensor) -> Tensor:
     return torch.where(value.isnan(), other, seen)
 
 
-def components(origin: Origin, horizon: int, each: int) -> tuple[Float[Tensor, "n *b H F"], Tensor]:
-    """The location and precision of each step to come, given draws of the states and observations before it; `each` of
-    every draw of the parameters."""
+def components(
+    origin: Origin, horizon: int, each: int
+) -> tuple[Float[Tensor, "n *b H F"], Tensor, Float[Tensor, "n *b H"]]:
+    """The location and precision of each step to come, given draws of the states and observations before it, `each` of
+    every draw of the parameters; and their weights.
+
+    If the lags of the first step are observed, its components are the states in turn, with their exact probabilities.
+    """
     number = torch.arange(len(origin.belief), device=origin.belief.device).repeat_interleave(each)
     place: tuple[Tensor, ...] = (number.reshape(-1, *[1] * origin.behind.ndim),)
     if origin.problem.emission.reads_subjects:
@@ -219,34 +224,45 @@ def components(origin: Origin, horizon: int, each: int) -> tuple[Float[Tensor, "
     moves = [origin.moves(drive) for drive in drives]
     path = origin.path(moves, number)
     state, lags, locations, precisions = path.pop(), origin.lags[number], [], []
+    in_turn = (torch.arange(each, device=number.device) % origin.n_states).repeat(len(origin.belief))
+    turn = in_turn.reshape(-1, *[1] * origin.behind.ndim).expand_as(state)
+
+    def normal_of(state: Tensor, inputs: Tensor) -> Parameters:
+        chosen = {n: table[(*place, state.clamp(max=table.shape[len(place)] - 1))] for n, table in known.items()}
+        return origin.emission.respond(chosen, torch.cat([lags.flatten(-2), inputs], -1))
+
     for step, drive in enumerate(drives):
         row = moves[step][number].take_along_dim(state[..., None, None], -2).squeeze(-2)
         state = torch.distributions.Categorical(probs=row).sample()
         if path:
             state = torch.where(step < origin.behind, path.pop(), state)
-        chosen = {n: table[(*place, state.clamp(max=table.shape[len(place)] - 1))] for n, table in known.items()}
         inputs = origin.inputs(drive).squeeze(-2).expand(*state.shape, -1)
-        normal = origin.emission.respond(chosen, torch.cat([lags.flatten(-2), inputs], -1))
-        locations.append(normal["loc"])
-        precisions.append(normal["precision"])
+        normal = normal_of(state, inputs)
+        shown = normal if step else normal_of(turn, inputs)
+        locations.append(shown["loc"])
+        precisions.append(shown["precision"])
         drawn = origin.emission.plain.distribution(normal).rsample()
         seen = origin.seen(step + 1).squeeze(-2)
         lags = after(lags, _where_seen(seen, seen, drawn))
     size = precisions[0].shape[origin.behind.ndim + 1 :]
     flat = origin.after_end([table.flatten(origin.behind.ndim + 1) for table in precisions])
-    return origin.after_end(locations), flat.unflatten(-1, size)
+    weights = flat.new_full((*state.shape, horizon), 1 / len(number))
+    ahead = (moves[0].mT @ origin.belief.unsqueeze(-1)).squeeze(-1)[number].take_along_dim(turn.unsqueeze(-1), -1)
+    exact = ahead.squeeze(-1) / in_turn.bincount()[turn]
+    weights[..., 0] = torch.where(origin.behind == 0, exact, weights[..., 0])
+    return origin.after_end(locations), flat.unflatten(-1, size), weights
 
 
 def observation_ahead(
     problem: Problem, values: Parameters, horizon: int, draws: int, seed: Seed
 ) -> tuple[StateMixture, Float[Tensor, "*b H F"], Float[Tensor, "*b H F"]]:
-    """The mixture of at least `draws` normals at each step to come under parameters `[r, ...]`, and its exact mean and
-    variance."""
+    """The mixture of at least `draws` normals at each step to come under parameters `[r, ...]`, which is exact at the
+    first one if its lags are observed, and its exact mean and variance."""
     origin = Origin.of(problem, values)
     mean, variance = moments(origin, horizon)
     with seeded(seed, problem.series.like):
-        loc, precision = components(origin, horizon, -(-draws // len(mean)))
+        loc, precision, weights = components(origin, horizon, max(-(-draws // len(mean)), origin.n_states))
     emission = Drawn(origin.emission.plain, loc.movedim(0, -2), precision.movedim(0, loc.ndim - 2))
-    weights = torch.full_like(loc[..., 0].movedim(0, -1), 1 / len(loc))
+    weights = weights.movedim(0, -1)
     spread = variance.mean(0) + mean.var(0, correction=0)
     return StateMixture(emission, {}, ByGate(weights, torch.zeros_like(weights))), mean.mean(0), spread

@@ -26,7 +26,7 @@ from ..mixture import StateMixture
 from ..problem import Problem
 from ..seeding import number_of, seeded
 from ..views.tables import html, number
-from .fits import fitted, is_model, split
+from .fits import fitted, is_model, possible, split
 from .scores import crps, limits
 
 if TYPE_CHECKING:
@@ -103,7 +103,7 @@ def backtest(
     forecast, which are taken as known. Forecasts are those of the fitted values, or averages over the posterior if the
     method has one that forecasts. Scores are exact, except `crps` where neither a mixture of normals nor whole numbers
     are forecast, and `pit` of emissions without a distribution function: these come from 10,000 draws. After lags, the
-    scores are those of a mixture over 2,000 drawn paths; means are exact.
+    scores of horizons above 1 are those of a mixture over 2,000 drawn paths; means are exact.
 
     Arguments:
         model: any model with `fit` and `forecast`.
@@ -152,7 +152,7 @@ def backtest(
         stop = min(origin + refit_every, n - horizons[0] + 1)
         order = _order(fit, blocks[-1] if blocks else None)
         blocks.append(Block(fit, order, series, start, range(origin, stop), horizons, level))
-    with torch.no_grad(), seeded(seed, series.like):
+    with torch.no_grad(), seeded(seed, series.like), possible(model, options):
         forecasts = pd.concat([block.forecasts() for block in blocks])
         states = pd.concat([block.states() for block in blocks])
     refits = pd.concat([block.refit() for block in blocks])

@@ -1,7 +1,10 @@
 """Fits of several models, or of one model to several series, without progress bars."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
+from ...inference.numerics.checks import ImpossibleError
 from ...inference.numerics.randomness import Seed
 from ..data.series import Given, Series
 
@@ -23,3 +26,19 @@ def fitted(model: Any, series: Series, options: dict[str, Any], seed: Seed = 0) 
     if fit.interrupted:
         raise KeyboardInterrupt
     return fit
+
+
+@contextmanager
+def possible(model: Any, options: dict[str, Any]) -> Iterator[None]:
+    """Inside, errors about observations that are impossible after a fit to others say what makes them possible."""
+    try:
+        yield
+    except ImpossibleError as error:
+        flat = options.get("prior", "weak") is None
+        cures = ['prior="weak" instead of prior=None'] if flat else []
+        axes = getattr(getattr(model, "emission", None), "sizes", {})
+        if any(axis.endswith("category") for axis in axes):
+            cures.append("an emission that counts each category once more, as Categorical(n_categories, prior=2.0)")
+        cure = f" Give {' and '.join(cures)}." if cures else " Give a prior under which it is possible."
+        reason = "The fit to other steps gave it the probability 0, because they have none like it."
+        raise ImpossibleError("x", f"{error.message} {reason}{cure}", error.failed) from None

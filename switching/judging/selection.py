@@ -21,7 +21,7 @@ from ...inference.numerics.scalars import check_choice, check_integer
 from ..data.series import Series
 from ..problem import Problem
 from ..views.tables import html, number
-from .fits import fitted, is_model, split
+from .fits import fitted, is_model, possible, split
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -203,7 +203,10 @@ def _row(fit: Any, criterion: str) -> dict[str, Any]:
         names = POINT if isinstance(fit.model.problem(fit.series), Problem) else POINT[:2]
         row |= {name: getattr(fit, name) for name in names}
     if criterion != "heldout" and criterion not in row:
-        getattr(fit, criterion)  # whose error has the cure
+        try:
+            getattr(fit, criterion)  # whose error has the cure
+        except TypeError as error:
+            raise ValueError(f"criterion: {error}") from None
     return row
 
 
@@ -219,7 +222,7 @@ def _heldout(model: Any, series: Series, folds: int, options: dict[str, Any]) ->
     for end, after in pairwise(ends):
         past, longer = one.cut(0, end), one.cut(0, after)
         past_only = fitted(model, past, options).model
-        with torch.no_grad():
+        with torch.no_grad(), possible(model, options):
             gain = past_only.log_evidence(longer) - past_only.log_evidence(past)
             total += float(longer.weighed(gain))
     return total
@@ -230,6 +233,6 @@ def _left_out(model: Any, series: Series, folds: int, options: dict[str, Any]) -
     for fold in range(folds):
         kept, left = (series.part((number_of != fold).eq(inside).nonzero().flatten()) for inside in (True, False))
         others = fitted(model, kept, options).model
-        with torch.no_grad():
+        with torch.no_grad(), possible(model, options):
             total += float(left.weighed(others.log_evidence(left)).sum())
     return total

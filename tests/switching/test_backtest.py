@@ -154,6 +154,20 @@ def test_lags_are_observations_before_each_origin(nile):
     assert walk.forecasts["mean"].iloc[1] == pytest.approx(float(fitted.forecast(nile[:31], 1).mean), rel=1e-9)
 
 
+@pytest.mark.parametrize("dynamics", [sh.Markov(2), sh.Copy(3)])
+def test_the_next_step_after_lags_has_its_exact_density(dynamics, nile):
+    """The first horizon is a mixture of K normals, whose density is that of the filter."""
+    model = sh.SwitchingSSM(dynamics, sh.AutoRegressive(2))
+    result = sh.backtest(model, nile[:40], refit_every=20, horizon=[1, 2], first=30, **FAST)
+    filtered = result.fits[0].model.filter(nile[:40]).log_increment[30:]
+    first = result.forecasts.xs(1, level="horizon")
+    np.testing.assert_allclose(first.log_score, filtered, rtol=1e-12)
+    several = result.fits[0].forecast(1).observation
+    weight, mean, _ = several.components
+    assert float((weight.sum(-1) - 1).abs().max()) < 1e-12
+    np.testing.assert_allclose((weight.unsqueeze(-1) * mean).sum(-2), result.fits[0].forecast(1).mean, rtol=1e-12)
+
+
 def test_linear_models_walk_too(nile):
     linear = sh.backtest(sh.LinearSSM(sh.LocalLevel()), nile[:30], first=28, horizon=1)
     assert linear.states.empty

@@ -39,6 +39,29 @@ def test_without_gates_it_is_the_entropy_of_the_chain():
     torch.testing.assert_close(of_paths(problem, model.values), problem.chain(model.values).entropy())
 
 
+def test_icl_of_a_model_without_states_is_refused_as_a_criterion(nile):
+    with pytest.raises(ValueError, match=r"criterion: icl: got a LinearSSM, .*use bic"):
+        sh.select(lambda n: sh.LinearSSM(n, 1), nile[:20], [1], "icl", max_steps=3, restarts=1)
+
+
+@pytest.mark.parametrize("prior", [None, "weak"])
+def test_a_category_that_is_first_seen_when_held_out_has_a_cure(prior):
+    x = [0, 1, 0, 1, 1, 0, 0, 1, 0, 1, 0, 0, 1, 2, 1, 0, 2, 1, 0, 1]
+
+    def make(one):
+        return sh.SwitchingSSM(sh.Markov(1), sh.Categorical(3, prior=one))
+
+    fast = {"restarts": 1, "max_steps": 5, "prior": prior}
+    with pytest.raises(ValueError, match=r"step 13 is impossible .*Categorical\(n_categories, prior=2.0\)") as said:
+        sh.select(make, x, [1.0], "heldout", **fast)
+    assert ('prior="weak"' in str(said.value)) is (prior is None)
+    with pytest.raises(ValueError, match=r"step 13 is impossible .*because they have none like it"):
+        sh.backtest(make(1.0), x, refit_every=5, horizon=1, first=10, **fast)
+    if prior == "weak":
+        assert bool(np.isfinite(sh.select(make, x, [2.0], "heldout", **fast).table.heldout).all())
+        assert bool(np.isfinite(sh.backtest(make(2.0), x, horizon=1, first=10, **fast).forecasts.log_score).all())
+
+
 def test_icl_adds_twice_the_entropy_to_bic(nile):
     fit = copies(2).fit(nile[:40], progress=False, **FAST)
     assert fit.icl == pytest.approx(fit.bic + 2 * states_entropy(fit.model, fit.series), rel=1e-12)
