@@ -9,7 +9,9 @@ Rows of X are the steps of one sequence, or of several:
 Without either, all rows are one sequence.
 """
 
-from collections.abc import Callable, Sequence
+import re
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -28,6 +30,7 @@ from .fit import Fit
 from .model import SwitchingSSM
 
 Rows = NDArray[np.intp]
+STEP = re.compile(r"(?:sequence (\d+), )?step (\d+)(?:, feature (\d+)( \([^)]*\))?)?")  # a place in an error
 
 
 class SwitchingEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):
@@ -90,9 +93,11 @@ class SwitchingEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Base
         rows = self._read(X, reset=True, ensure_min_samples=2)
         _check_y(y, len(rows))
         model = self._model_for(rows)
-        x = _split(rows[:, self._places(model)], sequences_of(len(rows), groups, lengths))
+        sequences = sequences_of(len(rows), groups, lengths)
+        x = _split(rows[:, self._places(model)], sequences)
         options = {name: getattr(self, name) for name in ("method", "restarts", "max_steps", "tol", "prior")}
-        self.fit_: Fit[SwitchingSSM] = model.fit(x, seed=self._seed(), progress=False, **options)
+        with self._by_row(sequences, groups, self._places(model)):
+            self.fit_: Fit[SwitchingSSM] = model.fit(x, seed=self._seed(), progress=False, **options)
         self.model_: SwitchingSSM = self.fit_.model
         return self
 
@@ -164,10 +169,35 @@ class SwitchingEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Base
         check_is_fitted(self)
         rows = self._read(X, reset=False)
         sequences = sequences_of(len(rows), groups, lengths)
-        tables = torch.cat(of(self.model_, _split(rows[:, self._places(self.model_)], sequences))).numpy()
+        places = self._places(self.model_)
+        with self._by_row(sequences, groups, places):
+            tables = torch.cat(of(self.model_, _split(rows[:, places], sequences))).numpy()
         whole = np.empty_like(tables)
         whole[np.concatenate(sequences)] = tables
         return whole
+
+    @contextmanager
+    def _by_row(self, sequences: Sequence[Rows], groups: Any, places: Rows) -> Iterator[None]:
+        """Inside, errors about x name rows of X, with their groups, and its columns."""
+
+        def place(step: re.Match[str]) -> str:
+            sequence, number, feature, called = step.groups()
+            row = sequences[int(sequence or 0)][int(number)]
+            group = "" if groups is None else f" of group {np.asarray(groups).ravel()[row]}"
+            if feature is None:
+                return f"row {row}{group}"
+            column = places[int(feature)]
+            names = vars(self).get("feature_names_in_")
+            called = called or "" if names is None else f" ({names[column]})"
+            return f"row {row}{group}, feature {column}{called}"
+
+        try:
+            yield
+        except ValueError as error:
+            text = str(error)
+            if text.startswith("x:"):
+                error.args = ("X:" + STEP.sub(place, text, count=1).removeprefix("x:"),)
+            raise
 
     def _read(self, X: Any, **how: Any) -> NDArray[Any]:
         rows: Any = validate_data(self, X, dtype=[np.float64, np.float32], ensure_all_finite="allow-nan", **how)

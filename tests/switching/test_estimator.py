@@ -208,3 +208,22 @@ def test_labels_may_be_of_several_types():
 def test_lengths_in_the_place_of_y_are_refused_by_score(rows, fitted):
     with pytest.raises(ValueError, match="y: got 2 values for 46 rows of X; to name sequences, write lengths="):
         fitted.score(rows, [40, 6])
+
+
+def test_an_impossible_row_is_named_as_the_caller_counts_it():
+    X = np.abs(np.random.default_rng(0).normal(size=(12, 1))) + 0.1
+    groups = np.array(list("aabbbaabbaab"))
+    good = sh.sklearn.HMM(emission=sh.Gamma, restarts=1, max_steps=3).fit(X, groups=groups)
+    X[7] = -1.0
+    with pytest.raises(ValueError, match=r"X: got -1 at row 7 of group b, feature 0; expected positive numbers"):
+        sh.sklearn.HMM(emission=sh.Gamma, restarts=1).fit(X, groups=groups)
+    with pytest.raises(ValueError, match=r"X: got -1 at row 7, feature 0; expected positive"):
+        sh.sklearn.HMM(emission=sh.Gamma, restarts=1).fit(X, lengths=[5, 7])
+    with pytest.raises(ValueError, match=r"X: got -1 at row 7 of group b, feature 0"):
+        good.predict(X, groups=groups)
+    frame = pd.DataFrame({"cloud": 0.5, "rain": X[:, 0]})
+    model = sh.SwitchingSSM(sh.Markov(2), sh.Joint(rain=sh.Gamma(), cloud=sh.Normal()))
+    with pytest.raises(ValueError, match=r"X: got -1 at row 7, feature 1 \(rain\); expected positive"):
+        sh.sklearn.SwitchingEstimator(model, restarts=1).fit(frame)
+    with pytest.raises(ValueError, match=r"X: got -1 at row 7, feature 1 \(rain\)"):
+        sh.sklearn.HMM(emission=sh.Gamma(2), restarts=1).fit(frame)
