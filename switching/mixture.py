@@ -1,5 +1,7 @@
 """An observation whose state and gate are uncertain."""
 
+import math
+
 import torch
 from pyro.distributions import TorchDistribution
 from torch import Tensor
@@ -52,7 +54,24 @@ class StateMixture(TorchDistribution):
     @property
     def probs(self) -> Tensor:
         """P(category), for categorical observations."""
-        return self._expect(self.emission.category_probs(self.values))
+        return self.category_probs(0)
+
+    def category_probs(self, feature: int) -> Tensor:
+        """P(category) of a categorical feature."""
+        emission, values, _ = self.emission.of_feature(feature, self.values)
+        return self._expect(emission.category_probs(values))
+
+    def arc(self, level: float) -> Tensor:
+        """The distances from the mean direction within which each feature, an angle, has the probability `level`."""
+        mean = self.mean
+
+        def inside(reach: Tensor) -> Tensor:
+            low, high = mean - reach, mean + reach
+            ends = (self.cdf(torch.remainder(end + math.pi, 2 * math.pi) - math.pi) for end in (high, low))
+            wrapped = (low < -math.pi).to(mean) + (high >= math.pi).to(mean)
+            return next(ends) - next(ends) + wrapped
+
+        return bisected(inside, level, torch.zeros_like(mean), torch.full_like(mean, math.pi))
 
     def cdf(self, value: Tensor) -> Tensor:
         """P(x_f <= value) of each feature separately."""

@@ -88,7 +88,7 @@ def by_sequence(
                     cut = of_each(part)
                 for i, one in zip(members.tolist(), cut, strict=True):
                     records[i] = one
-            if isinstance(x, dict):
+            if isinstance(x, dict) and series.sequences is not None:
                 return dict(zip(x, records, strict=True))
             names = None if series.stacked is not None else series.sequences
             return records if names is None else dict(zip(names, records, strict=True))

@@ -139,6 +139,9 @@ class Emission(Named, ABC):
     normal: ClassVar[bool] = False
     """Whether each feature is normal, given the state."""
 
+    angular: ClassVar[bool] = False
+    """Whether features are angles from -pi to pi."""
+
     takes_noise: ClassVar[bool] = False
     """Whether rows of observations may have the known variances of their noise beside them, `[N, 2 F]`."""
 
@@ -384,6 +387,10 @@ class Emission(Named, ABC):
         """P(x_f <= x) of each feature separately, in each state."""
         tables = [part.emission.marginal_cdf(x, part.own(values)) for part in self.parts]
         return ByGate(tables[0], tables[-1])
+
+    def of_feature(self, feature: int, values: Parameters) -> tuple["Emission", Parameters, int]:
+        """The emission of a feature, its values, and the number of the feature there."""
+        return self, values, feature
 
     def category_probs(self, values: Parameters) -> ByGate:
         """P(category) in each state `[*r, K, C]`, for categorical observations."""

@@ -8,6 +8,8 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, cast
 
+import numpy as np
+import pandas as pd
 import torch
 from pyro.distributions import TorchDistribution
 from pyro.distributions.torch_distribution import TorchDistributionMixin
@@ -40,8 +42,9 @@ class _Columns(constraints.Constraint):
 class Joint(Emission):
     """Emissions of different families side by side, independent given the state; each keyword names columns.
 
-    Parameters have the name of their columns as a prefix: `step_shape`, `angle_loc`. Columns of a data frame are found
-    by name, in any order; those of other data come in the order of the keywords. An emission of several features has
+    Parameters have the name of their columns as a prefix: `step_shape`, `angle_loc`. Columns of a data frame, or of a
+    dictionary of columns, are found by name, in any order; those of other data come in the order of the keywords. An
+    emission of several features has
     the columns whose names start with its own, such as `wind_u` and `wind_v` of `wind=Normal(2)`. Each column may be
     missing on its own. EM, SVI and NUTS fit it; message passing does not take it.
 
@@ -118,12 +121,29 @@ class Joint(Emission):
                     f"{', '.join(self._order(x.features_of()))}; read the frame with this model's read."
                 )
             return x
+        if isinstance(x, Mapping):
+            if self.n_features > 1 and _are_columns(x):
+                return self._table(x)
+            return {name: self.arranged(part) for name, part in x.items()}
         if isinstance(x, list | tuple):
-            return [self.arranged(part) for part in x] if any(labelled(part) for part in x) else x
+            named = any(labelled(part) or isinstance(part, Mapping) for part in x)
+            return [self.arranged(part) for part in x] if named else x
         if not labelled(x) or not hasattr(x, "columns"):
             return x
         by_text = {str(column): column for column in x.columns}
         return x[[by_text[name] for name in self._order([str(column) for column in x.columns])]]
+
+    def _table(self, x: Mapping[str, Any]) -> Any:
+        """Columns by name as one table: a tensor of tensors, otherwise a data frame."""
+        by_text = {str(name): column for name, column in x.items()}
+        lengths = {name: len(column) for name, column in by_text.items()}
+        if len(set(lengths.values())) > 1:
+            got = ", ".join(f"{n} numbers of {name}" for name, n in lengths.items())
+            raise ValueError(f"x: got {got}; give columns of one length, with NaN where a number is missing.")
+        order = self._order(list(by_text))
+        if all(isinstance(column, Tensor) for column in by_text.values()):
+            return torch.stack([by_text[name] for name in order], -1)
+        return pd.DataFrame({name: by_text[name] for name in order})
 
     def _order(self, columns: Sequence[str]) -> list[str]:
         """Names of columns in the order of the parts; ValueError for others."""
@@ -150,6 +170,10 @@ class Joint(Emission):
         """Each part with its columns and its entries of a table of values or hyperparameters."""
         for prefix, part, place in self._places:
             yield part, place, self._own(table, prefix)
+
+    def of_feature(self, feature: int, values: Parameters) -> tuple[Emission, Parameters, int]:
+        part, place, own = next(each for each in self._each(values) if feature < each[1].stop)
+        return part, own, feature - place.start
 
     # ---- what the parts say ------------------------------------------------------------------------------------------
 
@@ -286,6 +310,10 @@ class Joint(Emission):
                 raise ValueError(f"prior: got {name!r}, expected some of {', '.join(self.parameters)}.")
         return Joint(parts)
 
+    def check_fitted(self, values: Parameters, rows: Tensor) -> None:
+        for part, place, own in self._each(values):
+            part.check_fitted(own, rows[:, place])
+
     # ---- the M-step --------------------------------------------------------------------------------------------------
 
     def maximize(
@@ -335,6 +363,16 @@ class _SideBySide(TorchDistribution):
 
     def sample(self, sample_shape: Any = ()) -> Tensor:
         return torch.cat([part.sample(torch.Size(sample_shape)) for part in self.parts], -1)
+
+
+def _are_columns(x: Mapping[str, Any]) -> bool:
+    """Whether all entries are columns of numbers, not sequences of rows."""
+    if any(isinstance(part, Mapping) or (labelled(part) and part.ndim > 1) for part in x.values()):
+        return False
+    try:
+        return bool(x) and all(np.ndim(part) == 1 for part in x.values())
+    except ValueError:  # rows of different lengths
+        return False
 
 
 def _sum(terms: Any) -> Tensor:

@@ -33,7 +33,7 @@ from .conjugate import ConjugateEmission, Representative
 from .contract import Maximized
 from .normal import Normal
 from .separate import Summarized, by_scipy
-from .spread import spread
+from .spread import least_mean, spread
 
 POSITIVE = "positive numbers"
 INSTEAD = "ZeroInflated({name}(...)) takes 0 too, and Normal or StudentT take any number"
@@ -150,10 +150,10 @@ class Exponential(ConjugateEmission):
     instead = "Normal or StudentT take any number"
 
     def default_prior(self, n_states: int, x: Tensor | None) -> Parameters:
-        """The weight of one observation at the mean of the data."""
-        mean = torch.ones(self.n_features, dtype=torch.float64, device="cpu") if x is None else x.nanmean(0)
-        mean = torch.where(mean > 0, mean, 1.0).expand(n_states, -1)
-        return {"shape": torch.full_like(mean, 1.5), "rate": mean}
+        """The weight of half an observation, with the mean of the state that waits least."""
+        mean = torch.ones(self.n_features, dtype=torch.float64, device="cpu")
+        mean = (mean if x is None else least_mean(x, self.embed(x), n_states)).expand(n_states, -1)
+        return {"shape": torch.full_like(mean, 1.5), "rate": mean / 2}
 
     def natural(self, prior: Parameters) -> Tensor:
         return self.family.natural(prior["shape"], prior["rate"])

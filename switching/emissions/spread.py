@@ -54,6 +54,22 @@ def spread(x: Float[Tensor, "N F"] | None, n_states: int, n_features: int) -> Sp
     return Spread(*(table.to(x) for table in (center, whole, whole.square(), within.square())))
 
 
+def least_mean(x: Float[Tensor, "N F"], embedded: Float[Tensor, "N E"], n_states: int) -> Float[Tensor, "F"]:
+    """The least mean of each feature of x >= 0 in as many clusters as there are states, but no less than `LEAST` times
+    that of all.
+
+    Arguments:
+        embedded: x in coordinates in which similar observations are near.
+    """
+    seen = x.detach().isfinite().any(-1).nonzero().flatten()
+    some = seen[:: max(1, len(seen) // MOST)]
+    rows, points = x.detach()[some].double(), embedded.detach()[some].double().nan_to_num()
+    labels = clusters(points, points, n_states, seed=0).unsqueeze(-1)
+    means = torch.stack([rows.where(labels == cluster, torch.nan).nanmean(0) for cluster in range(n_states)])
+    whole = _or_one(rows.nanmean(0))
+    return means.nan_to_num(torch.inf).amin(0).clamp_min(0.0).maximum(LEAST * whole).minimum(whole).to(x)
+
+
 def check_squares(
     argument: str, scale: Tensor, dtype: torch.dtype, names: Sequence[str] | None = None, verb: str = "spreads by"
 ) -> None:

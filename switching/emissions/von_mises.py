@@ -64,6 +64,7 @@ class VonMises(Summarized):
     expects = "angles in radians, from -pi to pi"
     instead = "Turn others into this range by (x + pi) % (2 * pi) - pi; Normal or StudentT take any number"
     typical = 0.0
+    angular = True
     parameters = {  # noqa: RUF012 the same for all instances
         "loc": Parameter(("state", "feature"), constraints.interval(-END, END)),
         "concentration": Parameter(("state", "feature"), constraints.positive),

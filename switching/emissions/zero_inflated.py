@@ -20,11 +20,13 @@ from torch import Tensor
 from torch.distributions import constraints
 
 from ...inference.numerics.delegation import delegated
+from ...inference.numerics.user_warnings import warn_user
 from ..parameters import Parameter, Parameters
 from ..priors import Site
 from .contract import Emission, Maximized, check_no_inputs
 from .separate import maximized, weighted_moments
 
+NOTHING = 1e-12  # the rate, or the probability of other numbers, of a state that has only zeros
 ZERO, HYPERPARAMETERS = "zero_probs", ("zero_successes", "zero_failures")
 
 
@@ -193,10 +195,26 @@ class ZeroInflated(Emission):
             return super().maximize(x, weights, near, prior, floor)
         best = self.emission.maximize(self._without_zeros(x), weights, near, prior, floor)
         zeros, count = weights.mT @ (x == 0).to(weights), weights.mT @ (~torch.isnan(x)).to(weights)
+        collapsed = best.collapsed & (count > zeros).any(-1)  # zeros alone say nothing of the emission
         if prior is not None:
             successes, failures = (prior[name] for name in HYPERPARAMETERS)
             zeros, count = zeros + successes - 1, count + successes + failures - 2
-        return Maximized(best.values | {ZERO: zeros / count}, best.collapsed)
+        return Maximized(best.values | {ZERO: zeros / count}, collapsed)
+
+    def check_fitted(self, values: Parameters, rows: Tensor) -> None:
+        """Warn if a state has only zeros, which leave some parameters free."""
+        self.emission.check_fitted({name: values[name] for name in self.emission.parameters}, rows)
+        if self._counts:
+            free, only = (ZERO,), self.emission.moments(values)[0] <= NOTHING
+        else:
+            free, only = tuple(self.emission.parameters), values[ZERO] >= 1 - NOTHING
+        if bool(only.any()):
+            state, feature = torch.nonzero(only)[0].tolist()
+            names, verb = " and ".join(free), "is" if len(free) == 1 else "are"
+            warn_user(
+                f"{names}: feature {feature} is always 0 in state {state}, so the likelihood does not depend on its "
+                f"{names}, which {verb} no estimate{'s' * (len(free) > 1)}. Fit with prior='weak', or fewer states."
+            )
 
     # ---- zeros of counts: the objective of each state and feature, see `separate` -----------------------------------
 

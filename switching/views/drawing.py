@@ -140,6 +140,8 @@ def draw_series(panel: Axes, axis: TimeAxis, observed: ndarray, joined: bool = T
 
 def draw_steps(panel: Axes, axis: TimeAxis, values: ndarray, baseline: ndarray | None, **style: Any) -> None:
     """A line of steps, filled down to the baseline if there is one; gaps where values are NaN."""
+    if np.isnan(values).all():
+        return
     # Axes.stairs would loop over every vertex in Python to find the limits, which takes minutes for a long series
     floor: Any = baseline  # matplotlib accepts an array, but its annotation differs
     panel.add_artist(StepPatch(values, axis.edges, baseline=floor, fill=baseline is not None, **style))
@@ -158,9 +160,25 @@ def draw_band(
     for state, color in enumerate(colors):
         here = best == state
         if here.any():
-            top, bottom, middle = (np.where(here, bound, np.nan) for bound in (upper, lower, mean))
+            shown = here & ~np.isnan(upper + lower)
+            top, bottom = (np.where(shown, bound, np.nan) for bound in (upper, lower))
+            middle = np.where(here, mean, np.nan)
             draw_steps(panel, axis, top, bottom, color=color, alpha=0.22, linewidth=0, zorder=1)
             draw_steps(panel, axis, middle, None, color=color, linewidth=2.2, zorder=5)
+
+
+def draw_arc(
+    panel: Axes, axis: TimeAxis, best: ndarray, colors: Sequence[str], mean: ndarray, lower: ndarray, upper: ndarray
+) -> None:
+    """`draw_band` of angles from -pi to pi: what lies beyond one end is drawn at the other."""
+    draw_band(panel, axis, best, colors, mean, lower.clip(-np.pi, np.pi), upper.clip(-np.pi, np.pi))
+    nothing, turn = np.full_like(mean, np.nan), 2 * np.pi
+    above = np.where(upper > np.pi, upper - turn, np.nan), np.full_like(mean, -np.pi)
+    below = np.full_like(mean, np.pi), np.where(lower < -np.pi, lower + turn, np.nan)
+    for top, bottom in (above, below):
+        draw_band(panel, axis, best, colors, nothing, bottom, top)
+    panel.set_ylim(-np.pi, np.pi)
+    panel.set_yticks([-np.pi, 0.0, np.pi], ["-π", "0", "π"])
 
 
 def draw_categories(panel: Axes, axis: TimeAxis, probs: ndarray) -> None:

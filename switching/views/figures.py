@@ -9,7 +9,7 @@ from typing import Any, Unpack
 
 import numpy as np
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from scipy.special import ndtri
@@ -35,6 +35,7 @@ from .drawing import (
     PANEL,
     STRIP,
     TimeAxis,
+    draw_arc,
     draw_band,
     draw_categories,
     draw_gate,
@@ -57,10 +58,10 @@ def plot_fit(model: Any, x: Any, *, sequence: int = 0, level: float = 0.9, **giv
 
     From the top: each feature with the mean of its smoothed state mixture, and a band of this mean plus and minus
     normal quantiles times the mixture's standard deviation (for a categorical symbol: the probability of each
-    category); the probability of each state, stacked; the probability that a step redrew its state (for Markov
-    dynamics: that the state changed). States are coloured from dark to light by their mean. The first step always
-    redraws, so the last panel omits it. Of very many steps every n-th is drawn, and the title says so; the last panel
-    then shows the greatest probability of each n steps.
+    category; a band of angles goes on at the other end); the probability of each state, stacked; the probability that
+    a step redrew its state (for Markov dynamics: that the state changed). States are coloured from dark to light by
+    their mean. The first step always redraws, so the last panel omits it. Of very many steps every n-th is drawn, and
+    the title says so; the last panel then shows the greatest probability of each n steps.
 
     Arguments:
         x, lengths, inputs, dt: as in every method of the model; a pandas index becomes the time axis.
@@ -79,8 +80,9 @@ def plot_fit(model: Any, x: Any, *, sequence: int = 0, level: float = 0.9, **giv
     here = emission_at(emission, problem.series, problem.series.drive.at(slice(None, None, every)))
     mixture = StateMixture(here, values, seen.weights)
     reach = float(ndtri(0.5 + level / 2)) * mixture.variance.sqrt()
-    lower, upper = within_support(emission, mixture.mean - reach, mixture.mean + reach)
-    band = Band(mixture.mean, lower, upper, seen.state)
+    ends = within_support(emission, mixture.mean - reach, mixture.mean + reach)
+    around = angular(emission, values), reach.clamp_max(np.pi)
+    band = Band(mixture.mean, *about(mixture.mean, *ends, *around), seen.state)
     axis = time_axis(problem.series).thinned(every)
     figure, panels = new_figure([*[PANEL] * emission.n_features, STRIP, GATE])
     part = "" if every == 1 else f", 1 step of {every} drawn"
@@ -97,15 +99,21 @@ def plot_fit(model: Any, x: Any, *, sequence: int = 0, level: float = 0.9, **giv
 def plot_forecast(forecast: Any, level: float = 0.9) -> Figure:
     """The end of a series and the forecast after it, for one sequence; see `Forecast.plot`.
 
-    It shows each feature with the forecast's mean and the central interval of its mixture; below, the probability of
-    each state, smoothed up to the last observation and forecast after it.
+    It shows each feature with the forecast's mean and the central interval of its mixture (for angles: the arc about
+    the mean direction with this probability); below, the probability of each state, smoothed up to the last observation
+    and forecast after it.
     """
     source, mixture = forecast.source, forecast.observation
     assert isinstance(forecast.state, Tensor)
     emission, values = _described(source, forecast.series)
     heights, shown = [*[PANEL] * emission.n_features, STRIP], _shown(emission, f"{100 * level:g}% interval")
     frame, state = ForecastFrame.of(forecast, heights, level, shown), forecast.state.cpu()
-    draw_features(frame.panels, emission, values, frame.observed, (Band(*frame.expected, state), frame.ahead), mixture)
+    mean, lower, upper = frame.expected
+    angles = angular(emission, values)
+    if bool(angles.any()):
+        lower, upper = about(mean, lower, upper, angles, mixture.arc(level).cpu())
+    band = Band(mean, lower, upper, state)
+    draw_features(frame.panels, emission, values, frame.observed, (band, frame.ahead), mixture)
     seen = source.smooth(forecast.series).state.cpu()[frame.first :]
     draw_states(frame.panels[-1], frame.axis, torch.cat([seen, state]).numpy(), _colors(emission, values))
     return frame.finished()
@@ -170,6 +178,17 @@ def within_support(emission: Emission, lower: Tensor, upper: Tensor) -> tuple[Te
     least, most = (getattr(emission.support, f"{end}_bound", None) for end in ("lower", "upper"))
     lower = lower if least is None else lower.maximum(torch.as_tensor(least).to(lower))
     return lower, upper if most is None else upper.minimum(torch.as_tensor(most).to(upper))
+
+
+def angular(emission: Emission, values: Parameters) -> Bool[Tensor, "F"]:
+    """Which features are angles."""
+    parts = (emission.of_feature(feature, values)[0] for feature in range(emission.n_features))
+    return torch.tensor([part.angular for part in parts], device="cpu")
+
+
+def about(mean: Tensor, lower: Tensor, upper: Tensor, angles: Tensor, reach: Tensor) -> tuple[Tensor, Tensor]:
+    """The ends of a band; those of angles lie about the mean, and may lie beyond -pi or pi."""
+    return torch.where(angles, mean - reach, lower), torch.where(angles, mean + reach, upper)
 
 
 # ---- the panels ----------------------------------------------------------------------------------------------------
@@ -240,15 +259,16 @@ def draw_features(
     """A panel for each feature: the observed steps over the expected ones, coloured by the most probable state."""
     (series, seen_at), (band, axis) = observed, expected
     colors, best = _colors(emission, values), band.state.argmax(-1).numpy()
-    few = _binary(emission) or _categorical(emission)
     for feature, name in enumerate(series.features_of()):
-        panel = panels[feature]
-        if _categorical(emission):
-            draw_categories(panel, axis, mixture.probs.cpu().numpy())
+        panel, (part, _, _) = panels[feature], emission.of_feature(feature, values)
+        few = _binary(part) or _categorical(part)
+        if _categorical(part):
+            draw_categories(panel, axis, mixture.category_probs(feature).cpu().numpy())
         else:
             mean, lower, upper = (bound[:, feature].numpy() for bound in (band.mean, band.lower, band.upper))
-            draw_band(panel, axis, best, colors, mean, *((mean, mean) if _binary(emission) else (lower, upper)))
-        draw_series(panel, seen_at, series.observations[:, feature].numpy(), joined=not few)
+            draw = draw_arc if part.angular else draw_band
+            draw(panel, axis, best, colors, mean, *((mean, mean) if _binary(part) else (lower, upper)))
+        draw_series(panel, seen_at, series.observations[:, feature].numpy(), joined=not (few or part.angular))
         name_feature(panel, name)
         label_states(panel, *state_labels(emission, values, feature, series.state_names), colors)
 
@@ -277,8 +297,9 @@ def state_labels(
         labels = range(len(of_states)) if names is None else names
         return [f"state {k}: {kind}{format(at, form)}" for k, at in zip(labels, of_states, strict=True)]
 
-    if _categorical(emission):
-        where = values["probs"].argmax(-1).double().numpy()
+    part, own, _ = emission.of_feature(feature, values)
+    if _categorical(part):
+        where = own["probs"].argmax(-1).double().numpy()
         return where, texts("mostly ", where, ".0f")
     mean, scale = (
         table.redrawn[:, feature].double().numpy() for table in (emission.mean(values), emission.variance(values))

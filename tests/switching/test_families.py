@@ -1,6 +1,7 @@
 """Every family of observations: its density, its extremes, and each thing that a model with it does."""
 
 import contextlib
+import warnings
 
 import numpy as np
 import pandas as pd
@@ -304,6 +305,37 @@ def test_a_state_on_one_number_stays_finite_and_is_reported_without_a_prior(name
     assert all(bool(value.isfinite().all()) for value in free.model.values.values())
 
 
+@pytest.mark.parametrize(
+    ("emission", "free"),
+    [(sh.ZeroInflated(sh.Gamma()), "shape and rate"), (sh.ZeroInflated(sh.Poisson()), "zero_probs")],
+)
+def test_zeros_alone_leave_parameters_free_which_is_said(emission, free):
+    x = torch.tensor([0.0] * 20 + [3.0, 4.0, 6.0, 5.0] * 5).double()
+    model, fast = sh.SwitchingSSM(sh.Markov(2), emission), {"restarts": 1, "max_steps": 20, "progress": False}
+    known = [0] * 20 + [1] * 20
+    with pytest.warns(UserWarning, match=rf"{free}: feature 0 is always 0 in state 0, .*prior='weak'"):
+        fit = model.fit(x, prior=None, states=known, **fast)
+    assert not bool(fit.collapsed_states.any())
+    joint = sh.SwitchingSSM(sh.Markov(2), sh.Joint(one=emission, two=sh.Normal()))
+    both = torch.stack([x, torch.sin(torch.arange(40)).double()], -1)
+    with pytest.warns(UserWarning, match=rf"{free}: feature 0 is always 0 in state 0"):
+        joint.fit(both, prior=None, states=known, **fast)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        model.fit(x, states=known, **fast)
+
+
+def test_the_weak_prior_of_waiting_times_is_weak_beside_states_of_very_different_rates():
+    rng = np.random.default_rng(0)
+    x = np.concatenate([rng.exponential(1e-3, 100), rng.exponential(1.0, 100)])
+    model, fast = sh.SwitchingSSM(sh.Markov(2), sh.Exponential()), {"restarts": 2, "progress": False}
+    free, weak = (model.fit(x, prior=prior, **fast).model.rate.flatten().sort().values for prior in (None, "weak"))
+    assert_close(weak, free, rtol=0.03, atol=0)
+    assert_close(sh.Exponential().default_prior(2, None)["rate"], torch.full((2, 1), 0.5).double())
+    zeros = torch.zeros(10, 1).double()
+    assert bool((sh.Exponential().default_prior(2, zeros)["rate"] > 0).all())
+
+
 def test_gammas_of_great_shape_keep_their_digits():
     x = 1e4 + torch.randn(200, 1, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     fit = sh.SwitchingSSM(sh.Markov(1), sh.Gamma()).fit(x, prior=None, restarts=1, progress=False)
@@ -506,6 +538,28 @@ def test_the_mean_of_a_forecast_of_angles_is_a_direction(beside):
     assert_close(ahead.variance[:, 0], torch.full((2,), each).double(), rtol=0.05, atol=0)
     if beside:
         assert_close(ahead.mean[:, 1], torch.full((2,), 2.0).double())
+
+
+def test_columns_by_name_are_one_sequence_of_a_joint_emission():
+    columns = {"angle": [0.1, 0.2, -0.3, 1.0, 2.0, np.nan], "step": [1.0, 2.0, 3.0, 0.4, 1.0, 2.0]}
+    model = sh.SwitchingSSM(sh.Markov(2), sh.Joint(step=sh.Gamma(), angle=sh.VonMises()))
+    read = model.read(columns)
+    assert torch.equal(read.x.nan_to_num(), model.read(pd.DataFrame(columns)).x.nan_to_num())
+    assert read.features == ("step", "angle")
+    tensors = {name: torch.tensor(column) for name, column in columns.items()}
+    assert model.read(tensors).x.dtype == torch.float32
+    fit = model.fit(columns, restarts=1, max_steps=3, progress=False)
+    (belief,) = fit.model.filter(columns, ragged=True)
+    assert belief.state.shape == (6, 2)
+    by_name = fit.model.filter({"one": columns, "two": pd.DataFrame(columns)[:3]}, ragged=True)
+    assert {name: len(one.state) for name, one in by_name.items()} == {"one": 6, "two": 3}
+    assert model.read([columns, columns]).x.shape == (2, 6, 2)
+    assert model.read({"one": np.ones((3, 2)), "two": np.ones((4, 2))}).n_sequences == 2
+    assert model.read({"one": [[1.0, 1.0]], "two": [[1.0, 1.0], [2.0, 2.0]]}).n_sequences == 2
+    with pytest.raises(ValueError, match=r"x: got 1 numbers of angle, 2 numbers of step; give columns of one length"):
+        model.read({"angle": [0.1], "step": [1.0, 2.0]})
+    with pytest.raises(ValueError, match="expected a column step, as Joint names its emissions"):
+        model.read({"angle": [0.1], "size": [1.0]})
 
 
 # ---- mixtures --------------------------------------------------------------------------------------------------------

@@ -13,7 +13,19 @@ from hypothesis import strategies as st
 from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
 from matplotlib.patches import StepPatch
-from samplehold import Bernoulli, Categorical, Copy, Gated, Markov, MultivariateNormal, Normal, Poisson, SwitchingSSM
+from samplehold import (
+    Bernoulli,
+    Categorical,
+    Copy,
+    Gated,
+    Joint,
+    Markov,
+    MultivariateNormal,
+    Normal,
+    Poisson,
+    SwitchingSSM,
+    VonMises,
+)
 from samplehold.switching.data.timeline import continued, evenly_spaced, following, label_text
 from samplehold.switching.fitting.alignment import state_levels
 from samplehold.switching.parameters import reordered
@@ -466,3 +478,69 @@ def test_names_at_both_sides_of_their_steps_do_not_meet():
     boxes = [text.get_window_extent() for text in panel.texts]
     assert len(boxes) == 2
     assert not boxes[0].overlaps(boxes[1])
+
+
+def angles_and_kinds() -> tuple[SwitchingSSM, dict[str, np.ndarray]]:
+    rng = np.random.default_rng(0)
+    state = np.repeat([0, 1], 20)
+    angle = np.where(state == 0, rng.vonmises(np.pi, 4.0, 40), rng.vonmises(0.5, 4.0, 40))
+    kind = np.where(state == 0, rng.integers(0, 2, 40), rng.integers(1, 3, 40)).astype(float)
+    model = SwitchingSSM(Markov(2), Joint(angle=VonMises(), kind=Categorical(3))).with_values(
+        initial_probs=[0.5, 0.5],
+        transition_probs=[[0.9, 0.1], [0.1, 0.9]],
+        angle_loc=[[3.0], [0.5]],
+        angle_concentration=[[4.0], [4.0]],
+        kind_probs=[[0.5, 0.4, 0.1], [0.1, 0.4, 0.5]],
+    )
+    return model, {"angle": angle, "kind": kind}
+
+
+def bands(panel) -> list[tuple[np.ndarray, np.ndarray]]:
+    """Upper and lower ends of the filled steps."""
+    steps = (patch.get_data() for patch in panel.patches + panel.artists if isinstance(patch, StepPatch))
+    return [(values, baseline) for values, _, baseline in steps if baseline is not None]
+
+
+def test_bands_of_angles_go_on_at_the_other_end_and_categories_of_a_joint_have_probabilities():
+    model, x = angles_and_kinds()
+    for figure in (model.plot(x), model.forecast(x, 4).plot()):
+        angle, kind = figure.axes[:2]
+        assert angle.get_ylim() == (-np.pi, np.pi)
+        for top, bottom in bands(angle):
+            assert np.nanmax(top) <= np.pi
+            assert np.nanmin(bottom) >= -np.pi
+        meshes = [part for part in kind.collections if part.get_array() is not None]
+        assert len(meshes) == 1
+        rows = np.asarray(meshes[0].get_array()).reshape(3, -1)
+        np.testing.assert_allclose(rows.sum(0), 1.0, rtol=1e-12)
+        assert [text.get_text() for text in kind.texts] == ["state 0: mostly 0", "state 1: mostly 2"]
+    plain = SwitchingSSM(Markov(1), VonMises()).with_values(
+        initial_probs=[1.0], transition_probs=[[1.0]], loc=[[3.0]], concentration=[[4.0]]
+    )
+    pieces = bands(plain.plot(x["angle"]).axes[0])
+    first = [(float(top[0]), float(bottom[0])) for top, bottom in pieces if np.isfinite(top[0])]
+    (reach,) = {round(3.0 - bottom, 6) for _, bottom in first if bottom > 0}
+    np.testing.assert_allclose(sorted(first), [(3.0 + reach - 2 * np.pi, -np.pi), (np.pi, 3.0 - reach)], atol=1e-5)
+
+
+def test_an_arc_about_the_mean_direction_has_its_probability():
+    model, x = angles_and_kinds()
+    forecast = (
+        SwitchingSSM(Markov(2), VonMises())
+        .with_values(
+            initial_probs=[0.5, 0.5],
+            transition_probs=[[0.9, 0.1], [0.1, 0.9]],
+            loc=[[3.0], [-2.0]],
+            concentration=[[4.0], [1.0]],
+        )
+        .forecast(x["angle"], 2)
+    )
+    mixture = forecast.observation
+    arc, mean = mixture.arc(0.8), mixture.mean
+    grid = torch.linspace(-1, 1, 20_001, dtype=torch.float64).reshape(-1, 1, 1)
+    angle = torch.remainder(mean + arc * grid + np.pi, 2 * np.pi) - np.pi
+    total = torch.trapezoid(mixture.log_prob(angle).exp(), dx=1e-4, dim=0) * arc[:, 0]
+    torch.testing.assert_close(total, torch.full((2,), 0.8).double(), rtol=1e-6, atol=1e-6)
+    assert torch.equal(
+        model.forecast(x, 2).observation.category_probs(1).sum(-1).round(decimals=9), torch.ones(2).double()
+    )
