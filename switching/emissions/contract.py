@@ -188,6 +188,11 @@ class Emission(Named, ABC):
         distribution, like = self.distribution(values), next(iter(values.values()))
         return distribution.mean.to(like), distribution.variance.to(like)
 
+    def narrowness(self, values: Parameters) -> Float[Tensor, "*r K F"]:
+        """The variance of each feature in each state that falls to 0 where the state sits on a single point; infinite
+        if the likelihood is bounded."""
+        return self.moments(values)[1]
+
     def marginal_cdf(self, x: Float[Tensor, "*#n F"], values: Parameters) -> Float[Tensor, "*n F"]:
         """P(x_f <= x) of each feature separately, under parameters that broadcast against x."""
         distribution: Any = self.distribution(values)

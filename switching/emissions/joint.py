@@ -217,6 +217,9 @@ class Joint(Emission):
         moments = [part.moments(own) for part, _, own in self._each(values)]
         return torch.cat([mean for mean, _ in moments], -1), torch.cat([variance for _, variance in moments], -1)
 
+    def narrowness(self, values: Parameters) -> Tensor:
+        return torch.cat([part.narrowness(own) for part, _, own in self._each(values)], -1)
+
     def averages(self, values: Parameters) -> ByGate:
         averages = torch.cat([part.averages(own).redrawn for part, _, own in self._each(values)], -1)
         return ByGate(averages, averages)

@@ -229,8 +229,10 @@ class ZeroInflated(Emission):
         return cast(Any, self.emission).by_moments(inner, spread.clamp_min(0.0)) | {ZERO: share}
 
     def narrowness(self, values: Parameters) -> Tensor:
-        """Infinite: the likelihood of counts is bounded."""
-        return torch.full_like(values[ZERO], torch.inf)
+        """Infinite for counts, whose likelihood is bounded."""
+        if self._counts:
+            return torch.full_like(values[ZERO], torch.inf)
+        return self.emission.narrowness({name: values[name] for name in self.emission.parameters})
 
     def maximize_beside(self, *arguments: Any) -> Maximized:
         best = super().maximize_beside(*arguments)

@@ -113,7 +113,13 @@ class SearchResult:
         if self.interrupted or not self.doubted:
             return ""
         n, tried = self.agreement
-        return f"; {n or 'none'} of {tried} kinds of start reached it, so a better optimum may exist: raise restarts"
+        n_points = sum(not climb.sound for climb in self.climbs)
+        unbounded = (
+            f"; {n_points} of {len(self.climbs)} starts ended with a state on a single point, where the likelihood is "
+            'unbounded: prior="weak" bounds it'
+        )
+        doubt = f"; {n or 'none'} of {tried} kinds of start reached it, so a better optimum may exist: raise restarts"
+        return doubt + unbounded * bool(n_points)
 
     @property
     def fall(self) -> float:

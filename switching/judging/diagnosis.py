@@ -26,7 +26,7 @@ from ...inference.numerics.randomness import Seed
 from ..data.series import Series
 from ..data.timeline import label_text
 from ..problem import Problem
-from ..views.summary import states_table
+from ..views.summary import on_points, states_table
 from .residuals import LAGS, Residuals, residuals
 
 VALUES, STEPS, SHORTEST, CERTAIN, LEVEL, FAR = 10, 5.0, 1.5, 0.8, 0.01, 4.0
@@ -96,9 +96,8 @@ def _rare(fit: Any, series: Series) -> Finding:
     table, n_steps = states_table(fit, series), int((series.last + 1).sum())
     share = table["share of steps"]
     text = f"{share.idxmin()} is rarest, expected at {share.min() * n_steps:.1f} of {n_steps} steps"
-    flags = fit.collapsed_states if isinstance(fit.collapsed_states, tuple) else (fit.collapsed_states,)
-    single = [name for name, flag in zip(table.index, torch.cat(flags).tolist(), strict=True) if flag]
-    text += f"; on a single point: {', '.join(single)}" if single else ""
+    single = [f"{name}{where}" for name, where in on_points(fit).items()]
+    text += f'; on a single point: {", ".join(single)} (prior="weak" bounds the likelihood)' if single else ""
     return Finding("rare states", text, bool(share.min() * n_steps >= STEPS) and not single)
 
 

@@ -17,6 +17,7 @@ from torch.distributions import constraints
 from ...inference.numerics.scalars import check_probability
 from ..data.series import Series
 from ..fitting.curvature import standard_errors
+from ..fitting.starts import variance_floor
 from ..intervals import central_interval
 from ..parameters import SYMMETRIC, Parameter, Parameters, described, is_simplex
 from ..problem import SeriesProblem
@@ -24,6 +25,7 @@ from .tables import coordinates, html, number, rows, states
 
 WIDTH = 78
 DRAWS = 10_000  # of a posterior
+NARROW = 100.0  # times the floor of variances
 MOST = 300  # parameters of all subjects, beyond which there is no common curvature
 MANY = "No standard errors of so many parameters at once; fit.subject(name).summary() has those of a subject."
 OF_CURVATURE = (
@@ -43,6 +45,7 @@ APPROXIMATE = (
     "The log-likelihood comes from a filter that merges paths, and its curvature is unknown, so estimates have no "
     'standard errors. method="vmp" gives those of a posterior.'
 )
+POINT = '{state} sits on a single point{where}, where the likelihood has no maximum. prior="weak" bounds it.'
 OF_BOUND = "The estimates maximise a bound on it, and may differ from its maximum."
 
 
@@ -311,12 +314,31 @@ def _notes(fit: Any, missing: bool) -> Iterator[str]:
     if fit.posterior is None:
         yield from fit.model.at_ends()
     empty = fit.empty_states if isinstance(fit.empty_states, tuple) else (fit.empty_states,)
-    collapsed = fit.collapsed_states if isinstance(fit.collapsed_states, tuple) else (fit.collapsed_states,)
-    for flags, meaning in ((empty, "is expected to have less than one step"), (collapsed, "sits on a single point")):
-        for name, flag in zip(states(fit.model, fit.state_names), torch.cat(flags).tolist(), strict=True):
-            if flag:
-                yield f"{name[:1].upper()}{name[1:]} {meaning}."
+    for name, flag in zip(states(fit.model, fit.state_names), torch.cat(empty).tolist(), strict=True):
+        if flag:
+            yield f"{name[:1].upper()}{name[1:]} is expected to have less than one step."
+    for name, where in on_points(fit).items():
+        yield POINT.format(state=f"{name[:1].upper()}{name[1:]}", where=where)
     if not fit.converged:
         yield f"{fit.reason.capitalize()}."
     if not fit.converged and fit.posterior is None and fit.model.differentiable:
         yield "Standard errors assume that the end of the fit is a maximum."
+
+
+@torch.no_grad()
+def on_points(fit: Any) -> dict[str, str]:
+    """The states that sit on a single point, each with its features there as text."""
+    flags = fit.collapsed_states if isinstance(fit.collapsed_states, tuple) else (fit.collapsed_states,)
+    collapsed = [number for number, flag in enumerate(torch.cat(flags).tolist()) if flag]
+    where = [""] * len(torch.cat(flags))
+    emission = getattr(fit.model, "emission", None)
+    if collapsed and emission is not None and not fit.model.chain_name and not fit.model.subjects:
+        part, series = emission.parts[0], fit.series
+        narrow = part.emission.narrowness(part.own(fit.model.values_like(series.like)))
+        least = NARROW * variance_floor(series)
+        for number in collapsed:
+            places = (narrow[number] <= least).nonzero().flatten().tolist()
+            names = [series.features_of()[place] for place in places]
+            where[number] = f" in {', '.join(names)}" if names else ""
+    names = list(states(fit.model, fit.state_names))
+    return {names[number]: where[number] for number in collapsed}

@@ -306,6 +306,34 @@ def test_a_state_on_one_number_stays_finite_and_is_reported_without_a_prior(name
 
 
 @pytest.mark.parametrize(
+    "emission", [sh.Normal(2), sh.StudentT(2), sh.Joint(level=sh.StudentT(), rain=sh.ZeroInflated(sh.Gamma()))]
+)
+def test_a_state_on_one_number_is_named_with_its_feature_and_the_prior_that_cures_it(emission):
+    generator = torch.Generator().manual_seed(0)
+    x = 1 + torch.rand(40, 2, generator=generator, dtype=torch.float64)
+    x[10:20, 1] = x[30:40, 1] = 0.75
+    frame = pd.DataFrame(x.numpy(), columns=["level", "rain"])
+    known = [0 if t % 20 >= 10 else 1 for t in range(40)]
+    fit = sh.SwitchingSSM(sh.Markov(2), emission).fit(
+        frame, restarts=1, max_steps=20, states=known, prior=None, progress=False
+    )
+    assert fit.collapsed_states.tolist() == [True, False]
+    said = " ".join(str(fit.summary()).split())
+    assert (
+        'State 0 sits on a single point in rain, where the likelihood has no maximum. prior="weak" bounds it.' in said
+    )
+    assert 'on a single point: state 0 in rain (prior="weak" bounds the likelihood)' in str(fit.diagnose())
+    weak = sh.SwitchingSSM(sh.Markov(2), emission).fit(frame, restarts=1, max_steps=20, states=known, progress=False)
+    assert not bool(weak.collapsed_states.any())
+
+
+def test_starts_that_end_on_single_points_are_said_where_the_rest_disagree():
+    x = np.r_[np.zeros(20), np.random.default_rng(0).normal(5, 1, 40)]
+    fit = sh.SwitchingSSM(sh.Markov(2), sh.Normal()).fit(x, prior=None, max_steps=20, progress=False)
+    assert "starts ended with a state on a single point, where the likelihood is unbounded" in fit.reason
+
+
+@pytest.mark.parametrize(
     ("emission", "free"),
     [(sh.ZeroInflated(sh.Gamma()), "shape and rate"), (sh.ZeroInflated(sh.Poisson()), "zero_probs")],
 )
