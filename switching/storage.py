@@ -258,8 +258,9 @@ def find(name: Any) -> Any:
     """
     package = import_module(__name__.split(".")[0])
     if isinstance(name, str):
-        if Named.find(name) is None and name in package.__all__:
-            getattr(package, name)
+        others = [name] if name in package.__all__ else package.__all__  # those may make it, in a file of theirs
+        for public in others if Named.find(name) is None else ():
+            getattr(package, public)
         known = Named.find(name)
         if known is not None:
             return known

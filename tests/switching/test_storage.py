@@ -337,6 +337,17 @@ def test_what_a_killed_save_left_goes_with_the_next_unless_it_is_being_written(t
 
 
 @pytest.mark.slow
+def test_a_new_process_reads_an_emission_that_is_made_by_another_name(tmp_path):
+    """`AutoRegressive(covariance="full")` makes a class of a file of its own."""
+    made = sh.AutoRegressive(1, 2, covariance="full")
+    x = torch.randn(40, 2, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    sh.SwitchingSSM(sh.Markov(2), made).fit(x, restarts=1, max_steps=2, progress=False).model.save(tmp_path)
+    program = f"import samplehold as sh; print(sh.load({str(tmp_path)!r}).emission)"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert done.stdout.strip() == repr(made), done.stderr
+
+
+@pytest.mark.slow
 @pytest.mark.skipif(os.name != "posix", reason="signals")
 def test_kills_leave_all_of_one_model():
     script = Path(__file__).parents[1] / "fuzz" / "kills.py"
