@@ -432,10 +432,10 @@ class Emission(Named, ABC):
     def units(
         self, center: Float[Tensor, "F"], scale: Float[Tensor, "F"], fixed: Collection[str]
     ) -> tuple[Float[Tensor, "F"], Float[Tensor, "F"]]:
-        """The origin and the unit of each feature in a fit, for data with this center and scale."""
+        """The origin and the unit of each feature in a fit, for data with this center and scale, 0 where constant."""
         movable = self.have_unit and self.shifts(fixed)
         origin = center if movable else torch.zeros_like(center)
-        return origin, scale if self.have_unit else torch.ones_like(scale)
+        return origin, torch.where(scale > 0, scale, 1.0) if self.have_unit else torch.ones_like(scale)
 
     def shifts(self, fixed: Collection[str]) -> bool:
         """Whether parameters of x + a have the same form as those of x, if these parameters are fixed."""

@@ -188,10 +188,10 @@ class Gated(Emission):
 
     def units(self, center: Tensor, scale: Tensor, fixed: Collection[str]) -> tuple[Tensor, Tensor]:
         """Those on which both parts agree."""
-        (about, unit), (other, its_unit) = (
-            part.emission.units(center, scale, [name.removeprefix(PREFIX) for name in fixed]) for part in self.parts
-        )
-        return about.where(about == other, 0.0), unit.where(unit == its_unit, 1.0)
+        known = [name.removeprefix(PREFIX) for name in fixed]
+        about, unit = self.emission.units(center, scale, known)
+        other, unit = self.background.units(center, unit, known)
+        return about.where(about == other, 0.0), unit
 
     def shifted(self, table: Parameters, by: Tensor) -> Parameters:
         converted = dict(table)

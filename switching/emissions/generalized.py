@@ -77,6 +77,10 @@ class GeneralizedLinear(DrivenEmission):
 
     def __post_init__(self) -> None:
         check_kind("plain_emission", self.plain_emission, Emission, "an emission such as Poisson(n_features)")
+        if self.plain_emission.name not in self.links:
+            raise ValueError(
+                f"plain_emission: got {self.plain_emission!r}, which takes no inputs; expected {', '.join(self.links)}."
+            )
         if self.link.size(self.plain_emission) < 1:
             raise ValueError(
                 f"inputs: {self.plain_emission!r} has one category, which no input changes; leave them out."

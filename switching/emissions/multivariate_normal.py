@@ -19,7 +19,7 @@ A step without any observed feature is skipped. If the states share one $\Lambda
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import InitVar, dataclass, field
 from functools import reduce
 from typing import Any, cast
 
@@ -37,12 +37,14 @@ from ...inference.families.peak import peak
 from ...inference.gaussian.op import Moments, multivariate_normal_log_density, multivariate_normal_moments
 from ...inference.numerics.cholesky import cholesky, cholesky_inverse
 from ...inference.numerics.remembered import remembered
+from ...inference.numerics.scalars import check_choice
 from ..parameters import Parameter, Parameters, Shown
 from ..priors import Site, normal_wishart_sites
 from .conjugate import Representative, is_complete
 from .contract import Maximized
+from .normal import Normal
 from .spread import spread
-from .tied import NormalEmission
+from .tied import ALL_STATES, NormalEmission, check_tied
 
 WORD = 32  # the number of features whose pattern is coded in one integer
 
@@ -63,8 +65,10 @@ class MultivariateNormal(NormalEmission):
         prior: as for `Normal`. A Wishart of `precision` has the form of the default prior; it is an inverse Wishart of
             the covariance. Instead of `covariance` there may be a prior of its standard deviations and one of its
             correlations: `{"scale": dist.HalfNormal(2.0), "correlation": dist.LKJ(n_features, 2.0)}`.
+        covariance: "full", a covariance for each state; "tied", one for all states; "diagonal" or "spherical", which
+            make a `Normal` of this covariance, with `scale` in place of `covariance`.
         tied: `{"covariance": "all states"}` for one covariance, which all states share; `precision` and `covariance`
-            then are [1, F, F]. None: every state has its own.
+            then are [1, F, F]. None: every state has its own, except with `covariance="tied"`.
 
     Example:
         >>> import samplehold as sh
@@ -78,6 +82,7 @@ class MultivariateNormal(NormalEmission):
     n_features: int
     prior: Any = field(default=None, kw_only=True, repr=False, compare=False)
     tied: Mapping[str, str] | None = field(default=None, kw_only=True, hash=False)
+    covariance: InitVar[str] = field(default="full", kw_only=True, repr=False)
     family = NormalWishart()
     have_unit = True
     fills_in = True
@@ -92,6 +97,19 @@ class MultivariateNormal(NormalEmission):
             Shown("covariance", constraints.positive_definite, _inverse, _inverse),
         ),
     }
+
+    def __new__(cls, n_features: Any = 1, *, prior: Any = None, tied: Any = None, covariance: str = "full") -> Any:
+        check_choice("covariance", covariance, ("full", "diagonal", "spherical", "tied"))
+        if covariance in ("full", "tied"):
+            return super().__new__(cls)
+        check_tied(tied, cls.tied_name)
+        shared = None if tied is None else {Normal.tied_name: ALL_STATES}
+        return Normal(n_features, prior=prior, tied=shared, covariance=covariance)
+
+    def __post_init__(self, *covariance: str) -> None:
+        if "tied" in covariance and self.tied is None:
+            object.__setattr__(self, "tied", {self.tied_name: ALL_STATES})
+        super().__post_init__()
 
     def default_prior(self, n_states: int, x: Tensor | None) -> Parameters:
         """The weight of half an observation, with the spread within a state; locations within ten times that of the
@@ -174,13 +192,7 @@ class MultivariateNormal(NormalEmission):
         if near is None:
             zero = x.new_zeros(weights.shape[-1], self.n_features)
             near = {"loc": zero, "precision": torch.diag_embed(torch.ones_like(zero))}
-        parts = [
-            _pattern_moments(x[rows], observed, weights[..., rows, :], near)
-            for observed, rows in patterns(x)
-            if observed is None or len(observed)
-        ]
-        parts = parts or [_pattern_moments(x[:0], None, weights[..., :0, :], near)]  # nothing is observed
-        count, first, second = (reduce(torch.add, part) for part in zip(*parts, strict=True))
+        count, first, second = weighted_moments(x, weights, near)
         half = 0.5 * count.unsqueeze(-1)
         return self.from_each(pack(first, -half, half, -0.5 * second.flatten(-2)))
 
@@ -250,6 +262,17 @@ def _pattern_moments(x: Tensor, observed: Tensor | None, weights: Tensor, values
     count, first, second = multivariate_normal_moments(x[:, observed], weights, values["loc"][..., observed])
     first = (gain @ first.unsqueeze(-1)).squeeze(-1)
     return Moments(count, first, gain @ second @ gain.mT + count[..., None, None] * spread)
+
+
+def weighted_moments(x: Float[Tensor, "N F"], weights: Float[Tensor, "*r N K"], values: Parameters) -> Moments:
+    """Expected moments about the states' means; steps without any observed feature do not count."""
+    parts = [
+        _pattern_moments(x[rows], observed, weights[..., rows, :], values)
+        for observed, rows in patterns(x)
+        if observed is None or len(observed)
+    ]
+    parts = parts or [_pattern_moments(x[:0], None, weights[..., :0, :], values)]  # nothing is observed
+    return Moments(*(reduce(torch.add, part) for part in zip(*parts, strict=True)))
 
 
 def completion(observed: Tensor, precision: Tensor) -> tuple[Tensor, Tensor]:

@@ -9,7 +9,9 @@ $b = b_0 + S/2 + \kappa_0 n (\bar x - m_0)^2 / (2\kappa)$; its joint mode is $\m
 
 $$\theta' = (E[\tau\mu]/E[\tau],\; E[\tau]), \qquad c = (E[\log\tau] - \log E[\tau] - 1/\kappa)/2.$$
 
-If the states share one $\tau$ for each feature, see `tied`.
+If the states share one $\tau$ for each feature, see `tied`. With `covariance="spherical"` the features of a state share
+one $\tau$: then $a = a_0 + \sum_f n_f / 2$, and b is a sum over features. The family is that of tied states,
+`SharedPrecision`, with features in the place of states.
 
 **Known noise.** If a measurement has noise of a known variance $v_t$, then $x_t \sim N(\mu, 1/\tau + v_t)$. The true
 value $y_t \sim N(\mu, 1/\tau)$ is latent. With $g_t = 1 / (1 + \tau v_t)$ its posterior has mean
@@ -17,25 +19,27 @@ $\mu + g_t (x_t - \mu)$ and variance $g_t v_t$, whose moments stand in place of 
 """
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Collection, Mapping
+from dataclasses import InitVar, dataclass, field, replace
+from typing import Any, cast
 
 import pyro.distributions as dist
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from pyro.distributions.torch_distribution import TorchDistributionMixin
 from torch import Tensor
 from torch.distributions import constraints
 
 from ...inference.families import LocPrecision, NormalGamma, SharedPrecision
 from ...inference.gaussian.op import Moments, normal_log_density, normal_moments
+from ...inference.numerics.scalars import check_choice
 from ..parameters import Parameter, Parameters, Shown
-from ..priors import Site, normal_gamma_sites
+from ..priors import Conjugate, Site, normal_gamma_sites
+from ..user_priors import as_text
 from .conjugate import Representative
 from .contract import Maximized
-from .spread import spread
-from .tied import NormalEmission
+from .spread import common, spread, varying
+from .tied import ALL_STATES, NormalEmission
 
 
 def _precision_of(scale: Tensor) -> Tensor:
@@ -52,6 +56,8 @@ class Normal(NormalEmission):
         n_features: F.
         tied: `{"scale": "all states"}` for one scale of each feature, which all states share; `precision` and `scale`
             then are [1, F]. None: every state has its own.
+        covariance: "diagonal", or "spherical" for one scale of all features; `precision` and `scale` then are [K, 1],
+            or [1, 1] if they are tied. Features should have one unit.
         prior: distributions of Pyro by name of a parameter, in place of its default prior; each is of one number or of
             a table `[K, F]`. EM, SVI and NUTS take any; message passing takes those of the default's form.
 
@@ -68,6 +74,7 @@ class Normal(NormalEmission):
     n_features: int = 1
     prior: Any = field(default=None, kw_only=True, repr=False, compare=False)
     tied: Mapping[str, str] | None = field(default=None, kw_only=True, hash=False)
+    covariance: InitVar[str] = field(default="diagonal", kw_only=True, repr=False)
     family = NormalGamma()
     have_unit = True
     takes_noise = True
@@ -83,6 +90,15 @@ class Normal(NormalEmission):
             Shown("scale", constraints.positive, torch.rsqrt, _precision_of),
         ),
     }
+
+    def __new__(cls, n_features: Any = 1, *, prior: Any = None, tied: Any = None, covariance: str = "diagonal") -> Any:
+        if covariance in ("full", "tied"):
+            raise ValueError(
+                f"covariance: got {covariance!r}, but the features of a Normal are independent; use "
+                f'MultivariateNormal(n_features, covariance={covariance!r}), or tied={{"scale": "{ALL_STATES}"}}.'
+            )
+        check_choice("covariance", covariance, ("diagonal", "spherical"))
+        return object.__new__(SphericalNormal if covariance == "spherical" else cls)
 
     def default_prior(self, n_states: int, x: Tensor | None) -> Parameters:
         """The weight of half an observation, with the spread within a state; locations within ten times that of the
@@ -192,3 +208,110 @@ def _true_moments(
     used = weights.unsqueeze(-1) * seen.unsqueeze(-2)
     variance = gain * noise.unsqueeze(-2)
     return Moments(used.sum(-3), (used * mean).sum(-3), (used * (mean.square() + variance)).sum(-3))
+
+
+@dataclass(frozen=True, repr=False)
+class SphericalNormal(Normal):
+    """A `Normal` with one scale of all features in each state; made by `Normal(n, covariance="spherical")`.
+
+    Example:
+        >>> import samplehold as sh
+        >>> model = sh.SwitchingSSM(sh.Markov(2), sh.Normal(3, covariance="spherical"))
+        >>> model.fit(torch.eye(6)[:, :3], restarts=1, progress=False).model.describe()["scale"].shape
+        torch.Size([2, 1])
+    """
+
+    covariance: InitVar[str] = field(default="spherical", kw_only=True, repr=False)
+    family = SharedPrecision()
+    parameters = {  # noqa: RUF012 the same for all instances
+        "loc": Normal.parameters["loc"],
+        "precision": replace(Normal.parameters["precision"], dims=("state", "shared")),
+    }
+
+    @property
+    def shares(self) -> bool:
+        return True
+
+    def __repr__(self) -> str:
+        tied = [] if self.tied is None else [f"tied={self.tied!r}"]
+        shown = [f"n_features={self.n_features}", *tied, "covariance='spherical'", *filter(None, [as_text(self.prior)])]
+        return f"Normal({', '.join(shown)})"
+
+    def default_prior(self, n_states: int, x: Tensor | None) -> Parameters:
+        known = spread(x, n_states, self.n_features)
+        varies = torch.ones_like(known.within, dtype=torch.bool) if x is None else varying(x)
+        within = common(known.within, varies)
+        total = torch.where(varies, known.total, common(known.total, varies))
+        of_precision = (n_states if self.tied is None else 1, 1)
+        return {
+            "loc": known.center.expand(n_states, -1),
+            "count": (0.01 * within / total).expand(n_states, -1),
+            "shape": torch.full_like(within, 0.75).expand(of_precision),
+            "rate": (within / 4).expand(of_precision),
+        }
+
+    # ---- units: one for all features ---------------------------------------------------------------------------------
+
+    def units(self, center: Tensor, scale: Tensor, fixed: Collection[str]) -> tuple[Tensor, Tensor]:
+        return super().units(center, common(scale.square(), scale > 0).sqrt().expand_as(scale), fixed)
+
+    def in_units(self, table: Parameters, unit: Tensor) -> Parameters:
+        factors = {"loc": 1 / unit, "precision": unit[:1] ** 2, "rate": unit[:1] ** -2}
+        return {name: value * factors[name] if name in factors else value for name, value in table.items()}
+
+    # ---- the family: a plate for each state, or none if they share a precision too; a location for each feature ------
+
+    @property
+    def _family(self) -> SharedPrecision:
+        return cast(SharedPrecision, self.family)
+
+    def _joined(self, table: Tensor, axis: int) -> Tensor:
+        """A table of states, which are `axis`, and features as the family has it."""
+        return table if self.tied is None else table.flatten(axis, axis + 1)
+
+    def _apart(self, table: Tensor, axis: int) -> Tensor:
+        """The inverse of `_joined`, if `axis` has the locations."""
+        return table if self.tied is None else table.unflatten(axis, (-1, self.n_features))
+
+    def natural(self, prior: Parameters) -> Tensor:
+        loc, count = (self._joined(prior[name], -2) for name in ("loc", "count"))
+        shape, rate = (self._joined(prior[name], -2).squeeze(-1) for name in ("shape", "rate"))
+        return SharedPrecision.of_inverse(loc.unsqueeze(-1), count, 2 * shape, 2 * rate[..., None, None])
+
+    def hyperparameters_of(self, eta: Tensor) -> Parameters:
+        return Conjugate.hyperparameters_of(self, eta)
+
+    def point(self, values: Parameters) -> LocPrecision:
+        loc, precision = (self._joined(values[name], -2).unsqueeze(-1) for name in ("loc", "precision"))
+        return LocPrecision(loc, precision)
+
+    def values(self, point: Any) -> Parameters:
+        precision = point.precision.squeeze(-1)
+        precision = precision if self.tied is None else precision.unsqueeze(-2)
+        return {"loc": self._apart(point.loc.squeeze(-1), -1), "precision": precision}
+
+    def to_each(self, statistics: Tensor) -> Tensor:
+        return self._apart(self._family.each(statistics), -2)
+
+    def from_each(self, messages: Tensor) -> Tensor:
+        return self._family.joined(self._joined(messages, -3))
+
+    def limit(self, message: Tensor, floor: Tensor) -> Maximized:
+        loc, residuals = self._family.within(message)
+        each = residuals if self.tied is None else residuals.unsqueeze(-2)
+        best = self.peak_of(each.unsqueeze(-2), floor.mean(-1, keepdim=True))
+        loc = self._apart(loc.squeeze(-1), -1)
+        return Maximized(best.values | {"loc": loc}, best.collapsed.expand(loc.shape[:-1]))
+
+    def representative(self, statistics: Tensor) -> Representative:
+        values, constant = super().representative(statistics)
+        return Representative(values | {"precision": values["precision"][..., :1]}, constant)
+
+    def reordered(self, eta: Tensor, order: Int[Tensor, "K"]) -> Tensor:
+        n = self.n_features
+        if self.tied is None:
+            return super().reordered(eta, order)
+        if self._family.n_locations(eta) == n:
+            return eta  # a background that is the same in all states
+        rows = order.unsqueeze(-1) * n + torch.arange(n, device=order.device)
+        return self._family.reordered(eta, rows.flatten())

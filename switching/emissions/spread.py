@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor
 
 from ...inference.numerics.quantiles import median
@@ -68,6 +68,16 @@ def least_mean(x: Float[Tensor, "N F"], embedded: Float[Tensor, "N E"], n_states
     means = torch.stack([rows.where(labels == cluster, torch.nan).nanmean(0) for cluster in range(n_states)])
     whole = _or_one(rows.nanmean(0))
     return means.nan_to_num(torch.inf).amin(0).clamp_min(0.0).maximum(LEAST * whole).minimum(whole).to(x)
+
+
+def varying(x: Float[Tensor, "N F"]) -> Bool[Tensor, "F"]:
+    """Which features have two different values."""
+    return x.nan_to_num(-torch.inf).amax(0) > x.nan_to_num(torch.inf).amin(0)
+
+
+def common(squares: Float[Tensor, "F"], varies: Bool[Tensor, "F"]) -> Float[Tensor, "1"]:
+    """The mean square of the features that vary; 1 if none does."""
+    return squares[varies].mean(0, keepdim=True) if bool(varies.any()) else torch.ones_like(squares[:1])
 
 
 def check_squares(

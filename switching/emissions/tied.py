@@ -25,7 +25,7 @@ from torch import Tensor
 
 from ...inference.families import Held, SharedPrecision, VectorFamily
 from ...inference.numerics.delegation import delegated
-from ..parameters import PREFIX, Parameter, Parameters, kept
+from ..parameters import PREFIX, SINGLE, Parameter, Parameters, kept
 from ..priors import Conjugate, Site
 from .conjugate import ConjugateEmission
 from .contract import Emission, Maximized
@@ -68,7 +68,12 @@ class NormalEmission(ConjugateEmission):
     tied_name: ClassVar[str]
     """The displayed form of the precision."""
 
-    def __post_init__(self) -> None:
+    @property
+    def shares(self) -> bool:
+        """Whether several locations have one precision."""
+        return self.tied is not None
+
+    def __post_init__(self, *_: Any) -> None:
         check_tied(self.tied, self.tied_name)
         if self.tied is not None:
             precision = self.parameters["precision"]
@@ -84,7 +89,7 @@ class NormalEmission(ConjugateEmission):
 
     @abstractmethod
     def tied_sites(self, prior: Parameters) -> list[Site]:
-        """The default prior as Pyro sites, if it is tied."""
+        """The default prior as Pyro sites, if several locations have one precision."""
 
     def to_each(self, statistics: Tensor) -> Tensor:
         """The statistics of each state, as those of a precision of its own."""
@@ -109,7 +114,7 @@ class NormalEmission(ConjugateEmission):
         return Maximized(best.values | {"loc": loc}, best.collapsed.expand(loc.shape[:-1]))
 
     def sites(self, prior: Parameters) -> list[Site]:
-        if self.tied is None:
+        if not self.shares:
             return super().sites(prior)
         sites = self.tied_sites(prior)
         return self._with_user_priors(sites, prior, self.start(prior)) if self.user_priors else sites
@@ -122,23 +127,24 @@ class NormalEmission(ConjugateEmission):
         return self.family.reordered(eta, order)  # type: ignore[attr-defined]
 
     def given(self, known: Parameters) -> VectorFamily[Any]:
-        return super().given(known) if self.tied is None else given_shared(self, known)
+        return given_shared(self, known) if self.shares else super().given(known)
 
 
 def given_shared(block: Any, known: Parameters) -> VectorFamily[Any]:
-    """The family of tied parameters, given some of them; one row of NaN stands for all locations that are free."""
+    """The family of parameters with one precision, given some of them; if states share it, one row of NaN stands for
+    all locations that are free."""
     if any(bool(table.isnan().any()) for table in known.values()):
         raise TypeError(
-            f"fixed: got {', '.join(known)} in part, but message passing holds tied parameters as a whole; use "
-            'method="em", "svi" or "nuts", or give whole tables.'
+            f"fixed: got {', '.join(known)} in part, but message passing holds locations with one precision as a "
+            'whole; use method="em", "svi" or "nuts", or give whole tables.'
         )
     if len(known) == len(block.parameters):
         return Held(block.family, block.point(known))
     like, n_features = next(iter(known.values())), block.n_features
-    free = {
-        name: like.new_full((1, *[n_features] * (len(parameter.dims) - 1)), torch.nan)
-        for name, parameter in block.parameters.items()
-    }
+    free = {}
+    for name, (first, *others) in ((name, parameter.dims) for name, parameter in block.parameters.items()):
+        rows = 1 if first in SINGLE else len(like)
+        free[name] = like.new_full((rows, *[1 if dim in SINGLE else n_features for dim in others]), torch.nan)
     return SharedPrecision(block.family.n_outputs, block.point(free | known))
 
 

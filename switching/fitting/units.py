@@ -19,7 +19,7 @@ from ..data.series import Series
 from ..emissions.conjugate import ConjugateEmission
 from ..emissions.contract import Emission
 from ..emissions.driven import scored
-from ..emissions.spread import check_squares, spread
+from ..emissions.spread import check_squares, spread, varying
 from ..parameters import Parameters, moved
 from ..priors import log_prior
 from ..problem import Problem
@@ -60,7 +60,8 @@ class Units:
         about, unit = torch.zeros_like(rows[0]), torch.ones_like(rows[0])
         if all(part.emission.have_unit for part in emission.parts):
             known = spread(rows, 1, rows.shape[-1])
-            about, unit = emission.units(known.center, known.scale, fixed)
+            scale = torch.where(varying(rows), known.scale, 0.0)
+            about, unit = emission.units(known.center, scale, fixed)
         check_squares("x", unit, dtype, names)
         reach = (rows.nan_to_num(0.0).abs().amax(0) / unit).clamp_min(1)
         check_squares("x", torch.where(unit == 1, reach, 1.0), dtype, names, "reaches")

@@ -12,6 +12,7 @@ SCALE, COVARIANCE = {"scale": "all states"}, {"covariance": "all states"}
 EMISSIONS = {
     "normal": Normal(2),
     "full": MultivariateNormal(2),
+    "spherical": Normal(2, covariance="spherical"),
     "bernoulli": Bernoulli(2),
     "poisson": Poisson(2),
     "categorical": Categorical(3),
@@ -23,6 +24,10 @@ EMISSIONS = {
     "gated_tied": Gated(Normal(2), Normal(2), tied=SCALE),
     "gated_tied_full": Gated(MultivariateNormal(2), MultivariateNormal(2), tied=COVARIANCE),
     "gated_tied_by_state": Gated(Normal(2), Normal(2), by_state=True, tied=SCALE),
+    "tied_spherical": Normal(2, tied=SCALE, covariance="spherical"),
+    "gated_tied_spherical": Gated(
+        Normal(2, covariance="spherical"), Normal(2, covariance="spherical"), by_state=True, tied=SCALE
+    ),
 }
 DYNAMICS = {
     "copy": Copy(2, redraw_prior=(2.0, 3.0), state_prior=1.5),
@@ -37,10 +42,12 @@ KINDS = [
     for emission in EMISSIONS
     if not (dynamics == "markov" and emission.startswith("gated"))
     and "tied" not in emission
+    and emission != "spherical"
     and not dynamics.startswith("driven")
 ]
 KINDS += [("markov", "tied"), ("inputs", "gated_tied")]
 KINDS += [("copy", name) for name in ("tied_full", "gated_tied_full", "gated_tied_by_state")]
+KINDS += [("markov", "spherical"), ("copy", "gated_tied_spherical")]
 KINDS += [("driven", name) for name in ("normal", "full", "poisson", "categorical")]
 CONJUGATE = (*KINDS, ("driven start", "normal"))  # those that message passing takes
 
@@ -53,7 +60,7 @@ def numbers(*shape: int, seed: int = 0) -> Tensor:
 def random_model(dynamics: str, emission: str, seed: int = 0) -> SwitchingSSM:
     """A model whose parameters are a draw from its own prior, with scales around 1."""
     model = SwitchingSSM(DYNAMICS[dynamics], EMISSIONS[emission])
-    if emission in ("normal", "tied", "gated_tied", "gated_tied_by_state"):
+    if emission == "normal" or "spherical" in emission or ("tied" in emission and "full" not in emission):
         like = model.prior["shape"]
         model = model.with_prior({"shape": torch.full_like(like, 1.5), "rate": torch.full_like(like, 0.5)})
     with torch.random.fork_rng():

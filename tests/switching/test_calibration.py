@@ -31,6 +31,7 @@ def p_value(truth: Tensor, draws: Tensor, generator: torch.Generator) -> float:
 N_POSTERIORS, N_STEPS = 1500, 6
 ONE_STATE = {
     "normal": (sh.Normal(2), {"count": 0.5, "shape": 2.5, "rate": 1.5}),
+    "spherical": (sh.Normal(2, covariance="spherical"), {"count": 0.5, "shape": 2.5, "rate": 1.5}),
     "full": (sh.MultivariateNormal(2), {"count": 0.5, "df": 5.0}),
     "bernoulli": (sh.Bernoulli(2), {"successes": 1.5, "failures": 0.7}),
     "poisson": (sh.Poisson(2), {"shape": 1.5, "rate": 0.4}),

@@ -18,6 +18,8 @@ from scipy import stats
 from torch.testing import assert_close
 
 FAMILIES = {
+    "spherical": sh.Normal(2, covariance="spherical"),
+    "tied vectors": sh.MultivariateNormal(2, covariance="tied"),
     "student t": sh.StudentT(2),
     "gamma": sh.Gamma(2),
     "exponential": sh.Exponential(2),
@@ -38,7 +40,8 @@ FAMILIES = {
     "mixture of vectors": sh.Mixture(sh.MultivariateNormal(2), 2),
     "gated": sh.Gated(sh.Gamma(2), sh.LogNormal(2)),
 }
-BY_MESSAGES = ("student t", "exponential", "log-normal", "multinomial")
+POPULATIONS = ("exponential", "log-normal", "multinomial")  # every member of the family is a prior
+BY_MESSAGES = ("spherical", "tied vectors", "student t", *POPULATIONS)
 DYNAMICS = {"copy": sh.Copy(2), "markov": sh.Markov(2)}
 
 
@@ -57,6 +60,8 @@ def observations(name: str, shape: tuple[int, ...] = (40,), seed: int = 0) -> to
         step = positive[..., :1].masked_fill(zero[..., :1], 0.0)
         return torch.cat([step, angle[..., :1], (share[..., :1] * 2.99).floor(), 1e5 + normal], -1)
     by_name = {
+        "spherical": 5 * state + normal,
+        "tied vectors": 5 * state + normal,
         "student t": 5 * state + normal / zero.double().add(0.3),
         "mixture": 6 * state + normal + 3 * zero[..., :1],
         "mixture of vectors": 6 * state + normal + 3 * zero[..., :1],
@@ -208,7 +213,7 @@ def test_draws_quantiles_and_coordinates_of_every_family(name):
         assert_close(law.variance, emission.moments(values)[1])
 
 
-@pytest.mark.parametrize("name", BY_MESSAGES)
+@pytest.mark.parametrize("name", POPULATIONS)
 def test_conjugate_families_have_their_messages(name):
     emission, x = FAMILIES[name], observations(name)
     prior = emission.default_prior(2, x)
@@ -489,6 +494,7 @@ def test_samplers_go_on_from_em(name, method, steps):
 @pytest.mark.parametrize(
     ("name", "prior"),
     [
+        ("spherical", {"scale": dist.HalfNormal(0.1)}),
         ("student t", {"loc": dist.Normal(5.0, 0.01), "df": dist.Gamma(2e4, 1e4)}),
         ("gamma", {"rate": dist.LogNormal(2.0, 0.01)}),
         ("exponential", {"rate": dist.Gamma(1e6, 1e5)}),
