@@ -56,6 +56,7 @@ from .switching.emissions.counts import NegativeBinomial as NegativeBinomial
 from .switching.emissions.discrete import Bernoulli as Bernoulli
 from .switching.emissions.discrete import Categorical as Categorical
 from .switching.emissions.discrete import Poisson as Poisson
+from .switching.emissions.factor_analysis import FactorAnalysis as FactorAnalysis
 from .switching.emissions.gated import Gated as Gated
 from .switching.emissions.generalized import GeneralizedLinear as GeneralizedLinear
 from .switching.emissions.joint import Joint as Joint

@@ -27,6 +27,7 @@ from torch.distributions.constraints import MixtureSameFamilyConstraint
 from torch.distributions.transforms import AffineTransform, PowerTransform
 
 from .definite import Congruence, Inversion, ScaledCorrelation, definite
+from .entries import Entries
 from .parameters import Parameter, Parameters
 from .priors import Site
 
@@ -405,6 +406,8 @@ def _fits(given: Any, expected: Any, narrower: bool = False) -> bool:
         return _is_matrix(given)
     if isinstance(expected, constraints.interval):
         return given is constraints.real or (isinstance(given, constraints.interval) and _overlap(given, expected))
+    if isinstance(expected, Entries):
+        return given is constraints.real
     return type(given) is type(expected)
 
 

@@ -18,7 +18,7 @@ A step without any observed feature is skipped. If the states share one $\Lambda
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import InitVar, dataclass, field
 from functools import reduce
 from typing import Any, cast
@@ -192,7 +192,8 @@ class MultivariateNormal(NormalEmission):
         if near is None:
             zero = x.new_zeros(weights.shape[-1], self.n_features)
             near = {"loc": zero, "precision": torch.diag_embed(torch.ones_like(zero))}
-        count, first, second = weighted_moments(x, weights, near)
+        precision = near["precision"]
+        count, first, second = weighted_moments(x, weights, near["loc"], lambda seen: completion(seen, precision))
         half = 0.5 * count.unsqueeze(-1)
         return self.from_each(pack(first, -half, half, -0.5 * second.flatten(-2)))
 
@@ -254,24 +255,29 @@ def _pattern_density(x: Tensor, observed: Tensor | None, values: Parameters) -> 
     return multivariate_normal_log_density(x, loc, cholesky(precision))
 
 
-def _pattern_moments(x: Tensor, observed: Tensor | None, weights: Tensor, values: Parameters) -> Moments:
-    """Expected moments about the state's mean, of rows with the same missing features."""
-    if observed is None:
-        return multivariate_normal_moments(x, weights, values["loc"])
-    gain, spread = completion(observed, values["precision"])
-    count, first, second = multivariate_normal_moments(x[:, observed], weights, values["loc"][..., observed])
-    first = (gain @ first.unsqueeze(-1)).squeeze(-1)
-    return Moments(count, first, gain @ second @ gain.mT + count[..., None, None] * spread)
+def weighted_moments(
+    x: Float[Tensor, "N F"],
+    weights: Float[Tensor, "*r N K"],
+    loc: Float[Tensor, "*r K F"],
+    completed: Callable[[Tensor], tuple[Tensor, Tensor]],
+) -> Moments:
+    """Expected moments about the states' means; steps without any observed feature do not count.
 
+    Arguments:
+        completed: see `completion`, from the numbers of the observed features.
+    """
 
-def weighted_moments(x: Float[Tensor, "N F"], weights: Float[Tensor, "*r N K"], values: Parameters) -> Moments:
-    """Expected moments about the states' means; steps without any observed feature do not count."""
-    parts = [
-        _pattern_moments(x[rows], observed, weights[..., rows, :], values)
-        for observed, rows in patterns(x)
-        if observed is None or len(observed)
-    ]
-    parts = parts or [_pattern_moments(x[:0], None, weights[..., :0, :], values)]  # nothing is observed
+    def of_pattern(observed: Tensor | None, rows: Tensor | slice) -> Moments:
+        used = weights[..., rows, :]
+        if observed is None:
+            return multivariate_normal_moments(x[rows], used, loc)
+        gain, spread = completed(observed)
+        count, first, second = multivariate_normal_moments(x[rows][:, observed], used, loc[..., observed])
+        first = (gain @ first.unsqueeze(-1)).squeeze(-1)
+        return Moments(count, first, gain @ second @ gain.mT + count[..., None, None] * spread)
+
+    parts = [of_pattern(observed, rows) for observed, rows in patterns(x) if observed is None or len(observed)]
+    parts = parts or [of_pattern(None, slice(0, 0))]  # nothing is observed
     return Moments(*(reduce(torch.add, part) for part in zip(*parts, strict=True)))
 
 

@@ -520,8 +520,8 @@ def _(r: Draw) -> Call:
             "initial": r.one("free", "stationary", [1.0 / r.K] * r.K),
             "mask": r.one(None, [[True] * r.K] * r.K),
         },
-        sh.Normal: {"n_features": 2},
-        sh.MultivariateNormal: {"n_features": 2},
+        sh.Normal: {"n_features": 2, "covariance": r.one("diagonal", "spherical")},
+        sh.MultivariateNormal: {"n_features": 2, "covariance": r.one("full", "diagonal", "spherical", "tied")},
         sh.Bernoulli: {"n_features": 2},
         sh.Poisson: {"n_features": 2},
         sh.Categorical: {"n_categories": 3, "prior": r.one(1.0, [1.0, 2.0, 1.0])},
@@ -531,6 +531,7 @@ def _(r: Draw) -> Call:
                 *(sh.StudentT, sh.Gamma, sh.Exponential, sh.LogNormal, sh.Beta, sh.VonMises, sh.NegativeBinomial),
             )
         },
+        sh.FactorAnalysis: {"n_features": 3, "n_factors": 1},
         sh.Multinomial: {"n_features": 2, "total": 5},
         sh.ZeroInflated: {"emission": sh.Gamma(1)},
         sh.Mixture: {"emission": sh.Normal(1), "n": 2},

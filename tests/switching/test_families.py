@@ -20,6 +20,7 @@ from torch.testing import assert_close
 FAMILIES = {
     "spherical": sh.Normal(2, covariance="spherical"),
     "tied vectors": sh.MultivariateNormal(2, covariance="tied"),
+    "factors": sh.FactorAnalysis(3, 1),
     "student t": sh.StudentT(2),
     "gamma": sh.Gamma(2),
     "exponential": sh.Exponential(2),
@@ -59,7 +60,9 @@ def observations(name: str, shape: tuple[int, ...] = (40,), seed: int = 0) -> to
     if name == "joint":
         step = positive[..., :1].masked_fill(zero[..., :1], 0.0)
         return torch.cat([step, angle[..., :1], (share[..., :1] * 2.99).floor(), 1e5 + normal], -1)
+    third = normal[..., :1] + torch.randn(*shape, 1, generator=generator, dtype=torch.float64)
     by_name = {
+        "factors": 5 * state + torch.cat([normal + normal[..., :1], third], -1),
         "spherical": 5 * state + normal,
         "tied vectors": 5 * state + normal,
         "student t": 5 * state + normal / zero.double().add(0.3),
@@ -169,7 +172,9 @@ def test_missing_features_are_marginalised_and_the_program_has_the_same_density(
 
 
 @pytest.mark.few(4)
-@pytest.mark.parametrize("name", [*REFERENCES, "zero-inflated poisson", "zero-inflated gamma", "multinomial"])
+@pytest.mark.parametrize(
+    "name", [*REFERENCES, "factors", "zero-inflated poisson", "zero-inflated gamma", "multinomial"]
+)
 @pytest.mark.parametrize("prior", [True, False])
 def test_the_m_step_is_a_stationary_point_of_its_objective(name, prior):
     model, x = drawn(name), observations(name)
@@ -495,6 +500,7 @@ def test_samplers_go_on_from_em(name, method, steps):
     ("name", "prior"),
     [
         ("spherical", {"scale": dist.HalfNormal(0.1)}),
+        ("factors", {"loadings": dist.Normal(0.0, 0.01), "noise": dist.Gamma(1e4, 1e4)}),
         ("student t", {"loc": dist.Normal(5.0, 0.01), "df": dist.Gamma(2e4, 1e4)}),
         ("gamma", {"rate": dist.LogNormal(2.0, 0.01)}),
         ("exponential", {"rate": dist.Gamma(1e6, 1e5)}),
