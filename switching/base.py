@@ -21,6 +21,7 @@ from ..inference.numerics.records import LINES
 from ..inference.numerics.scalars import check_choice, check_integer, check_kind, check_path
 from ..inference.numerics.threads import one_thread_if_small
 from .data.design import check_design, with_inputs
+from .data.frames import Frame, plain
 from .data.lags import read_before, with_past
 from .data.reading import read_series, with_steps_to_come
 from .data.series import Given, Series
@@ -427,10 +428,11 @@ class Model(Named, ABC):
 
     def _series(self, x: Any, given: Given) -> Series:
         """The series before most checks; only the number of features is checked."""
+        frame, x = Frame.of(x), self._arranged(plain(x, "x"))
         if not isinstance(x, Series):
-            known: Any = dict(given)
+            known: Any = {name: plain(table, name) for name, table in given.items()}
             labels, before = known.pop("subjects", None), known.pop("before", None)
-            series = with_inputs(read_series(x, self.n_features, **known), self.inputs)
+            series = replace(with_inputs(read_series(x, self.n_features, **known), self.inputs), frame=frame)
             earlier = read_before(before, series, self.order)
             series = with_past(series, self.order, earlier) if self.order else series
             return with_subjects(series, labels)
@@ -441,6 +443,10 @@ class Model(Named, ABC):
         series = with_inputs(x, self.inputs)
         known = 0 if series.past is None else series.past.shape[-2]
         return with_past(series, self.order) if self.order and known != self.order else series
+
+    def _arranged(self, x: Any) -> Any:
+        """The data, with the columns of frames in the order of the features."""
+        return x
 
     @needs_gradients
     @interruptible()
@@ -458,12 +464,13 @@ class Model(Named, ABC):
     def _fitted(self, series: Series, options: "Options") -> "Fit[Any]":
         """The fit of a series; without a prior if `options.prior` is None."""
 
-    def states(self, x: Any, **given: Unpack[Given]) -> "pd.DataFrame":
+    def states(self, x: Any, **given: Unpack[Given]) -> "pd.DataFrame | Any":
         """The states at each step given the whole sequence, at the model's values.
 
         Returns:
-            A row for each step. For a panel or a table of several sequences, the index is that of the table, in its
-            order. For other sequences, it is the sequence and the time. Columns:
+            A row for each step, as a frame of pandas. For a panel or a table of several sequences, the index is that of
+            the table, in its order. For other sequences, it is the sequence and the time. Data in a frame of polars or
+            pyarrow give a frame of the same library, with the key columns of the data in place of the index. Columns:
             `state`, the most probable one; `state_0`, `state_1`, ..., P(s_t | x). If known states have labels, these
             stand in place of the numbers;
             `redraw`, P(z_t = 1 | x), for copy dynamics; `change`, P(s_t != s_t-1 | x), 0 at the first step.

@@ -22,6 +22,8 @@ from sklearn.base import BaseEstimator, ClassNamePrefixFeaturesOutMixin, Transfo
 from sklearn.utils.validation import check_is_fitted, check_random_state, validate_data
 
 from ..inference.numerics.scalars import check_flag, check_integer, check_kind
+from .data.cells import to_tensor
+from .data.frames import plain
 from .dynamics.contract import Dynamics
 from .dynamics.markov import Markov
 from .emissions.contract import Emission
@@ -200,6 +202,9 @@ class SwitchingEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Base
             raise
 
     def _read(self, X: Any, **how: Any) -> NDArray[Any]:
+        X = plain(X, "X")
+        if isinstance(X, pd.DataFrame):
+            X = pd.DataFrame(to_tensor(X, "X").numpy(), columns=X.columns)
         rows: Any = validate_data(self, X, dtype=[np.float64, np.float32], ensure_all_finite="allow-nan", **how)
         return rows
 
@@ -291,7 +296,7 @@ def sequences_of(n_rows: int, groups: Any, lengths: Any) -> Sequence[Rows]:
         return np.split(np.arange(n_rows), np.cumsum(sizes)[:-1])
     if groups is None:
         return [np.arange(n_rows)]
-    labels = np.asarray(groups)
+    labels = np.asarray(plain(groups, "groups"))
     labels = labels.ravel() if labels.shape == (n_rows, 1) else labels
     if labels.ndim != 1:
         raise ValueError(f"groups: got shape {labels.shape}, but X has {n_rows} rows; give one label for each row.")

@@ -6,12 +6,12 @@ from numbers import Integral
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-import pandas as pd
 import torch
 from torch import Tensor
 
 from ..inference.numerics.gradients import needs_gradients
 from ..inference.numerics.randomness import Seed
+from .data.frames import plain
 from .data.knowledge import coded
 from .data.series import Series
 from .fitting.result import Result
@@ -21,6 +21,7 @@ from .peers import missing_member
 
 if TYPE_CHECKING:
     import arviz as az
+    import pandas as pd
     from matplotlib.figure import Figure
 
     from .judging.diagnosis import Diagnosis
@@ -195,7 +196,7 @@ class Fit(Result, Generic[Model]):
         """See `model.viterbi`."""
         return self._model.viterbi(self._given(x), **self._numbered(given))
 
-    def states(self, x: Any = None, **given: Any) -> pd.DataFrame:
+    def states(self, x: Any = None, **given: Any) -> "pd.DataFrame | Any":
         """See `model.states`."""
         if self.state_names is None:
             return self._model.states(self._given(x), **given)
@@ -263,7 +264,7 @@ class Fit(Result, Generic[Model]):
         """Arguments beside x, with labels of states as the numbers that they have in this fit."""
         if self.state_names is None or given.get("states") is None:
             return given
-        return given | {"states": coded(given["states"], self.state_names)[0]}
+        return given | {"states": coded(plain(given["states"], "states"), self.state_names)[0]}
 
     def _check_point(self, name: str) -> None:
         if self.posterior is not None:

@@ -650,8 +650,11 @@ class SwitchingSSM(Model):
         vars(made).update(_chosen=self._chosen)
         return made
 
+    def _arranged(self, x: Any) -> Any:
+        return self.emission.arranged(x)
+
     def _series(self, x: Any, given: Given) -> Series:
-        series, names = super()._series(self.emission.arranged(x), given), self.emission.column_names
+        series, names = super()._series(x, given), self.emission.column_names
         series = replace(series, features=names) if names and series.features is None else series
         return numbered(series, self.subjects) if self.subjects else series
 

@@ -42,7 +42,7 @@ def loaded(code: str, folder: Path) -> set[str]:
 )
 def test_no_library_is_loaded_for_what_needs_none(code, tmp_path):
     heavy = {"torch", "torch._dynamo", "triton", "pyro", "numba", "pandas", "numpy", "scipy", "sklearn", "arviz"}
-    assert not {*heavy, "matplotlib"} & loaded(code, tmp_path)
+    assert not {*heavy, "matplotlib", "narwhals"} & loaded(code, tmp_path)
 
 
 FITS = [("Copy", "Normal", "em"), ("Markov", "MultivariateNormal", "vmp")]
@@ -61,7 +61,8 @@ def test_a_fit_loads_neither_a_compiler_of_graphs_nor_figures(method, dynamics, 
 @pytest.mark.parametrize(("dynamics", "emission", "method"), FITS)
 def test_a_small_fit_compiles_nothing(method, dynamics, emission, tmp_path, monkeypatch):
     monkeypatch.setenv("SAMPLEHOLD_KERNELS", "auto")
-    assert not {"numba", "sklearn"} & loaded(FIT.format(method=method, dynamics=dynamics, emission=emission), tmp_path)
+    found = loaded(FIT.format(method=method, dynamics=dynamics, emission=emission), tmp_path)
+    assert not {"numba", "sklearn", "narwhals", "polars"} & found
 
 
 LINEAR = """

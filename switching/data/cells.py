@@ -1,4 +1,4 @@
-"""Numbers in arrays, nested lists and pandas objects, as tensors."""
+"""Numbers in arrays, nested lists and frames, as tensors."""
 
 from collections.abc import Sequence
 from typing import Any, TypeGuard
@@ -8,6 +8,7 @@ import pandas as pd
 from torch import Tensor
 
 from ...inference.numerics.arrays import floating
+from .frames import plain
 
 
 def labelled(x: Any) -> TypeGuard[pd.DataFrame | pd.Series]:
@@ -17,6 +18,7 @@ def labelled(x: Any) -> TypeGuard[pd.DataFrame | pd.Series]:
 def to_tensor(x: Any, name: str) -> Tensor:
     """Numbers in any form as a tensor: float32 and float64 are kept, other types become float64, and masked values or
     NA become NaN."""
+    x = plain(x, name)
     return floating(_pandas_values(x, name) if labelled(x) else x, name)
 
 
@@ -33,7 +35,7 @@ def _pandas_values(x: "pd.DataFrame | pd.Series", name: str) -> Any:
         label_of = next(label for label, dtype in dtypes.items() if not numeric(dtype) or dtype.kind == "c")
         raise TypeError(
             f"{name}: got column {label_of!r} of {dtypes[label_of]}, which holds values that are not numbers; "
-            "select numeric columns."
+            "select numeric columns (`read_panel` takes those of times and sequences by name)."
         ) from None
 
 

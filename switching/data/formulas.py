@@ -10,6 +10,7 @@ import pandas as pd
 
 from ...inference.numerics.extras import needs
 from ...inference.numerics.scalars import check_kind
+from .frames import Frame, plain
 
 CONSTANT = "Intercept"  # a column that no part of a model reads; every part has its own constant
 
@@ -21,7 +22,8 @@ class Formula:
 
     Arguments:
         formula: left of "~" the observed columns, right of it the inputs. Without "~" there are only inputs.
-        table: a frame with the columns that the formula names; others are ignored. Its index stays.
+        table: a frame with the columns that the formula names; others are ignored. Its index stays, and results are
+            frames of the same library.
 
     Attributes:
         x: the observations, a frame; None if the formula has none.
@@ -46,37 +48,47 @@ class Formula:
         torch.Size([2, 1])
     """
 
-    def __init__(self, formula: str, table: pd.DataFrame) -> None:
+    def __init__(self, formula: str, table: Any) -> None:
         with needs("formulaic", "formulas"):
             from formulaic import model_matrix
 
         self.formula = check_kind("formula", formula, str, 'text such as "count ~ day"')
-        check_kind("table", table, pd.DataFrame, "a pandas DataFrame")
+        read, frame = _read(table), Frame.of(table)
         with _readable(f"formula: got {formula!r}, which cannot be read on this table"):
-            matrices: Any = model_matrix(formula, table, na_action="ignore")
+            matrices: Any = model_matrix(formula, read, na_action="ignore")
         right = getattr(matrices, "rhs", matrices)
-        self.x = pd.DataFrame(matrices.lhs) if hasattr(matrices, "lhs") else None
+        self.x = _framed(pd.DataFrame(matrices.lhs), frame) if hasattr(matrices, "lhs") else None
         self._specification = right.model_spec
-        self.inputs = self._without_constant(right)
-        self.names = () if self.inputs is None else tuple(map(str, self.inputs.columns))
+        inputs = _without_constant(right)
+        self.inputs = None if inputs is None else _framed(inputs, frame)
+        self.names = () if inputs is None else tuple(map(str, inputs.columns))
 
     def __repr__(self) -> str:
         return f"Formula({self.formula!r}, inputs={self.names})"
 
-    def at(self, table: pd.DataFrame) -> pd.DataFrame:
+    def at(self, table: Any) -> Any:
         """The inputs of another table, such as that of the steps to come, with the same knots and levels.
 
         Raises:
             ValueError: a column that is not there, or a level that the first table does not have.
         """
-        check_kind("table", table, pd.DataFrame, "a pandas DataFrame")
+        read = _read(table)
         with _readable(f"table: {self.formula!r} cannot be read on it"):
-            columns = self._specification.get_model_matrix(table, na_action="ignore")
-        return self._without_constant(columns)
+            columns = _without_constant(self._specification.get_model_matrix(read, na_action="ignore"))
+        return None if columns is None else _framed(columns, Frame.of(table))
 
-    def _without_constant(self, columns: Any) -> Any:
-        table = pd.DataFrame(columns).drop(columns=CONSTANT, errors="ignore")
-        return table if len(table.columns) else None
+
+def _read(table: Any) -> pd.DataFrame:
+    return check_kind("table", plain(table, "table"), pd.DataFrame, "a frame of pandas, polars or pyarrow")
+
+
+def _framed(table: pd.DataFrame, frame: Frame | None) -> Any:
+    return table if frame is None else frame.like(table)
+
+
+def _without_constant(columns: Any) -> pd.DataFrame | None:
+    table = pd.DataFrame(columns).drop(columns=CONSTANT, errors="ignore")
+    return table if len(table.columns) else None
 
 
 @contextmanager

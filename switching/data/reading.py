@@ -15,6 +15,7 @@ from torch import Tensor
 from ...inference.numerics.checks import check_integers
 from .cells import is_ragged_list, labelled, to_tensor
 from .design import as_columns, named_columns, places_of
+from .frames import Frame, plain
 from .knowledge import by_name, coded, with_noise, with_states, with_weights
 from .packed import Packed, padded, stored
 from .series import Series, number, place
@@ -77,7 +78,7 @@ def read_series(
         inputs = _beside(inputs, "inputs", counts)
         dt = _beside(dt, "dt", counts)
     else:
-        values = _with_feature_axis(to_tensor(x, "x"), n_features, "x")
+        values = _values(x, n_features, "x")
         if lengths is not None and values.ndim == 2 and _counts(lengths, values).ndim == 1:
             rows = Stacked.by_lengths(_summing(lengths, values), x.index if labelled(x) else None)
             return _read_stacked(x, rows, n_features, inputs, drivers, dt, states, weights, noise)
@@ -125,7 +126,7 @@ def with_steps_to_come(series: Series, horizon: int, inputs: Any, input_names: A
         ValueError: inputs or gaps that the series itself does not have, of another shape, or under other names.
     """
     fields: dict[str, Any] = {}
-    for name, field, table in (("inputs", "inputs", inputs), ("dt", "dt", dt)):
+    for name, field, table in (("inputs", "inputs", plain(inputs, "inputs")), ("dt", "dt", plain(dt, "dt"))):
         if table is None:
             continue
         if getattr(series, field) is None:
@@ -148,24 +149,38 @@ def with_steps_to_come(series: Series, horizon: int, inputs: Any, input_names: A
 
 
 def read_panel(
-    frame: pd.DataFrame,
-    sequence: str | Sequence[str],
+    frame: Any,
+    sequence: str | Sequence[str] | None = None,
     time: str | None = None,
     columns: str | Sequence[str] | None = None,
+    *,
+    inputs: str | Sequence[str] = (),
+    dt: str | None = None,
+    states: str | None = None,
+    weights: str | None = None,
+    noise: str | Sequence[str] | None = None,
 ) -> Series:
-    """Read a long table with the rows of several sequences.
+    """Read a long table with the rows of one or several sequences.
 
-    Results have the table's index: `frame.join(model.states(series))`. Every method accepts a frame with an index of
-    sequence and time, with inputs and gaps in frames of the same index.
+    Results of several sequences have the table's index: `frame.join(model.states(series))`. Those of one have the times
+    as their index. A frame of polars or pyarrow has no index: results are frames of the same library, with the columns
+    `sequence` and `time`.
+
+    Every method also accepts a frame of pandas with an index of sequence and time, with inputs and gaps in frames of
+    the same index.
 
     Arguments:
-        frame: a row for each step. The rows of one sequence are in the order of time; they may be separated.
-        sequence: the column that names the sequence of a row; a list of columns if one is not enough.
+        frame: a row for each step, of pandas, polars or pyarrow. The rows of one sequence are in the order of time;
+            they may be separated.
+        sequence: the column that names the sequence of a row; a list of columns if one is not enough; None: all rows
+            are one sequence.
         time: the column that names the step of a row; None: the steps of each sequence are numbered.
-        columns: the features; None: all other columns. Empty cells are missing values.
+        columns: the features; None: all columns that are not named otherwise. Empty cells are missing values.
+        inputs, dt, states, weights, noise: columns of the table with what `fit` takes under these names.
 
     Returns:
-        `Series` of B sequences, `[B, T, F]`, where T is the length of the longest.
+        `Series` of B sequences, `[B, T, F]`, where T is the length of the longest; `[T, F]` if all rows are one
+        sequence.
 
     Raises:
         ValueError: no such column; an empty cell in `sequence` or `time`; a pair of both that occurs twice; times of a
@@ -186,21 +201,40 @@ def read_panel(
         >>> list(frame.join(fit.states(panel))["state"].map(fit.model.describe()["loc"][:, 0].argsort().tolist().index))
         [0, 0, 1, 1, 1]
     """
-    if not isinstance(frame, pd.DataFrame):
-        raise TypeError(f"frame: got {type(frame).__name__}, expected a pandas DataFrame, a row for each step.")
-    keys = _columns("sequence", sequence)
-    labels = [*keys, *([] if time is None else _columns("time", time)[:1])]
-    chosen = [n for n in frame.columns if n not in labels] if columns is None else _columns("columns", columns)
-    for option, names in (("sequence", keys), ("time", labels[len(keys) :]), ("columns", chosen)):
-        missing = [name for name in names if name not in frame.columns]
-        if missing or (not names and option != "time"):
-            there = ", ".join(map(str, frame.columns))
-            raise ValueError(f"{option}: got {missing[0] if missing else names!r}, expected columns among {there}.")
-    named = [pd.Index(frame[name], name=name) for name in labels]
+    table = plain(frame, "frame")
+    if not isinstance(table, pd.DataFrame):
+        raise TypeError(
+            f"frame: got {type(frame).__name__}, expected a DataFrame of pandas or polars, or a Table of pyarrow, "
+            "a row for each step."
+        )
+    keys = [] if sequence is None else _columns("sequence", sequence)
+    single = {"time": time, "dt": dt, "states": states, "weights": weights}
+    named = {"sequence": keys, **{option: [] if n is None else _columns(option, n)[:1] for option, n in single.items()}}
+    named |= {"inputs": _columns("inputs", inputs), "noise": [] if noise is None else _columns("noise", noise)}
+    taken = [name for names in named.values() for name in names]
+    named["columns"] = [n for n in table.columns if n not in taken] if columns is None else _columns("columns", columns)
+    _check_columns(table, named, sequence)
+    labels = [pd.Index(table[name], name=name) for name in (*keys, *named["time"])]
+    if not keys:
+        labels.insert(0, pd.Index([0] * len(table), name="sequence"))
     if time is None:
-        named.append(pd.RangeIndex(len(frame), name="row"))
-    rows = panel_of(pd.MultiIndex.from_arrays(named), "frame", counted=time is None)
-    return _read_stacked(frame[chosen], replace(rows, index=frame.index), len(chosen), None, None, None)
+        labels.append(pd.RangeIndex(len(table), name="row"))
+    rows = replace(panel_of(pd.MultiIndex.from_arrays(labels), "frame", counted=time is None), index=table.index)
+    drivers = (table[named["inputs"]], tuple(map(str, named["inputs"]))) if named["inputs"] else (None, None)
+    beside = [None if name is None else table[name] for name in (dt, states, weights, noise)]
+    series = _read_stacked(table[named["columns"]], rows, len(named["columns"]), *drivers, *beside)
+    series = replace(series, frame=Frame.of(frame, [*keys, *named["time"]]))
+    return series if keys else replace(series.one(0), sequences=None)
+
+
+def _check_columns(table: pd.DataFrame, named: dict[str, list[Any]], sequence: Any) -> None:
+    """Raise ValueError if a column is not there, or if none is named where some are needed."""
+    for option, names in named.items():
+        needed = option == "columns" or (option == "sequence" and sequence is not None)
+        missing = [name for name in names if name not in table.columns]
+        if missing or (needed and not names):
+            there = ", ".join(map(str, table.columns))
+            raise ValueError(f"{option}: got {missing[0] if missing else names!r}, expected columns among {there}.")
 
 
 def _columns(option: str, names: Any) -> list[Any]:
@@ -228,7 +262,7 @@ def _read_stacked(
     noise: Any = None,
 ) -> Series:
     """Rows of several sequences as a batch, with inputs and gaps that may come in rows too."""
-    table = _with_feature_axis(to_tensor(x, "x"), n_features, "x")
+    table = _values(x, n_features, "x")
     labels: dict[str, Any] = {"features": _features(x), "stacked": rows} if labelled(x) else {}
     if labels:
         names = rows.names or range(len(rows.times))
@@ -359,7 +393,7 @@ def _features(x: "pd.DataFrame | pd.Series") -> tuple[str, ...]:
 
 def _joined(x: Sequence[Any], n_features: int) -> tuple[Tensor | Packed, Tensor]:
     """A list of sequences as one table with NaN after their ends, and their lengths."""
-    parts = [_with_feature_axis(to_tensor(part, f"x[{i}]"), n_features, f"x[{i}]") for i, part in enumerate(x)]
+    parts = [_values(part, n_features, f"x[{i}]") for i, part in enumerate(x)]
     for i, part in enumerate(parts):
         if part.ndim != 2:
             raise ValueError(f"x[{i}]: got shape {tuple(part.shape)}; each sequence of a list is [T] or [T, F].")
@@ -386,7 +420,15 @@ def _beside(driver: Any, name: str, counts: Tensor, beyond: float = 0.0) -> Any:
     return stored(tables, counts, beyond)
 
 
-def _with_feature_axis(x: Tensor, n_features: int, name: str) -> Tensor:
+def _values(x: Any, n_features: int, name: str) -> Tensor:
+    """Observations `[..., T, F]`."""
+    if isinstance(x, pd.DataFrame) and len(x.columns) != n_features:
+        raise ValueError(
+            f"{name}: got {len(x.columns)} column(s) ({', '.join(map(str, x.columns)) or 'none'}), but the emission "
+            f"has {n_features} feature(s); select those to model (`read_panel` takes those of times and sequences by "
+            "name)."
+        )
+    x = to_tensor(x, name)
     shape = tuple(x.shape)
     if x.ndim == 0:
         raise ValueError(f"{name}: got a single number, expected a sequence [T], [T, F] or [*batch, T, F].")

@@ -18,6 +18,7 @@ from torch import Tensor
 from ...inference.numerics.deferred import recompute
 from ...inference.numerics.records import Record
 from ...inference.numerics.scalars import MOST, check_integer
+from .frames import Frame
 from .packed import Packed, padded, rows_of, wasteful
 from .stacked import Stacked
 from .timeline import time_index
@@ -104,6 +105,7 @@ class Series(Record):
         subjects: the number of the subject of each sequence, if parameters differ between subjects.
         subject_names: the names of the subjects.
         stacked: the rows of the table from which the steps come, if they come from one table.
+        frame: the kind of the user's frame, if it is not of pandas.
     """
 
     _NUMBERS: ClassVar = ("x", "inputs", "dt", "weights", "step_weights", "noise", "past")
@@ -128,6 +130,7 @@ class Series(Record):
     subject_names: tuple[str, ...] | None = None
     past: Float[Tensor, "*b T P F"] | Packed | None = None
     stacked: Stacked | None = field(default=None, repr=False, compare=False)
+    frame: Frame | None = field(default=None, repr=False, compare=False)
     checked: Any = field(default=None, repr=False, compare=False)  # the model parts that have checked the observations
 
     def _repr_html_(self) -> str:
@@ -354,6 +357,10 @@ class Series(Record):
             levels = [pd.Index(self.sequences).repeat(lengths)]
         return pd.MultiIndex.from_arrays([*levels, times[0].append(times[1:])], names=[*names, times[0].name or "step"])
 
+    def framed(self, table: pd.DataFrame) -> Any:
+        """A table with a row for each of `labels`, as a frame of the kind from which the series was read."""
+        return table if self.frame is None else self.frame.like(table)
+
     def steps_of(self, table: Shaped[Tensor, "..."]) -> Shaped[Tensor, "N *f"]:
         """The entries `[*b, T, ...]` of all steps inside their sequences, one sequence after another: `[N, ...]`."""
         return self.in_rows(table[self.inside])
@@ -392,6 +399,7 @@ class Series(Record):
         else:
             inputs, dt = some(self.inputs), some(self.dt)
         names: Any = {"drivers": self.drivers, "subject_names": self.subject_names, "checked": self.checked}
+        names["frame"] = self.frame and replace(self.frame, keys=None)
         return Series(some(self.x), lengths, inputs, dt, **names, **known)  # pyright: ignore[reportArgumentType]
 
     def groups(self) -> list[Int[Tensor, "n"]]:
@@ -484,6 +492,7 @@ class Series(Record):
             **self._by_step(lambda table: table[here]),
             index=None if index is None else index[here],
             stacked=None,
+            frame=self.frame and self.frame.rows(here),
         )
 
     def _by_step(self, change: Callable[[Tensor], Tensor]) -> dict[str, Any]:
@@ -543,6 +552,7 @@ class Series(Record):
             **{n: None if getattr(alone, n) is None else getattr(alone, n)[0] for n in self._BY_SEQUENCE},
             index=None if index is None else index[:n],
             stacked=None,
+            frame=self.frame and self.frame.rows(slice(n) if self.stacked is None else self.stacked.members[sequence]),
             features=None if self.features is None else self.features_of(sequence),
             sequences=None if self.sequences is None else (self.sequences[sequence],),
         )

@@ -140,9 +140,9 @@ def _tests(found: Residuals) -> Iterator[Finding]:
     if n < FEWEST:
         yield Finding("residuals", f"{n}, too few for tests", True)
         return
-    tested = {name: _normality(found.values[name].dropna().to_numpy()) for name in found.values}
+    tested = {name: _normality(found.table[name].dropna().to_numpy()) for name in found.table}
     worst = min(tested, key=tested.__getitem__)
-    sizes = found.values.abs().max(axis=1)
+    sizes = found.table.abs().max(axis=1)
     where = sizes.index[int(np.nanargmax(sizes))]
     at = ", ".join(map(label_text, where)) if isinstance(where, tuple) else label_text(where)
     text = f"normality p = {tested[worst]:.2g}{_of(worst, found)}; the largest is {sizes.max():.1f} at {at}"
@@ -150,7 +150,7 @@ def _tests(found: Residuals) -> Iterator[Finding]:
     if not lags:
         yield Finding("autocorrelation", "unknown, because too few residuals follow each other", True)
         return
-    squared = replace(found, values=found.values**2, sequences=tuple(part**2 for part in found.sequences))
+    squared = replace(found, table=found.table**2, sequences=tuple(part**2 for part in found.sequences))
     for subject, series in (("autocorrelation", found), ("of squares", squared)):
         p = series.ljung_box(lags)["p_value"]
         yield Finding(
@@ -166,4 +166,4 @@ def _normality(values: np.ndarray) -> float:
 
 def _of(name: Any, found: Residuals) -> str:
     """The feature with the least p, if there are several."""
-    return f" ({name})" if found.values.shape[1] > 1 else ""
+    return f" ({name})" if found.table.shape[1] > 1 else ""

@@ -20,6 +20,7 @@ from torch import Tensor
 from ...inference.numerics.checks import naming
 from ...inference.numerics.randomness import Seed, generator_of
 from ...inference.numerics.scalars import check_integer
+from ..data.frames import Frame
 from ..data.series import Given, Series
 from ..emissions.by_subject import of_one
 from ..emissions.driven import emission_at, scored
@@ -41,17 +42,25 @@ class Residuals:
     """One-step-ahead pseudo-residuals of a fit.
 
     Attributes:
-        values: a row for each step, in the index of the data, and a column for each feature; NaN where missing.
+        table: the residuals in pandas, on the labels of the steps.
         sequences: the residuals `[T, F]` of each sequence, in the order of its steps.
+        frame: the kind of the user's frame, if it is not of pandas.
     """
 
-    values: pd.DataFrame
+    table: pd.DataFrame
     sequences: tuple[np.ndarray, ...]
+    frame: Frame | None = None
+
+    @property
+    def values(self) -> pd.DataFrame | Any:
+        """A row for each step, in the index or with the key columns of the data, and a column for each feature; NaN
+        (null in other frames than those of pandas) where missing."""
+        return self.table if self.frame is None else self.frame.like(self.table)
 
     @property
     def n_observed(self) -> pd.Series:
         """The number of residuals of each feature."""
-        return self.values.notna().sum()
+        return self.table.notna().sum()
 
     def acf(self, lags: int = LAGS) -> pd.DataFrame:
         """Autocorrelations at the lags 1, 2, ..., `lags` of each feature, from pairs of steps of one sequence.
@@ -86,11 +95,11 @@ class Residuals:
         n = self.n_observed.to_numpy()
         statistic = n * (n + 2) * (correlations.to_numpy() ** 2 / pairs).sum(0)
         columns = {"statistic": statistic, "lags": lags, "p_value": chi2.sf(statistic, lags)}
-        return pd.DataFrame(columns, index=self.values.columns)
+        return pd.DataFrame(columns, index=self.table.columns)
 
     def _products(self, lags: int) -> tuple[pd.DataFrame, np.ndarray]:
         """The autocorrelations, and the number of pairs at each lag `[lags, F]`."""
-        centred = [part - np.nanmean(self.values.to_numpy(), 0) for part in self.sequences]
+        centred = [part - np.nanmean(self.table.to_numpy(), 0) for part in self.sequences]
         products = [
             np.concatenate([part[lag:] * part[: max(0, len(part) - lag)] for part in centred])
             for lag in range(1, lags + 1)
@@ -102,7 +111,7 @@ class Residuals:
         total = np.nansum(np.concatenate(centred) ** 2, 0)
         correlations = np.stack([np.nansum(product, 0) for product in products]) / total
         index = pd.RangeIndex(1, lags + 1, name="lag")
-        return pd.DataFrame(correlations, index=index, columns=self.values.columns), pairs
+        return pd.DataFrame(correlations, index=index, columns=self.table.columns), pairs
 
     def plot(self, lags: int = LAGS) -> "Figure":
         """For each feature the series of residuals, their quantiles against those of a standard normal, and their
@@ -117,9 +126,9 @@ class Residuals:
 
     def __repr__(self) -> str:
         spread = ", ".join(
-            f"{name}: mean {self.values[name].mean():.3g}, sd {self.values[name].std():.3g}" for name in self.values
+            f"{name}: mean {self.table[name].mean():.3g}, sd {self.table[name].std():.3g}" for name in self.table
         )
-        return f"Residuals of {len(self.values)} steps: {spread}"
+        return f"Residuals of {len(self.table)} steps: {spread}"
 
 
 @torch.no_grad()
@@ -137,7 +146,7 @@ def residuals(model: Any, x: Any, seed: Seed = 0, **given: Unpack[Given]) -> Res
     scores = ndtri(np.clip(below + share * (at - below), LEAST, 1 - LEAST))
     series = problem.series
     table = pd.DataFrame(scores, index=series.labels, columns=list(series.features_of()))
-    return Residuals(table, _by_sequence(series, scores))
+    return Residuals(table, _by_sequence(series, scores), series.frame)
 
 
 def _limits(problem: Problem, values: Parameters) -> dict[str, Tensor]:

@@ -37,10 +37,10 @@ def plot_residuals(residuals: Any, lags: int) -> Figure:
     correlations, n = residuals.acf(lags), residuals.n_observed
     figure = NotebookFigure(WIDTH, PANEL * len(n))
     panels = figure.subplots(len(n), 3, squeeze=False, width_ratios=(2, 1, 1))
-    index = residuals.values.index
+    index = residuals.table.index
     axis = TimeAxis.of(index if len(residuals.sequences) == 1 else pd.RangeIndex(len(index)))
-    for row, name in zip(panels, residuals.values, strict=True):
-        values = residuals.values[name].to_numpy()
+    for row, name in zip(panels, residuals.table, strict=True):
+        values = residuals.table[name].to_numpy()
         draw_series(row[0], axis, values, joined=False)
         for height in (-BAND, BAND):
             row[0].axhline(height, color=FAINT, linewidth=0.6, linestyle="--")

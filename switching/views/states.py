@@ -13,7 +13,7 @@ from ..problem import SeriesProblem
 
 
 @torch.no_grad()
-def states(model: Any, x: Any, names: tuple[str, ...] | None = None, **given: Unpack[Given]) -> pd.DataFrame:
+def states(model: Any, x: Any, names: tuple[str, ...] | None = None, **given: Unpack[Given]) -> pd.DataFrame | Any:
     """See `model.states`; `names` are labels of the states, if the series has none."""
     series = model.read(x, **given)
     state_names = names if series.state_names is None else series.state_names
@@ -41,4 +41,4 @@ def states(model: Any, x: Any, names: tuple[str, ...] | None = None, **given: Un
             columns |= {f"{short}_{label}": rows[:, place] for place, label in enumerate(entries)}
         else:
             columns[short] = rows
-    return pd.DataFrame(columns, index=series.labels)
+    return series.framed(pd.DataFrame(columns, index=series.labels))

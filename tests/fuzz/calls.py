@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
+import polars as pl
 import pyro.distributions as dist
 import reference
 import samplehold as sh
@@ -743,6 +744,7 @@ def _(r: Draw) -> Call:
 def _(r: Draw) -> Call:
     frame = pd.DataFrame({"who": list("aab"), "t": [0, 1, 0], "u": [0.5, None, 1.5], "v": [1, 2, 3]})
     frame["u"] = r.one(frame["u"], frame["u"].astype("Float64"), frame["v"].astype("Int64"))
+    frame = r.one(frame, pl.DataFrame({"who": list("aab"), "t": [0, 1, 0], "u": [0.5, None, 1.5], "v": [1, 2, 3]}))
     given = {"frame": frame, "sequence": "who", "time": r.one("t", None), "columns": r.one(["u"], ["u", "v"])}
     return Call(lambda **given: sh.read_panel(**given).observations.nan_to_num(), given)
 
@@ -759,6 +761,8 @@ def _(r: Draw) -> Call:
     x: Any = r.one(
         frame,
         frame.astype("Float64"),
+        pl.DataFrame(numbers, schema=["a", "b"]),
+        [pl.DataFrame(numbers), pl.DataFrame(numbers).to_arrow()],
         [frame, frame.iloc[:2]],
         {"one": frame, "two": frame.iloc[:3]},
         [numbers, numbers[:2]],

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+import polars as pl
 import samplehold
 import torch
 from calls import CALLS, Call, Draw
@@ -202,7 +203,7 @@ def _short(value: Any) -> str:
     if isinstance(value, Tensor):
         some = "" if value.numel() > 12 or value.layout != torch.strided or value.is_meta else f" {value.tolist()}"
         return f"tensor{list(value.shape)} {str(value.dtype)[6:]}{some}"
-    if isinstance(value, pd.DataFrame | pd.Series):
+    if isinstance(value, pd.DataFrame | pd.Series | pl.DataFrame):
         return f"{type(value).__name__}{list(value.shape)}"
     text = repr(value)
     return text if len(text) < 120 else f"{text[:117]}..."

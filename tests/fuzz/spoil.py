@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+import polars as pl
 import torch
 from torch import Tensor
 
@@ -61,6 +62,8 @@ JUNK: tuple[Callable[[], Any], ...] = (
     lambda: pd.Series(["a", "b"]),
     lambda: pd.Series(pd.to_datetime(["2020-01-01", "2020-01-02"])),
     lambda: pd.DataFrame({"a": [1.0, 2.0], "b": ["x", "y"]}),
+    lambda: pl.DataFrame({"a": [1.0, None], "b": ["x", "y"]}),
+    lambda: pl.LazyFrame({"a": [1.0, 2.0]}),
     lambda: torch.tensor(2),
     lambda: torch.tensor(0.5),
     lambda: torch.tensor([]),

@@ -1,0 +1,137 @@
+"""Frames of polars, pyarrow and other libraries that narwhals reads: as those of pandas, and results as frames of the
+same library.
+
+Such frames have no index. Their key columns, which `read_panel` names, stand in its place.
+"""
+
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from jaxtyping import Int
+
+MARKS = "__arrow_c_stream__", "__arrow_c_array__", "collect_schema"  # of frames, columns, arrays, lazy frames
+
+
+@dataclass(frozen=True)
+class Frame:
+    """The user's kind of frame, for results that have a row for each row of the data.
+
+    Attributes:
+        library: the name of its library: "polars", "pyarrow", ...
+        keys: a frame of that library with the columns that name the rows; None if there are none.
+    """
+
+    library: str
+    keys: Any = None
+
+    @staticmethod
+    def of(x: Any, keys: Sequence[str] = ()) -> "Frame | None":
+        """The kind of frame x, or of the first one of a list or a mapping; None for those of pandas, and other data.
+
+        Arguments:
+            keys: the names of the columns that name the rows.
+        """
+        first = list(x.values())[:1] if isinstance(x, Mapping) else x
+        read = _read(first[0] if isinstance(first, list | tuple) and first else first, "x")
+        if read is None:
+            return None
+        return Frame(read.implementation.value, read.select(*keys).to_native() if keys else None)
+
+    def rows(self, places: "Int[np.ndarray, '_'] | slice") -> "Frame":
+        """The same for some of the rows."""
+        return self if self.keys is None else replace(self, keys=_read(self.keys, "x")[places].to_native())
+
+    def like(self, table: pd.DataFrame) -> Any:
+        """A table of results, a row for each row of the data, as such a frame, with the key columns first.
+
+        Without key columns, rows of several sequences have the levels of the table's index, sequence and step. Missing
+        numbers become null.
+
+        Raises:
+            ValueError: a key column with the name of a column of the results.
+        """
+        import narwhals.stable.v2 as nw
+
+        keys: dict[str, Any] = {}
+        if self.keys is not None:
+            keys = {column.name: column for column in _read(self.keys, "x").iter_columns()}
+        elif isinstance(table.index, pd.MultiIndex):
+            keys = {str(name): np.asarray(table.index.get_level_values(name)) for name in table.index.names}
+        columns = {str(name): column.to_numpy() for name, column in table.items()}
+        for name in keys:
+            if name in columns:
+                raise ValueError(f"x: has the key column {name!r}, as the results have; give it another name.")
+        library: Any = self.library
+        frame = nw.from_dict({**keys, **columns}, backend=library)
+        numbers = (nw.col(name) for name, column in columns.items() if column.dtype.kind == "f")
+        return frame.with_columns(*(number.fill_nan(None) for number in numbers)).to_native()
+
+
+def is_foreign(x: Any) -> bool:
+    """Whether x is a frame or a column of another library than pandas."""
+    return not isinstance(x, pd.DataFrame | pd.Series) and any(hasattr(x, mark) for mark in MARKS)
+
+
+def plain(x: Any, name: str) -> Any:
+    """Frames and columns of other libraries as those of pandas, also in a list or a mapping; other data unchanged.
+
+    Numbers keep their type; if some are missing, they become float64. Times keep their zone, and categories of a fixed
+    order that order.
+
+    Raises:
+        TypeError: a frame that is not computed yet.
+        ValueError: two columns of one name.
+    """
+    if isinstance(x, Mapping) and any(map(is_foreign, x.values())):
+        return {key: plain(part, f"{name}[{key!r}]") for key, part in x.items()}
+    if isinstance(x, list | tuple) and x and is_foreign(x[0]):
+        return [plain(part, f"{name}[{i}]") for i, part in enumerate(x)]
+    read = _read(x, name)
+    if read is None:
+        return x
+    if not hasattr(read, "iter_columns"):
+        return _column(read)
+    return pd.DataFrame({column.name: _column(column) for column in read.iter_columns()}, index=range(len(read)))
+
+
+def _read(x: Any, name: str) -> Any:
+    """A frame or a column in the form of narwhals; None for those of pandas, and other data."""
+    if not is_foreign(x):
+        return None
+    import narwhals.stable.v2 as nw
+
+    arrow: Any = sys.modules.get("pyarrow")
+    if arrow is not None and isinstance(x, arrow.Table | arrow.RecordBatch):
+        names = x.schema.names
+        for column in (column for i, column in enumerate(names) if column in names[:i]):
+            raise ValueError(f"{name}: got two columns called {column!r}; give each a different name.")
+        x = arrow.table(x)
+    if arrow is not None and isinstance(x, arrow.Array):
+        x = arrow.chunked_array([x])
+    read = nw.from_native(x, allow_series=True, pass_through=True)
+    if isinstance(read, nw.LazyFrame):
+        raise TypeError(f"{name}: got {type(x).__name__}, a frame that is not computed yet; collect() it first.")
+    return read if isinstance(read, nw.DataFrame | nw.Series) else None
+
+
+def _column(column: Any) -> pd.Series:
+    """A column of narwhals as one of pandas."""
+    import narwhals.stable.v2 as nw
+
+    dtype, name = column.dtype, column.name or None
+    if dtype == nw.Boolean or (dtype.is_numeric() and not dtype.is_decimal()):
+        wide = column.null_count() or dtype in (nw.Int128, nw.UInt128)
+        return pd.Series((column.cast(nw.Float64()) if wide else column).to_numpy(), name=name)
+    if dtype.is_temporal() and dtype != nw.Time:
+        times, zone = pd.Series(column.to_numpy(), name=name), getattr(dtype, "time_zone", None)
+        return times if zone is None else times.dt.tz_localize("UTC").dt.tz_convert(zone)
+    cells = column.to_list()
+    if dtype == nw.Enum:
+        cells = pd.Categorical(cells, categories=list(dtype.categories))
+    elif dtype == nw.Categorical and column.implementation.is_pyarrow():  # a dictionary has an order
+        cells = pd.Categorical(cells, categories=column.cat.get_categories().to_list())
+    return pd.Series(cells, name=name)
