@@ -31,7 +31,8 @@ from ..switching.emissions.regression import LinearRegression
 from ..switching.fit import Fit
 from ..switching.model import SwitchingSSM
 from ..switching.storage import find, read_model, save_model
-from ..switching.views.arviz import Groups, netcdf, to_groups
+from ..switching.views.arviz import to_groups
+from ..switching.views.groups import Groups, netcdf
 from .printing import show_diagnostics, show_parameters, show_switches
 from .results import MODEL, replacing
 from .startup import Termination

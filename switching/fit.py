@@ -312,7 +312,8 @@ class Fit(Result, Generic[Model]):
             OSError: the file cannot be written; an existing file stays unchanged.
         """
         from .data.writing import write_output
-        from .views.arviz import netcdf, to_groups
+        from .views.arviz import to_groups
+        from .views.groups import netcdf
 
         write_output(Path(path), netcdf(to_groups(self, self._given(x), **keywords)))
 

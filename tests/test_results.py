@@ -23,7 +23,8 @@ from samplehold.cli.results import replacing
 from samplehold.switching.data import writing
 from samplehold.switching.fit import Fit
 from samplehold.switching.fitting.progress import Progress
-from samplehold.switching.views.arviz import netcdf, to_groups
+from samplehold.switching.views.arviz import to_groups
+from samplehold.switching.views.groups import netcdf
 from typer.testing import CliRunner
 
 NILE = Path(__file__).parents[1] / "notebooks" / "data" / "nile.csv"

@@ -1,7 +1,7 @@
 r"""A fit in ArviZ's form: every group of an `InferenceData`, computed over draws of the parameters at once.
 
 The groups are datasets of xarray. ArviZ, which is slow to import, is needed only for the `InferenceData` of them. From
-version 1 on ArviZ takes an `xarray.DataTree` instead, and so `to_arviz` gives one.
+version 1 on ArviZ takes an `xarray.DataTree` instead, and so `to_arviz` gives one: see `groups.wrapped`.
 
 For parameters $\theta_1, \ldots, \theta_n$ (a point estimate is one draw, repeated):
 
@@ -29,18 +29,11 @@ from ..data.series import Given, Series
 from ..fitting.posterior import EXPORTED
 from ..parameters import SINGLE, Parameters, described
 from ..seeding import number_of, seeded
+from .groups import Groups, wrapped
 from .tables import coordinates
 
 if TYPE_CHECKING:
     import arviz as az
-
-
-@dataclass(frozen=True)
-class Groups:
-    """The datasets of an `InferenceData` by the names of their groups, and its attributes."""
-
-    datasets: dict[str, xr.Dataset]
-    attributes: dict[str, Any]
 
 
 def to_arviz(
@@ -61,7 +54,9 @@ def to_arviz(
     enters `posterior` as one chain of equal draws, the simplest form that ArviZ's functions accept. `az.summary` then
     shows the point with a standard deviation of 0, and its convergence columns are meaningless. `az.loo` gives the log
     evidence at the point, the sum of one-step-ahead plug-in densities, with p_loo = 0. It does not account for the fit
-    to the same data, and warns that Pareto's k is infinite, because equal draws have no tail.
+    to the same data, and warns that Pareto's k is infinite, because equal draws have no tail. ArviZ 1 refuses equal
+    draws in `az.loo` ("All tail values are the same"); `fit.loglik` is that number, and `az.plot_ppc_pit` judges the
+    predictions.
 
     Groups (`sequence` only if x is a batch):
         posterior: the parameters (for a variational fit, its `refined` draws), with dims among `state`, `state_new`
@@ -103,17 +98,6 @@ def to_arviz(
     return wrapped(to_groups(source, x, draws=draws, seed=seed, predictive=predictive, **given))
 
 
-def wrapped(groups: Groups) -> Any:
-    """The groups as the installed ArviZ has them: an `InferenceData`, or from its version 1 on an `xarray.DataTree`."""
-    import arviz as az
-
-    if int(az.__version__.split(".")[0]) < 1:
-        return az.InferenceData(attrs=groups.attributes, **groups.datasets)  # pyright: ignore[reportArgumentType]
-    tree = xr.DataTree.from_dict(groups.datasets)
-    tree.attrs.update(groups.attributes)
-    return tree
-
-
 def to_groups(
     source: Any, x: Any, *, draws: int | None = None, seed: Seed = 0, predictive: bool = True, **given: Unpack[Given]
 ) -> Groups:
@@ -144,19 +128,6 @@ def to_groups(
         trace["diverging"] = (("chain", "draw"), diverging.cpu().numpy())
     groups["sample_stats"] = _dataset(trace, {"step": np.arange(1, len(fit.objective) + 1)})
     return Groups(groups, attributes)
-
-
-def netcdf(groups: Groups) -> bytes:
-    """The bytes of ArviZ's `to_netcdf`, made in memory, because on a full disk the library ends the process."""
-    import netCDF4
-    from xarray.backends import NetCDF4DataStore
-
-    file = netCDF4.Dataset("in memory", "w", memory=1)
-    file.setncatts(groups.attributes)
-    for name, group in groups.datasets.items():
-        packed = {key: {"zlib": True} for key, variable in group.variables.items() if variable.dtype.kind in "biuf"}
-        group.dump_to_store(NetCDF4DataStore(file.createGroup(name)), encoding=packed)
-    return bytes(file.close())
 
 
 def _point(model: Any) -> Any:
