@@ -428,11 +428,15 @@ class Model(Named, ABC):
 
     def _series(self, x: Any, given: Given) -> Series:
         """The series before most checks; only the number of features is checked."""
-        frame, x = Frame.of(x), self._arranged(plain(x, "x"))
+        frame = None
+        if not isinstance(x, Tensor | Series):
+            frame, x = Frame.of(x), plain(x, "x")
+        x = self._arranged(x)
         if not isinstance(x, Series):
-            known: Any = {name: plain(table, name) for name, table in given.items()}
+            known: Any = {name: plain(table, name) for name, table in given.items()} if given else {}
             labels, before = known.pop("subjects", None), known.pop("before", None)
-            series = replace(with_inputs(read_series(x, self.n_features, **known), self.inputs), frame=frame)
+            series = with_inputs(read_series(x, self.n_features, **known), self.inputs)
+            series = series if frame is None else replace(series, frame=frame)
             earlier = read_before(before, series, self.order)
             series = with_past(series, self.order, earlier) if self.order else series
             return with_subjects(series, labels)

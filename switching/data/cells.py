@@ -18,6 +18,8 @@ def labelled(x: Any) -> TypeGuard[pd.DataFrame | pd.Series]:
 def to_tensor(x: Any, name: str) -> Tensor:
     """Numbers in any form as a tensor: float32 and float64 are kept, other types become float64, and masked values or
     NA become NaN."""
+    if isinstance(x, Tensor):
+        return floating(x, name)
     x = plain(x, name)
     return floating(_pandas_values(x, name) if labelled(x) else x, name)
 

@@ -13,8 +13,6 @@ import numpy as np
 import pandas as pd
 from jaxtyping import Int
 
-MARKS = "__arrow_c_stream__", "__arrow_c_array__", "collect_schema"  # of frames, columns, arrays, lazy frames
-
 
 @dataclass(frozen=True)
 class Frame:
@@ -67,13 +65,17 @@ class Frame:
                 raise ValueError(f"x: has the key column {name!r}, as the results have; give it another name.")
         library: Any = self.library
         frame = nw.from_dict({**keys, **columns}, backend=library)
-        numbers = (nw.col(name) for name, column in columns.items() if column.dtype.kind == "f")
-        return frame.with_columns(*(number.fill_nan(None) for number in numbers)).to_native()
+        numbers = [nw.col(name) for name, column in columns.items() if column.dtype.kind == "f"]
+        return frame.with_columns(*(nw.when(~number.is_nan()).then(number) for number in numbers)).to_native()
 
 
 def is_foreign(x: Any) -> bool:
     """Whether x is a frame or a column of another library than pandas."""
-    return not isinstance(x, pd.DataFrame | pd.Series) and any(hasattr(x, mark) for mark in MARKS)
+    return not isinstance(x, pd.DataFrame | pd.Series) and (
+        hasattr(x, "__arrow_c_stream__")  # frames and columns
+        or hasattr(x, "__arrow_c_array__")  # arrays of arrow
+        or hasattr(x, "collect_schema")  # lazy frames
+    )
 
 
 def plain(x: Any, name: str) -> Any:
