@@ -35,8 +35,9 @@ def _pandas_values(x: "pd.DataFrame | pd.Series", name: str) -> Any:
     except TypeError:
         numeric = pd.api.types.is_numeric_dtype
         label_of = next(label for label, dtype in dtypes.items() if not numeric(dtype) or dtype.kind == "c")
+        cure = "give its codes, or " if isinstance(dtypes[label_of], pd.CategoricalDtype) else ""
         raise TypeError(
-            f"{name}: got column {label_of!r} of {dtypes[label_of]}, which holds values that are not numbers; "
+            f"{name}: got column {label_of!r} of {dtypes[label_of]}, which holds values that are not numbers; {cure}"
             "select numeric columns (`read_panel` takes those of times and sequences by name)."
         ) from None
 

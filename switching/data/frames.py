@@ -5,6 +5,7 @@ Such frames have no index. Their key columns, which `read_panel` names, stand in
 """
 
 import sys
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -108,9 +109,9 @@ def _read(x: Any, name: str) -> Any:
 
     arrow: Any = sys.modules.get("pyarrow")
     if arrow is not None and isinstance(x, arrow.Table | arrow.RecordBatch):
-        names = x.schema.names
-        for column in (column for i, column in enumerate(names) if column in names[:i]):
-            raise ValueError(f"{name}: got two columns called {column!r}; give each a different name.")
+        name_of, n = Counter(x.schema.names).most_common(1)[0] if x.schema.names else ("", 1)
+        if n > 1:
+            raise ValueError(f"{name}: got {n} columns called {name_of!r}; give each a different name.")
         x = arrow.table(x)
     if arrow is not None and isinstance(x, arrow.Array):
         x = arrow.chunked_array([x])

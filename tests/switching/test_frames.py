@@ -168,7 +168,12 @@ def test_inputs_of_the_steps_to_come_and_single_steps_may_be_frames():
         (
             pa.table([[0.1], [0.2]], names=["a", "a"]),
             ValueError,
-            "x: got two columns called 'a'; give each a different",
+            "x: got 2 columns called 'a'; give each a different",
+        ),
+        (
+            pl.Series("k", ["a"], dtype=pl.Enum(["a", "b"])),
+            TypeError,
+            "x: got column 'k' of category, .* give its codes",
         ),
         (TABLE.select("level").clear(), ValueError, r"x: got shape \(0, 1\), a sequence without any step"),
         (pl.DataFrame(), ValueError, r"x: got 0 column\(s\) \(none\), but the emission has 1"),
