@@ -207,6 +207,15 @@ class SubjectEmission(ConjugateEmission):
     def message(self, x: Tensor, weights: Tensor, near: Parameters | None = None) -> Tensor:
         return self._each(lambda *some: self._conjugate.message(*some[:3]), x, weights, near)
 
+    def expected_message(self, x: Tensor, weights: Tensor, statistics: Tensor) -> Tensor:
+        if self.emission.aligned:
+            return super().expected_message(x, weights, statistics)
+
+        def message(x: Tensor, used: Tensor, near: Parameters | None, subject: int) -> Tensor:
+            return self._conjugate.expected_message(x, used, statistics.select(weights.ndim - 2, subject))
+
+        return self._each(message, x, weights, None, direct=False)
+
     def maximize(
         self, x: Tensor, weights: Tensor, near: Parameters, prior: Parameters | None, floor: Tensor
     ) -> Maximized:
