@@ -148,9 +148,9 @@ def groups_of(
     dims = {p.shown.name if p.shown else name: p.dims for name, p in model.known.items()}
     parameters = {}
     for name, value in described(model.known, values).items():
-        single = bool(dims[name]) and dims[name][0] in SINGLE
-        numbers, axes = (value.squeeze(1), dims[name][1:]) if single else (value, dims[name])
-        parameters[name] = (("chain", "draw", *axes), _drawn(numbers, shape))
+        single = tuple(axis for axis, dim in enumerate(dims[name], start=1) if dim in SINGLE)
+        axes = (dim for dim in dims[name] if dim not in SINGLE)
+        parameters[name] = (("chain", "draw", *axes), _drawn(value.squeeze(single), shape))
     smoothed = {name: ((*step, *axes), p.cpu().numpy()) for name, (p, axes) in summary.smoothed.items()}
     sampled = coords | {"chain": np.arange(shape[0]), "draw": np.arange(shape[1])}
     at = _observed(seen, coords, step)

@@ -204,6 +204,13 @@ def test_fixed_spherical_parameters_keep_their_values(tied, name, method):
     assert float(fit.objective.diff().min()) > -1e-9 * float(fit.objective.abs().max())
 
 
+@pytest.mark.parametrize(("tied", "axes"), [(None, ("state",)), (SCALE, ())])
+def test_exports_have_no_axis_of_length_one(tied, axes):
+    emission = sh.Normal(2, covariance="spherical", tied=tied)
+    fit = sh.SwitchingSSM(sh.Markov(2), emission).fit(observations(2), max_steps=2, **quiet)
+    assert fit.to_arviz(draws=2).posterior["scale"].dims == ("chain", "draw", *axes)
+
+
 def test_a_part_of_spherical_locations_is_held_by_em_and_refused_by_messages():
     x, fixed = observations(2), {"loc": [[0.0, torch.nan], [torch.nan, 5.0]]}
     model = sh.SwitchingSSM(sh.Markov(2), BALL)
