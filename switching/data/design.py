@@ -36,6 +36,8 @@ def named_columns(inputs: Any, names: Any, sequences: list[Any] | None) -> tuple
     else:
         if isinstance(inputs, pd.Series) and inputs.name is not None:
             inputs = inputs.to_frame()
+        if isinstance(inputs, list | tuple) and inputs and isinstance(inputs[0], pd.DataFrame):
+            inputs = _in_one_order(inputs)
         table = inputs[0] if isinstance(inputs, list | tuple) and inputs else inputs
         of_mapping = tuple(map(str, table.columns)) if isinstance(table, pd.DataFrame) else None
     if names is None:
@@ -44,6 +46,17 @@ def named_columns(inputs: Any, names: Any, sequences: list[Any] | None) -> tuple
     if isinstance(chosen, int):
         raise TypeError(f"input_names: got {names!r}, expected a name for each column of inputs.")
     return inputs, chosen
+
+
+def _in_one_order(tables: Sequence[Any]) -> list[Any]:
+    """Frames, one for each sequence, with the columns in the order of the first; tables without names unchanged."""
+    expected, found = list(tables[0].columns), []
+    for i, table in enumerate(tables):
+        names = list(table.columns) if isinstance(table, pd.DataFrame) else expected
+        if sorted(map(str, names)) != sorted(map(str, expected)):
+            raise ValueError(f"inputs[{i}]: got columns {names}, but inputs[0] has {expected}; give all the same.")
+        found.append(table if names == expected else table[expected])
+    return found
 
 
 def _columns_beside(names: Sequence[str], columns: Sequence[Any]) -> Any:

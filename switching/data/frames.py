@@ -72,11 +72,15 @@ class Frame:
 
 def is_foreign(x: Any) -> bool:
     """Whether x is a frame or a column of another library than pandas."""
-    return not isinstance(x, pd.DataFrame | pd.Series) and (
+    return not _of_pandas(x) and (
         hasattr(x, "__arrow_c_stream__")  # frames and columns
         or hasattr(x, "__arrow_c_array__")  # arrays of arrow
         or hasattr(x, "collect_schema")  # lazy frames
     )
+
+
+def _of_pandas(x: Any) -> bool:
+    return isinstance(x, pd.DataFrame | pd.Series)
 
 
 def plain(x: Any, name: str) -> Any:
@@ -91,7 +95,7 @@ def plain(x: Any, name: str) -> Any:
     """
     if isinstance(x, Mapping) and any(map(is_foreign, x.values())):
         return {key: plain(part, f"{name}[{key!r}]") for key, part in x.items()}
-    if isinstance(x, list | tuple) and x and is_foreign(x[0]):
+    if isinstance(x, list | tuple) and x and (is_foreign(x[0]) or (_of_pandas(x[0]) and any(map(is_foreign, x)))):
         return [plain(part, f"{name}[{i}]") for i, part in enumerate(x)]
     read = _read(x, name)
     if read is None:

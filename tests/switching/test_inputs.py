@@ -2,6 +2,7 @@
 
 import numpy as np
 import pandas as pd
+import polars as pl
 import pytest
 import samplehold as sh
 import torch
@@ -66,6 +67,20 @@ def test_sequences_by_name_have_inputs_by_name():
         series = MODEL.read(x, inputs=given)
         assert_close(series.design[0], torch.from_numpy(TABLE), rtol=0, atol=0)
         assert_close(series.design[1, :5], torch.from_numpy(TABLE[:5]), rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("form", [lambda frame: frame, pl.from_pandas], ids=["pandas", "polars"])
+def test_frames_of_several_sequences_have_their_columns_in_any_order(form):
+    x, expected = [X, X[:5]], MODEL.smooth([X, X[:5]], inputs=[FRAME, FRAME[:5]]).state
+    for frames in (
+        [form(FRAME), FRAME[:5][["rain", "site", "dose"]]],
+        [FRAME, form(FRAME[:5][["dose", "rain", "site"]])],
+    ):
+        assert_close(MODEL.smooth(x, inputs=frames).state, expected, rtol=0, atol=0)
+    with pytest.raises(
+        ValueError, match=r"^inputs\[1\]: got columns \['dose', 'rain'\], but inputs\[0\] has \['site', 'dose'"
+    ):
+        MODEL.smooth(x, inputs=[form(FRAME), form(FRAME[:5][["dose", "rain"]])])
 
 
 def test_a_series_with_more_inputs_serves_several_models():
