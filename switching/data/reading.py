@@ -209,20 +209,26 @@ def read_panel(
         )
     keys = [] if sequence is None else _columns("sequence", sequence)
     single = {"time": time, "dt": dt, "states": states, "weights": weights}
-    named = {"sequence": keys, **{option: [] if n is None else _columns(option, n)[:1] for option, n in single.items()}}
+    named = {"sequence": keys, **{option: [] if n is None else _column(option, n) for option, n in single.items()}}
     named |= {"inputs": _columns("inputs", inputs), "noise": [] if noise is None else _columns("noise", noise)}
     taken = [name for names in named.values() for name in names]
     named["columns"] = [n for n in table.columns if n not in taken] if columns is None else _columns("columns", columns)
     _check_columns(table, named, sequence)
-    labels = [pd.Index(table[name], name=name) for name in (*keys, *named["time"])]
+    labels = [_labels(table[name]) for name in (*keys, *named["time"])]
     if not keys:
         labels.insert(0, pd.Index([0] * len(table), name="sequence"))
     if time is None:
         labels.append(pd.RangeIndex(len(table), name="row"))
     rows = replace(panel_of(pd.MultiIndex.from_arrays(labels), "frame", counted=time is None), index=table.index)
     drivers = (table[named["inputs"]], tuple(map(str, named["inputs"]))) if named["inputs"] else (None, None)
-    beside = [None if name is None else table[name] for name in (dt, states, weights, noise)]
-    series = _read_stacked(table[named["columns"]], rows, len(named["columns"]), *drivers, *beside)
+    beside = [table[named[option][0]] if named[option] else None for option in ("dt", "states", "weights")]
+    beside.append(None if noise is None else table[noise])
+    try:
+        series = _read_stacked(table[named["columns"]], rows, len(named["columns"]), *drivers, *beside)
+    except (TypeError, ValueError) as error:
+        if str(error).startswith("x: "):
+            error.args = (f"frame: {str(error).removeprefix('x: ')}",)
+        raise
     series = replace(series, frame=Frame.of(frame, [*keys, *named["time"]]))
     return series if keys else replace(series.one(0), sequences=None)
 
@@ -237,17 +243,44 @@ def _check_columns(table: pd.DataFrame, named: dict[str, list[Any]], sequence: A
             raise ValueError(f"{option}: got {missing[0] if missing else names!r}, expected columns among {there}.")
 
 
+def _labels(column: pd.Series) -> pd.Index:
+    """The labels of rows in a column."""
+    kinds = set(map(type, column)) if column.dtype == object else set()
+    if unnamed := [kind.__name__ for kind in kinds if kind.__hash__ is None]:
+        raise TypeError(
+            f"frame: got column {column.name!r} with {unnamed[0]} cells, which cannot name sequences or times; "
+            "name a column of text, numbers or dates."
+        )
+    return pd.Index(column, name=column.name)
+
+
+def _column(option: str, name: Any) -> list[Any]:
+    """The label of one column."""
+    labels = _columns(option, name)
+    if len(labels) != 1:
+        raise ValueError(f"{option}: got {labels!r}, expected the name of one column.")
+    return labels
+
+
 def _columns(option: str, names: Any) -> list[Any]:
     """The labels of columns: one label, or a list of several."""
     names = names.tolist() if isinstance(names, np.ndarray) else names
     labels: list[Any] = list(names) if isinstance(names, list | tuple | pd.Index) else [names]
     for name in labels:
-        if name is None or type(name).__hash__ is None:
+        if name is None or not _is_label(name):
             raise TypeError(f"{option}: got {type(name).__name__}, expected the name of a column, or a list of names.")
     repeated = [name for i, name in enumerate(labels) if name in labels[:i]]
     if repeated:
         raise ValueError(f"{option}: got {repeated[0]!r} twice; name each column once.")
     return labels
+
+
+def _is_label(name: Any) -> bool:
+    try:
+        hash(name)
+    except TypeError:
+        return False
+    return True
 
 
 def _read_stacked(

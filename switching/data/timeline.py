@@ -4,6 +4,7 @@ import re
 import warnings
 from collections.abc import Sequence
 from datetime import date
+from decimal import Decimal
 from itertools import pairwise
 
 import numpy as np
@@ -42,12 +43,18 @@ def storable(index: pd.Index) -> pd.Index:
 
 
 def calendar(index: pd.Index) -> pd.Index:
-    """Text such as 1959Q1, 1959-01 or 1959-01-31 as quarters, months or dates; any other index unchanged."""
+    """Text such as 1959Q1, 1959-01 or 1959-01-31 as quarters, months or dates; dates of arrow or in categories as those
+    of pandas; decimals as floats; any other index unchanged."""
+    kinds = index.categories.dtype if isinstance(index, pd.CategoricalIndex) else index.dtype
+    if kinds.kind in "Mm" and (kinds != index.dtype or isinstance(kinds, pd.ArrowDtype)):
+        return pd.Index(index.to_list(), name=index.name)
     if pd.api.types.is_numeric_dtype(index) or isinstance(index, pd.DatetimeIndex | pd.PeriodIndex):
         return index
     labels = list(index)
     if labels and all(type(label) is date for label in labels):
         return pd.DatetimeIndex(pd.to_datetime(labels), name=index.name)
+    if labels and all(isinstance(label, Decimal) for label in labels):
+        return pd.Index([float(label) for label in labels], name=index.name)
     if not labels or not all(isinstance(label, str) for label in labels):
         return index
     if all(QUARTER.fullmatch(label) for label in labels):
@@ -190,8 +197,8 @@ def check_times(times: Sequence[pd.Index], names: Sequence[str], cured: bool = F
         if step is not None:
             raise ValueError(
                 f"{name}: its {_axis(index)} does not rise at step {step}, where {label_text(index[step])} follows "
-                f"{label_text(index[step - 1])}; sort the rows by time, e.g. with x.sort_index(), or if the order is "
-                "right, give increasing labels."
+                f"{label_text(index[step - 1])}; sort the rows by time (`sort_index`, or `sort_values` or `sort` of a "
+                "column), or if the order is right, give increasing labels."
             )
     gap = None if cured else uneven(times)
     if gap is not None:

@@ -276,11 +276,48 @@ def test_a_fit_is_copied_and_pickled_with_its_keys():
         ({"columns": "level", "inputs": ["rain", "snow"]}, "inputs: got 'snow', expected columns among"),
         ({"columns": []}, r"columns: got \[\], expected columns among"),
         ({"sequence": [], "columns": "level"}, r"sequence: got \[\], expected columns among"),
+        ({"time": ["day", "rain"]}, r"time: got \['day', 'rain'\], expected the name of one column"),
+        ({"dt": [], "columns": "level"}, r"dt: got \[\], expected the name of one column"),
+        (
+            {"sequence": "site", "time": "rain", "columns": "level"},
+            "frame: sequence north: its index rain does not rise at step 2, .*; sort the rows by time",
+        ),
     ],
 )
 def test_columns_that_do_not_serve_are_named(arguments, said):
     with pytest.raises(ValueError, match=said):
         sh.read_panel(TABLE, **arguments)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ({"sequence": "cells"}, "frame: got column 'cells' with list cells, which cannot name sequences or times"),
+        ({"time": "record"}, "frame: got column 'record' with dict cells, which cannot name sequences or times"),
+        ({"columns": pl.col("level")}, "columns: got Expr, expected the name of a column, or a list of names"),
+        ({"columns": "site"}, "frame: got column 'site' of str, which holds values that are not numbers"),
+    ],
+)
+def test_columns_of_types_that_do_not_serve_are_named(arguments, said):
+    table = TABLE.with_columns(cells=pl.concat_list("rain"), record=pl.struct("rain"))
+    with pytest.raises(TypeError, match=said):
+        sh.read_panel(table, **{"columns": "level"} | arguments)
+
+
+def test_one_column_may_be_named_in_a_list():
+    named: dict[str, Any] = {"time": "day", "columns": "level", "weights": "gap", "states": "known", "dt": "gap"}
+    of_lists = sh.read_panel(TABLE, "site", **{option: [name] for option, name in named.items()})
+    assert_frame_equal(MODEL.states(of_lists), MODEL.states(sh.read_panel(TABLE, "site", **named)))
+
+
+@pytest.mark.parametrize("cells", [[Decimal("2.5"), Decimal("1.5")], [datetime(2024, 2, 1), datetime(2024, 1, 1)]])
+def test_times_of_any_type_are_in_order(cells):
+    table = pl.DataFrame({"t": cells, "level": [0.0, 1.0]})
+    of_arrow = table.to_pandas(use_pyarrow_extension_array=True)
+    for frame in (table, of_arrow, of_arrow.astype({"t": "category"})):
+        with pytest.raises(ValueError, match="its index t does not rise at step 1"):
+            sh.read_panel(frame, time="t")
+        assert sh.read_panel(frame[::-1], time="t").n_steps == 2
 
 
 def test_something_else_than_a_table_is_a_type_error():
