@@ -302,7 +302,13 @@ def sequences_of(n_rows: int, groups: Any, lengths: Any) -> Sequence[Rows]:
         raise ValueError(f"groups: got shape {labels.shape}, but X has {n_rows} rows; give one label for each row.")
     if len(labels) != n_rows:
         raise ValueError(f"groups: got {len(labels)} labels, but X has {n_rows} rows; give one for each row.")
-    number, _ = pd.factorize(labels)  # in the order of first rows, -1 where missing
+    try:
+        number, _ = pd.factorize(labels)  # in the order of first rows, -1 where missing
+    except TypeError:
+        row = next(row for row, label in enumerate(labels) if type(label).__hash__ is None)
+        raise TypeError(
+            f"groups: got {type(labels[row]).__name__} at row {row}, expected a label for each row: text or a number."
+        ) from None
     if (number < 0).any():
         raise ValueError(f"groups: got no label at row {number.argmin()}; give each row that of its sequence.")
     return np.split(np.argsort(number, kind="stable"), np.cumsum(np.bincount(number))[:-1])

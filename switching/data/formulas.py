@@ -4,6 +4,7 @@ import re
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from decimal import Decimal
 from typing import Any
 
 import pandas as pd
@@ -79,7 +80,10 @@ class Formula:
 
 
 def _read(table: Any) -> pd.DataFrame:
-    return check_kind("table", plain(table, "table"), pd.DataFrame, "a frame of pandas, polars or pyarrow")
+    read = check_kind("table", plain(table, "table"), pd.DataFrame, "a frame of pandas, polars or pyarrow")
+    objects = [name for name in read if read[name].dtype == object]
+    decimals = [name for name in objects if read[name].map(type).isin([Decimal, float, type(None)]).all()]
+    return read.astype(dict.fromkeys(decimals, float)) if decimals else read  # formulaic takes objects for categories
 
 
 def _framed(table: pd.DataFrame, frame: Frame | None) -> Any:
@@ -100,6 +104,6 @@ def _readable(problem: str) -> Iterator[None]:
         with warnings.catch_warnings():
             warnings.simplefilter("error", DataMismatchWarning)
             yield
-    except (FormulaicError, DataMismatchWarning, SyntaxError, NameError, KeyError) as error:
+    except (FormulaicError, DataMismatchWarning, SyntaxError, NameError, KeyError, TypeError) as error:
         reason = re.sub(r"\x1b\[[0-9;]*m|[⧛⧚]", "", " ".join(str(error).split()))  # without colours
         raise ValueError(f"{problem}: {reason}") from None

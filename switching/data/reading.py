@@ -19,7 +19,7 @@ from .frames import Frame, plain
 from .knowledge import by_name, coded, with_noise, with_states, with_weights
 from .packed import Packed, padded, stored
 from .series import Series, number, place
-from .stacked import Stacked, check_levels, common_index, panel_of
+from .stacked import Stacked, check_levels, common_index, name_of, panel_of
 from .timeline import check_times
 
 
@@ -65,7 +65,7 @@ def read_series(
         return _read_stacked(x, panel_of(x.index, "x"), n_features, inputs, drivers, dt, states, weights, noise)
     names, labels = None, {}
     if isinstance(x, dict):
-        names, x = tuple(map(str, x)), list(x.values())
+        names, x = tuple(map(name_of, x)), list(x.values())
     if isinstance(x, list | tuple) and len(x) > 0 and not np.isscalar(x[0]) and (names or is_ragged_list(x)):
         if lengths is not None:
             raise ValueError(

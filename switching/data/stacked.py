@@ -35,7 +35,7 @@ class Stacked:
         """Rows with equal keys form a sequence, in the order of their first rows; without times the steps are
         numbered."""
         members, unique = rows_by(keys)
-        names = tuple(", ".join(map(str, key)) if isinstance(key, tuple) else str(key) for key in unique)
+        names = tuple(map(name_of, unique))
         if len(set(names)) < len(names):  # as of 1 and "1"
             names = tuple(map(repr, unique))
         labels = None if times is None else calendar(times)
@@ -66,6 +66,11 @@ class Stacked:
         """Steps `[N, ...]`, one sequence after another, in the order of the rows."""
         order = torch.from_numpy(np.concatenate(self.members)).to(steps.device)
         return torch.empty_like(steps).index_copy(0, order, steps)
+
+
+def name_of(key: Any) -> str:
+    """The name of a sequence from its key; the parts of several keys are separated by commas."""
+    return ", ".join(map(str, key)) if isinstance(key, tuple) else str(key)
 
 
 def check_levels(index: pd.MultiIndex, name: str) -> None:

@@ -250,6 +250,8 @@ def test_several_frames_have_their_sequence_and_step_as_columns():
         found = MODEL.states(x)
         assert found["sequence"].to_list() == [names[0]] * 5 + [names[1]] * 2
         assert found["step"].to_list() == [0, 1, 2, 3, 4, 0, 1]
+    by_key = {key: part.select("rain") for key, part in TABLE.partition_by("site", "gap", as_dict=True).items()}
+    assert MODEL.read(by_key).sequences == ("north, 1.0", "south, 1.0", "north, 2.0", "north, 0.5")
     fit = sh.SwitchingSSM(sh.Copy(2), sh.Normal(1)).fit(
         [TABLE["rain"], TABLE["rain"][:3], TABLE["rain"]], subjects=pl.Series(["u", "v", "u"]), pooled="none", **FEW
     )
@@ -356,6 +358,8 @@ def test_estimators_take_frames_of_any_library():
             estimator.predict(X.select(["step", "level"]))
     with pytest.raises(TypeError, match="X: got column 'site' of str"):
         estimator.fit(TABLE.select("site", "level"))
+    with pytest.raises(TypeError, match="groups: got dict at row 0, expected a label for each row"):
+        estimator.fit(TABLE.select("rain", "gap"), groups=TABLE.select(pl.struct("site"))["site"])
     tenths = pl.DataFrame({"level": [Decimal("0.1"), None, Decimal("0.3")] * 3})
     as_floats = tenths.select(pl.col("level").cast(pl.Float64))
     assert estimator.fit(tenths).fit_.loglik == estimator.fit(as_floats).fit_.loglik
@@ -373,3 +377,14 @@ def test_formulas_read_tables_of_any_library_and_give_the_same(form):
     )
     with pytest.raises(TypeError, match="table: got int, expected a frame of pandas, polars or pyarrow"):
         read.at(3)
+
+
+def test_formulas_take_decimals_for_numbers_and_name_what_they_cannot_read():
+    numbers = {"count": [1.0, 0.0, 2.0], "price": [Decimal("0.50"), None, Decimal("2.25")]}
+    for table in (pl.DataFrame(numbers), pl.DataFrame(numbers).to_arrow(), pd.DataFrame(numbers)):
+        read = sh.Formula("count ~ price", table)
+        assert read.names == ("price",)
+        np.testing.assert_array_equal(plain(read.inputs, "inputs")["price"], [0.5, np.nan, 2.25])
+    for column in (pl.struct("count"), pl.date(2024, 1, 1)):
+        with pytest.raises(ValueError, match="formula: got 'count ~ odd', which cannot be read on this table: "):
+            sh.Formula("count ~ odd", pl.DataFrame(numbers).with_columns(odd=column))
