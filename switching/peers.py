@@ -53,7 +53,7 @@ MEMBERS = _by_name(
     Word("expected_states", "smooth(x).state", "ssm"),
     Word("log_likelihood", "log_evidence(x)", "ssm"),
     Word("marginal_log_prob", "log_evidence(x)", "dynamax"),
-    Word("filter_smoother", "smooth(x)", "dynamax"),
+    Word("smoother", "smooth(x)", "dynamax"),
     Word("params", "values, or describe() for a displayed form", "statsmodels, dynamax, ssm"),
     Word("transmat_", "values['transition_probs'] of Markov dynamics", "hmmlearn"),
     Word("startprob_", "values['initial_probs'] of Markov dynamics", "hmmlearn"),
@@ -84,7 +84,7 @@ CLASSES = _by_name(
     Word("LinearGaussianSSM", "LinearSSM(L, F)", "dynamax"),
     Word("KalmanFilter", "LinearSSM(L, F)", "pykalman"),
     Word("UnobservedComponents", "LinearSSM(LocalLevel()) and other structures", "statsmodels"),
-    Word("ARHMM", "SwitchingSSM(Markov(K), AutoRegressive(order=n, n_features=F))", "ssm"),
+    Word("ARHMM", "SwitchingSSM(Markov(K), AutoRegressive(order=n, n_features=F))", "pyhsmm-autoregressive"),
     Word("LinearAutoregressiveHMM", "SwitchingSSM(Markov(K), AutoRegressive(order=n, n_features=F))", "dynamax"),
     Word(
         "HSMM",

@@ -1,6 +1,7 @@
 """What users of other libraries type is answered by its name here."""
 
 import re
+from inspect import signature
 from pathlib import Path
 
 import pytest
@@ -92,3 +93,27 @@ def test_a_fit_is_saved_and_any_model_is_loaded(tmp_path):
     assert isinstance(sh.load(str(tmp_path / "other")), sh.LinearSSM)
     with pytest.raises(ValueError, match=r"^path: "):
         sh.load(tmp_path)
+
+
+@pytest.mark.peer
+def test_words_of_hmmlearn_are_there_and_its_search_ends_without_a_word(caplog):
+    hmm = pytest.importorskip("hmmlearn.hmm")
+    theirs = hmm.GaussianHMM(2, random_state=0, tol=0.0, n_iter=2).fit(torch.randn(50, 1).numpy())
+    for word in (*OPTIONS.values(), *MEMBERS.values()):
+        assert "hmmlearn" not in word.of or hasattr(theirs, word.theirs)
+    for word in CLASSES.values():
+        assert "hmmlearn" not in word.of or hasattr(hmm, word.theirs)
+    assert theirs.monitor_.iter == 2
+    assert theirs.monitor_.converged
+    assert not caplog.records
+
+
+@pytest.mark.peer
+def test_words_of_dynamax_are_there():
+    hmm = pytest.importorskip("dynamax.hidden_markov_model")
+    linear = pytest.importorskip("dynamax.linear_gaussian_ssm")
+    options = signature(hmm.GaussianHMM.fit_em).parameters
+    for word in (*OPTIONS.values(), *MEMBERS.values(), *CLASSES.values()):
+        if "dynamax" in word.of and word.theirs != "params":  # these go into and out of its methods
+            there = (hmm, linear, hmm.GaussianHMM)
+            assert any(hasattr(place, word.theirs) for place in there) or word.theirs in options
