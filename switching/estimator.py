@@ -21,9 +21,10 @@ from numpy.typing import ArrayLike, NDArray
 from sklearn.base import BaseEstimator, ClassNamePrefixFeaturesOutMixin, TransformerMixin
 from sklearn.utils.validation import check_is_fitted, check_random_state, validate_data
 
+from ..inference.numerics.checks import naming
 from ..inference.numerics.scalars import check_flag, check_integer, check_kind
 from .data.cells import to_tensor
-from .data.frames import plain
+from .data.frames import is_foreign, plain
 from .dynamics.contract import Dynamics
 from .dynamics.markov import Markov
 from .emissions.contract import Emission
@@ -202,7 +203,13 @@ class SwitchingEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Base
             raise
 
     def _read(self, X: Any, **how: Any) -> NDArray[Any]:
-        X = plain(X, "X")
+        foreign, X = is_foreign(X), plain(X, "X")
+        if isinstance(X, pd.Series) and foreign:
+            raise ValueError(
+                "X: got one column, expected a frame with a column for each feature; give it by to_frame()."
+            )
+        if isinstance(X, pd.DataFrame) and not len(X.columns):
+            raise ValueError("X: got a frame without columns; give one for each feature.")
         if isinstance(X, pd.DataFrame):
             X = pd.DataFrame(to_tensor(X, "X").numpy(), columns=X.columns)
         rows: Any = validate_data(self, X, dtype=[np.float64, np.float32], ensure_all_finite="allow-nan", **how)
@@ -215,7 +222,8 @@ class SwitchingEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Base
         if "feature_names_in_" not in known:
             return numbers
         frame = pd.DataFrame(numbers[np.newaxis].astype(float), columns=known["feature_names_in_"])
-        return np.asarray(model.emission.arranged(frame))[0].astype(np.intp)
+        with naming("X", "x"):
+            return np.asarray(model.emission.arranged(frame))[0].astype(np.intp)
 
     def _seed(self) -> int:
         if isinstance(self.random_state, int):

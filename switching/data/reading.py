@@ -12,7 +12,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from ...inference.numerics.checks import check_integers
+from ...inference.numerics.checks import check_integers, naming
 from .cells import is_ragged_list, labelled, to_tensor
 from .design import as_columns, named_columns, places_of
 from .frames import Frame, plain
@@ -223,12 +223,8 @@ def read_panel(
     drivers = (table[named["inputs"]], tuple(map(str, named["inputs"]))) if named["inputs"] else (None, None)
     beside = [table[named[option][0]] if named[option] else None for option in ("dt", "states", "weights")]
     beside.append(None if noise is None else table[noise])
-    try:
+    with naming("frame"):
         series = _read_stacked(table[named["columns"]], rows, len(named["columns"]), *drivers, *beside)
-    except (TypeError, ValueError) as error:
-        if str(error).startswith("x: "):
-            error.args = (f"frame: {str(error).removeprefix('x: ')}",)
-        raise
     series = replace(series, frame=Frame.of(frame, [*keys, *named["time"]]))
     return series if keys else replace(series.one(0), sequences=None)
 

@@ -35,6 +35,8 @@ def time_index(index: pd.Index | None, n_steps: int) -> pd.Index:
 
 def storable(index: pd.Index) -> pd.Index:
     """The same index in a form for netCDF: numbers, dates without a time zone (in UTC), or text."""
+    if isinstance(index.dtype, pd.ArrowDtype | pd.CategoricalDtype):
+        index = calendar(index)
     if isinstance(index, pd.DatetimeIndex):
         return index if index.tz is None else index.tz_convert(None)
     if pd.api.types.is_numeric_dtype(index) and not pd.api.types.is_bool_dtype(index):
@@ -48,7 +50,8 @@ def calendar(index: pd.Index) -> pd.Index:
     kinds = index.categories.dtype if isinstance(index, pd.CategoricalIndex) else index.dtype
     if kinds.kind in "Mm" and (kinds != index.dtype or isinstance(kinds, pd.ArrowDtype)):
         return pd.Index(index.to_list(), name=index.name)
-    if pd.api.types.is_numeric_dtype(index) or isinstance(index, pd.DatetimeIndex | pd.PeriodIndex):
+    numeric = pd.api.types.is_numeric_dtype(index) and index.dtype.kind != "O"  # not decimals of arrow
+    if numeric or isinstance(index, pd.DatetimeIndex | pd.PeriodIndex):
         return index
     labels = list(index)
     if labels and all(type(label) is date for label in labels):

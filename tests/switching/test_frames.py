@@ -319,7 +319,9 @@ def test_times_of_any_type_are_in_order(cells):
     for frame in (table, of_arrow, of_arrow.astype({"t": "category"})):
         with pytest.raises(ValueError, match="its index t does not rise at step 1"):
             sh.read_panel(frame, time="t")
-        assert sh.read_panel(frame[::-1], time="t").n_steps == 2
+        series = sh.read_panel(frame[::-1], time="t")
+        times = MODEL.to_arviz(series, draws=2, predictive=False).observed_data["time"]
+        assert times.dtype.kind == ("f" if isinstance(cells[0], Decimal) else "M")
 
 
 def test_something_else_than_a_table_is_a_type_error():
@@ -358,6 +360,13 @@ def test_estimators_take_frames_of_any_library():
             estimator.predict(X.select(["step", "level"]))
     with pytest.raises(TypeError, match="X: got column 'site' of str"):
         estimator.fit(TABLE.select("site", "level"))
+    with pytest.raises(ValueError, match=r"X: got one column, expected a frame .* to_frame"):
+        estimator.fit(TABLE["rain"])
+    with pytest.raises(ValueError, match="X: got a frame without columns"):
+        estimator.fit(pl.DataFrame())
+    by_name = sh.sklearn.HMM(2, emission=sh.Joint(rain=sh.Normal(), gap=sh.Gamma()), restarts=1, max_steps=2)
+    with pytest.raises(ValueError, match=r"X: got the columns rain, level; expected a column gap"):
+        by_name.fit(TABLE.select("rain", "level"))
     with pytest.raises(TypeError, match="groups: got dict at row 0, expected a label for each row"):
         estimator.fit(TABLE.select("rain", "gap"), groups=TABLE.select(pl.struct("site"))["site"])
     tenths = pl.DataFrame({"level": [Decimal("0.1"), None, Decimal("0.3")] * 3})
