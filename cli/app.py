@@ -228,12 +228,13 @@ def fit(
 ) -> None:
     """Fit a model to a table; write the model, its posterior, the states of every row and a plot."""
     with _one_line_errors():
-        from ..switching.data.tables import pick_series, read_table
+        from ..switching.data.tables import numeric_columns, pick_series, read_table
 
         if prior is PriorName.NONE and method is not MethodName.EM:
             raise ValueError("--prior: none is maximum likelihood, with --method em; the other methods need a prior.")
         table = read_table(data)
         of_moves, of_emission = _split(inputs) or [], _split(emission_inputs) or []
+        numeric_columns(table, of_emission, data, "--emission-inputs")
         series = pick_series(table, data, _split(columns), _each_once(of_moves, of_emission), time, sequence)
         from . import console  # heavy, so that an error of the table comes first
 
@@ -288,13 +289,14 @@ def select(
 ) -> None:
     """Fit a model for each number of states, and compare them by a criterion."""
     with _one_line_errors():
-        from ..switching.data.tables import pick_series, read_table
+        from ..switching.data.tables import numeric_columns, pick_series, read_table
         from .choosing import numbers_of
 
         numbers = numbers_of(states)
         of_moves, of_emission = _split(inputs) or [], _split(emission_inputs) or []
-        drivers = _each_once(of_moves, of_emission)
-        series = pick_series(read_table(data), data, _split(columns), drivers, time, sequence)
+        table, drivers = read_table(data), _each_once(of_moves, of_emission)
+        numeric_columns(table, of_emission, data, "--emission-inputs")
+        series = pick_series(table, data, _split(columns), drivers, time, sequence)
         from . import choosing, console
 
         console.check_new([path for path in (out, plot) if path is not None], force)

@@ -203,8 +203,9 @@ class SwitchingEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Base
             raise
 
     def _read(self, X: Any, **how: Any) -> NDArray[Any]:
-        foreign, X = is_foreign(X), plain(X, "X")
-        if isinstance(X, pd.Series) and foreign:
+        foreign = is_foreign(X)
+        X = plain(X, "X")
+        if foreign and isinstance(X, pd.Series):
             raise ValueError(
                 "X: got one column, expected a frame with a column for each feature; give it by to_frame()."
             )

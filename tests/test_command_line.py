@@ -526,6 +526,8 @@ FILES = {
             "line 3 of ragged.csv has 3 cell(s), but the header has 2; name",
         ),
         (["fit", str(NILE), "-c", "height", "-o", "out"], "has no column 'height'; it has year, volume."),
+        (["fit", str(NILE), "-c", "volume", "--emission-inputs", "height", "-o", "out"], "--emission-inputs: "),
+        (["select", str(NILE), "-c", "volume", "--emission-inputs", "height"], "--emission-inputs: "),
         (["fit", "semicolon.csv", "-c", "x", "-o", "out"], "it has year;x (is the file comma-separated?)."),
         (["fit", "semicolon.csv", "-o", "out"], "it has year;x (is the file comma-separated?)."),
         (["fit", "tabs.csv", "-o", "out"], "(is the file comma-separated?). Save it with commas and decimal points"),

@@ -81,8 +81,8 @@ class Formula:
 
 def _read(table: Any) -> pd.DataFrame:
     read = check_kind("table", plain(table, "table"), pd.DataFrame, "a frame of pandas, polars or pyarrow")
-    objects = [name for name in read if read[name].dtype == object]
-    decimals = [name for name in objects if read[name].map(type).isin([Decimal, float, type(None)]).all()]
+    numbers = {Decimal, float, type(None)}
+    decimals = [name for name, column in read.items() if column.dtype == object and {*map(type, column)} <= numbers]
     return read.astype(dict.fromkeys(decimals, float)) if decimals else read  # formulaic takes objects for categories
 
 

@@ -239,7 +239,7 @@ def _check_columns(table: pd.DataFrame, named: dict[str, list[Any]], sequence: A
             raise ValueError(f"{option}: got {missing[0] if missing else names!r}, expected columns among {there}.")
 
 
-def _labels(column: pd.Series) -> pd.Index:
+def _labels(column: Any) -> pd.Index:
     """The labels of rows in a column."""
     kinds = set(map(type, column)) if column.dtype == object else set()
     if unnamed := [kind.__name__ for kind in kinds if kind.__hash__ is None]:
