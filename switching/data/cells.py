@@ -36,8 +36,9 @@ def _pandas_values(x: "pd.DataFrame | pd.Series", name: str) -> Any:
         numeric = pd.api.types.is_numeric_dtype
         label_of = next(label for label, dtype in dtypes.items() if not numeric(dtype) or dtype.kind == "c")
         cure = "give its codes, or " if isinstance(dtypes[label_of], pd.CategoricalDtype) else ""
+        column = "a column" if label_of is None else f"column {label_of!r}"
         raise TypeError(
-            f"{name}: got column {label_of!r} of {dtypes[label_of]}, which holds values that are not numbers; {cure}"
+            f"{name}: got {column} of {dtypes[label_of]}, which holds values that are not numbers; {cure}"
             "select numeric columns (`read_panel` takes those of times and sequences by name)."
         ) from None
 

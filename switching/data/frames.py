@@ -47,8 +47,8 @@ class Frame:
     def like(self, table: pd.DataFrame) -> Any:
         """A table of results, a row for each row of the data, as such a frame, with the key columns first.
 
-        Without key columns, rows of several sequences have the levels of the table's index, sequence and step. Missing
-        numbers become null.
+        Without key columns, rows of several sequences have the levels of the table's index, sequence and step, which
+        are called sequence_number and step_number beside columns of these names. Missing numbers become null.
 
         Raises:
             ValueError: a key column with the name of a column of the results.
@@ -59,7 +59,8 @@ class Frame:
         if self.keys is not None:
             keys = {column.name: column for column in _read(self.keys, "x").iter_columns()}
         elif isinstance(table.index, pd.MultiIndex):
-            keys = {str(name): np.asarray(table.index.get_level_values(name)) for name in table.index.names}
+            levels = {str(name): np.asarray(table.index.get_level_values(name)) for name in table.index.names}
+            keys = {f"{name}_number" if name in table else name: labels for name, labels in levels.items()}
         columns = {str(name): column.to_numpy() for name, column in table.items()}
         for name in keys:
             if name in columns:

@@ -164,6 +164,11 @@ def test_inputs_of_the_steps_to_come_and_single_steps_may_be_frames():
         (TABLE.lazy(), TypeError, r"x: got LazyFrame, a frame that is not computed yet; collect\(\) it first"),
         (TABLE, ValueError, r"x: got 7 column\(s\) \(site, day, .*\), but the emission has 1 feature\(s\); select"),
         (TABLE.select("day"), TypeError, r"x: got column 'day' of datetime64\[s\], which holds .*`read_panel`"),
+        (
+            pl.Series([date(2024, 1, 1)]),
+            TypeError,
+            r"x: got a column of datetime64\[s\], which holds values that are not",
+        ),
         (TABLE.select("site"), TypeError, "x: got column 'site' of str, which holds values that are not numbers"),
         (
             pa.table([[0.1], [0.2]], names=["a", "a"]),
@@ -252,6 +257,8 @@ def test_several_frames_have_their_sequence_and_step_as_columns():
         assert found["step"].to_list() == [0, 1, 2, 3, 4, 0, 1]
     by_key = {key: part.select("rain") for key, part in TABLE.partition_by("site", "gap", as_dict=True).items()}
     assert MODEL.read(by_key).sequences == ("north, 1.0", "south, 1.0", "north, 2.0", "north, 0.5")
+    steps = MODEL.fit({"a": pl.DataFrame({"step": ROWS["rain"]})}, **FEW).residuals().values
+    assert steps.columns == ["sequence", "step_number", "step"]
     fit = sh.SwitchingSSM(sh.Copy(2), sh.Normal(1)).fit(
         [TABLE["rain"], TABLE["rain"][:3], TABLE["rain"]], subjects=pl.Series(["u", "v", "u"]), pooled="none", **FEW
     )
