@@ -16,8 +16,8 @@ def labelled(x: Any) -> TypeGuard[pd.DataFrame | pd.Series]:
 
 
 def to_tensor(x: Any, name: str) -> Tensor:
-    """Numbers in any form as a tensor: float32 and float64 are kept, other types become float64, and masked values or
-    NA become NaN."""
+    """Numbers in any form as a tensor: float32 of tensors and arrays is kept, all others become float64, and masked
+    values or NA become NaN."""
     if isinstance(x, Tensor):
         return floating(x, name)
     x = plain(x, name)

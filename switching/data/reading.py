@@ -41,8 +41,8 @@ def read_series(
         x: `[T]` (one feature), `[T, F]` or `[*batch, T, F]` as a tensor, a numpy array or nested numbers; a pandas
             Series or DataFrame (columns are features, the index is time); a panel, whose index has levels of sequence
             and time; a list of sequences of unequal length, or a dictionary of them by name; rows `[N, F]` of several
-            sequences, one after another, with `lengths [B]` that sum to N. NaN is missing. Integers become float64;
-            floating types are kept.
+            sequences, one after another, with `lengths [B]` that sum to N. NaN is missing. Numbers become float64,
+            except tensors and arrays of float32.
         n_features: F, the required number of features of `x`.
         lengths, inputs, input_names, dt, states, weights, noise: see `Given`; inputs and gaps may extend beyond T.
             For a panel, rows `[N, F]` or a list, they have the form of x, or are `[B, T, C]` and `[B, T]`.
