@@ -143,9 +143,13 @@ def _slopes(eta: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _peak(eta: Float[Tensor, "*plates 3"], n_steps: int) -> Float[Tensor, "*plates"]:
-    """The y of the greatest <eta, t>, by Newton's method in a bracket."""
+    r"""The y of the greatest <eta, t>, by Newton's method in a bracket.
+
+    It begins at the upper end, which follows from $-a\, \delta'(a) < \min(1/2,\, 1/(12 a))$.
+    """
     shape, rate, weight = eta[..., 0], -eta[..., 1], eta[..., 2]
-    high = ((shape + weight / 2) / rate).log()
+    of_series = (shape + (shape.square() + rate * weight * (2 / 3)).sqrt()) / (2 * rate)
+    high = ((shape + weight / 2) / rate).minimum(of_series).log()
     low = (shape.clamp_min(torch.finfo(eta.dtype).tiny) / rate).log()
     y = high
     for _ in range(n_steps):

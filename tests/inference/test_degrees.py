@@ -55,6 +55,19 @@ def test_normalizers_and_means_are_integrals(case):
     assert float(Degrees().log_normalizer(eta.float())) == pytest.approx(log_normalizer, rel=1e-5)
 
 
+@pytest.mark.parametrize("case", [(2.0, 0.1, 1e6), (0.5, 1e-3, 1e5), (1.0, 100.0, 1e4)])
+def test_a_weight_far_above_the_shape_has_nodes_about_the_mode(case):
+    eta = eta_of(case)[0].requires_grad_()
+    nodes = Degrees().nodes(eta.detach())
+    inside = nodes.probs.argmax()
+    assert 64 < int(inside) < 192
+    (slope,) = torch.autograd.grad(Degrees().log_normalizer(eta), eta)
+    assert bool(slope.isfinite().all())
+    below, above = (eta_of((case[0] + shift, *case[1:]))[0] for shift in (-1e-3, 1e-3))
+    change = (Degrees().log_normalizer(above) - Degrees().log_normalizer(below)) / 2e-3
+    assert float(change) == pytest.approx(float(Degrees().mean(eta.detach())[0]), rel=1e-5)
+
+
 def test_without_observations_it_is_a_gamma_density():
     usual = {"shape": torch.tensor([0.7, 2.0]).double(), "rate": torch.tensor([3.0, 0.1]).double()}
     eta = Degrees().natural(**usual, weight=torch.zeros(2).double())
