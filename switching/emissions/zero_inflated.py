@@ -26,7 +26,7 @@ from ..priors import Site
 from .contract import Emission, Maximized, check_no_inputs
 from .separate import maximized, weighted_moments
 
-NOTHING = 1e-12  # the rate, or the probability of other numbers, of a state that has only zeros
+NOTHING = 1e-8  # the rate, or the probability of other numbers, of a state that has only zeros
 ZERO, HYPERPARAMETERS = "zero_probs", ("zero_successes", "zero_failures")
 
 
@@ -204,11 +204,12 @@ class ZeroInflated(Emission):
     def check_fitted(self, values: Parameters, rows: Tensor) -> None:
         """Warn if a state has only zeros, which leave some parameters free."""
         self.emission.check_fitted({name: values[name] for name in self.emission.parameters}, rows)
+        alone = [(tuple(self.emission.parameters), values[ZERO] >= 1 - NOTHING)]
         if self._counts:
-            free, only = (ZERO,), self.emission.moments(values)[0] <= NOTHING
-        else:
-            free, only = tuple(self.emission.parameters), values[ZERO] >= 1 - NOTHING
-        if bool(only.any()):
+            alone.append(((ZERO,), self.emission.moments(values)[0] <= NOTHING))
+        for free, only in alone:
+            if not bool(only.any()):
+                continue
             state, feature = torch.nonzero(only)[0].tolist()
             names, verb = " and ".join(free), "is" if len(free) == 1 else "are"
             warn_user(

@@ -363,6 +363,18 @@ def test_zeros_alone_leave_parameters_free_which_is_said(emission, free):
         model.fit(x, states=known, **fast)
 
 
+@pytest.mark.parametrize(
+    ("probs", "rate", "free"), [(1 - 1e-10, 2.0, "rate"), (0.5, 1e-10, "zero_probs"), (0.5, 2.0, None)]
+)
+def test_of_counts_that_are_all_zero_either_parameter_may_be_free(probs, rate, free):
+    values = {"rate": torch.tensor([[rate], [3.0]]), "zero_probs": torch.tensor([[probs], [0.1]])}
+    values = {name: value.double() for name, value in values.items()}
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        sh.ZeroInflated(sh.Poisson()).check_fitted(values, torch.zeros(3, 1).double())
+    assert [str(one.message).split(":")[0] for one in said] == ([] if free is None else [free])
+
+
 def test_the_weak_prior_of_waiting_times_is_weak_beside_states_of_very_different_rates():
     rng = np.random.default_rng(0)
     x = np.concatenate([rng.exponential(1e-3, 100), rng.exponential(1.0, 100)])
@@ -600,6 +612,7 @@ def test_columns_by_name_are_one_sequence_of_a_joint_emission():
         model.read({"angle": [0.1], "step": [1.0, 2.0]})
     with pytest.raises(ValueError, match="expected a column step, as Joint names its emissions"):
         model.read({"angle": [0.1], "size": [1.0]})
+
 
 
 # ---- mixtures --------------------------------------------------------------------------------------------------------
