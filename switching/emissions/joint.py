@@ -140,6 +140,9 @@ class Joint(Emission):
         if len(set(lengths.values())) > 1:
             got = ", ".join(f"{n} numbers of {name}" for name, n in lengths.items())
             raise ValueError(f"x: got {got}; give columns of one length, with NaN where a number is missing.")
+        index = [column.index for column in by_text.values() if isinstance(column, pd.Series)]
+        if any(not one.equals(index[0]) for one in index):
+            raise ValueError("x: got columns with different indexes; give columns with one index, or arrays.")
         order = self._order(list(by_text))
         if all(isinstance(column, Tensor) for column in by_text.values()):
             return torch.stack([by_text[name] for name in order], -1)

@@ -614,6 +614,13 @@ def test_columns_by_name_are_one_sequence_of_a_joint_emission():
         model.read({"angle": [0.1], "size": [1.0]})
 
 
+def test_columns_by_name_have_one_index():
+    model = sh.SwitchingSSM(sh.Markov(2), sh.Joint(step=sh.Gamma(), angle=sh.VonMises()))
+    columns = {"step": pd.Series([1.0, 2.0, 3.0]), "angle": pd.Series([0.1, 0.2, 0.3], index=[1, 2, 3])}
+    with pytest.raises(ValueError, match=r"x: got columns with different indexes; give columns with one index"):
+        model.read(columns)
+    assert model.read(columns | {"angle": columns["angle"].to_numpy()}).n_steps == 3
+
 
 # ---- mixtures --------------------------------------------------------------------------------------------------------
 
