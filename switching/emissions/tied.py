@@ -43,8 +43,8 @@ def tied_parts(emission: Emission, background: Emission, tied: Any) -> dict[str,
     """Both parts of a gated emission, tied; or an error, if they are not normal emissions of one kind."""
     if not isinstance(emission, NormalEmission) or type(emission) is not type(background):
         raise ValueError(
-            f"tied: got {emission.name} and {background.name}, which have no scale in common; give two Normal or two "
-            "MultivariateNormal."
+            f"tied: got {emission!r} and {background!r}, which have no scale in common; give two Normal or two "
+            "MultivariateNormal of one covariance."
         )
     check_tied(tied, emission.tied_name)
     if "precision" in background.user_priors:

@@ -249,3 +249,9 @@ def test_subjects_have_spherical_scales_of_their_own():
     assert_close(scale[1] / scale[0], torch.full((2, 1), 3.0).double(), rtol=1e-3, atol=0)
     with pytest.raises(ValueError, match="the prior of loc, precision has no population"):
         model.fit(x, "vmp", subjects=["a", "b"], pooled="partial", **quiet)
+
+
+def test_parts_of_two_covariances_are_named_as_they_are():
+    parts = sh.Normal(2, covariance="spherical"), sh.Normal(2)
+    with pytest.raises(ValueError, match=r"tied: got Normal\(n_features=2, covariance='spherical'\) and Normal\("):
+        sh.Gated(*parts, tied={"scale": "all states"})
