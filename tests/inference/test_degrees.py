@@ -68,6 +68,18 @@ def test_a_weight_far_above_the_shape_has_nodes_about_the_mode(case):
     assert float(change) == pytest.approx(float(Degrees().mean(eta.detach())[0]), rel=1e-5)
 
 
+@pytest.mark.parametrize("shape", [0.2, 0.05, 0.01, 0.001])
+def test_small_shapes_have_long_left_tails(shape):
+    eta = eta_of((shape, 0.1, 0.0))[0]
+    a = torch.tensor(shape, dtype=torch.float64)
+    log_normalizer, mean = Degrees().evaluate(eta)
+    assert_close(log_normalizer, torch.lgamma(a) - a * math.log(0.1), rtol=0, atol=1e-10)
+    assert_close(mean[:2], torch.stack([torch.digamma(a) - math.log(0.1), a / 0.1]), rtol=1e-10, atol=0)
+    seen = [eta_of((shape, 0.1, weight))[0] for weight in (3.0 - 1e-4, 3.0, 3.0 + 1e-4)]
+    below, _, above = (float(Degrees().log_normalizer(one)) for one in seen)
+    assert float(Degrees().mean(seen[1])[2]) == pytest.approx((above - below) / 2e-4, rel=1e-6)
+
+
 def test_without_observations_it_is_a_gamma_density():
     usual = {"shape": torch.tensor([0.7, 2.0]).double(), "rate": torch.tensor([3.0, 0.1]).double()}
     eta = Degrees().natural(**usual, weight=torch.zeros(2).double())

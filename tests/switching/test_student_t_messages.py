@@ -228,3 +228,12 @@ def test_the_posterior_is_near_that_of_nuts():
         assert bool((gap < 0.5 * draws.std(0)).all())
         spread = fit.posterior.sample(2000)[name].std(0) / draws.std(0)
         assert bool(((spread > 0.3) & (spread < 1.3)).all())  # mixing variables are independent of the scale under q
+
+
+@pytest.mark.parametrize("method", ["em", "vmp"])
+def test_priors_of_degrees_of_freedom_may_have_small_shapes(method):
+    x = np.random.default_rng(0).standard_t(3.0, 60)
+    model = sh.SwitchingSSM(sh.Markov(2), sh.StudentT(prior={"df": dist.Gamma(0.01, 0.01)}))
+    fit = model.fit(x, method, restarts=1, progress=False)
+    assert np.isfinite(float(fit.objective[-1]))
+    assert bool(fit.model.values["df"].isfinite().all())
