@@ -37,7 +37,7 @@ from .spread import least_mean, spread
 
 POSITIVE = "positive numbers"
 INSTEAD = "ZeroInflated({name}(...)) takes 0 too, and Normal or StudentT take any number"
-WIDE = 5.0  # the standard deviation of the logarithm of a rate under its weak prior
+WIDE = 2.0  # the standard deviation of log rate under its weak prior, whose mode has e^(WIDE^2 / 2) times the density
 
 
 @dataclass(frozen=True, repr=False)
@@ -84,7 +84,7 @@ class Gamma(Summarized):
         return {"shape": ratio.square(), "rate": ratio / tables["sd"]}
 
     def default_prior(self, n_states: int, x: Tensor | None) -> Parameters:
-        """Shapes near that of the data within a state or less; rates within e^10 of that of the mean."""
+        """Shapes near that of the data within a state or less; rates within e^4 of that of the mean."""
         known = spread(None if x is None else x.log(), n_states, self.n_features)
         one = torch.ones_like(known.center)
         rows = {

@@ -735,3 +735,11 @@ def test_parameters_of_each_subject_are_those_of_fits_alone():
     both = model.fit(sequences, subjects=["a", "b"], pooled="none", prior=None, restarts=2, progress=False)
     alone = [model.fit(x, prior=None, restarts=2, progress=False).loglik for x in sequences]
     assert_close(both.loglik, sum(alone), rtol=1e-5, atol=1e-5)
+
+
+def test_the_weak_prior_of_gamma_does_not_reward_an_empty_state():
+    rng = np.random.default_rng(1)
+    x = np.where(np.repeat([0, 1, 0, 1], 15), rng.gamma(4, 1.0, 60), rng.gamma(2, 1.0, 60))
+    fit = sh.SwitchingSSM(sh.Markov(2), sh.Gamma()).fit(x, restarts=6, progress=False)
+    assert not bool(fit.empty_states.any())
+    assert float(fit.model.rate.min()) > 0.1
