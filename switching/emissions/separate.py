@@ -141,7 +141,10 @@ def maximized(
         return total if priors else total.where(emission.narrowness(values) > floor, -torch.inf)
 
     guess = emission.guess(x, weights, NEAR_FLOOR * floor)
-    guess = {name: guess[name].where(guess[name].isfinite(), begin[name]) for name in begin}
+    supports = {name: emission.parameters[name].support for name in begin}
+    # rounding may lead a guess out of its space, as a mean of counts below 0
+    possible = {name: guess[name].isfinite() & supports[name].check(guess[name]) for name in begin}
+    guess = {name: guess[name].where(possible[name], begin[name]) for name in begin}
     higher = objective(guess) > objective(begin)
     best = _climbed(emission, objective, {name: guess[name].where(higher, begin[name]) for name in begin})
     values = {name: value.to(near[name]) for name, value in best.items()}

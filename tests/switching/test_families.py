@@ -737,9 +737,20 @@ def test_parameters_of_each_subject_are_those_of_fits_alone():
     assert_close(both.loglik, sum(alone), rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_the_weak_prior_of_gamma_does_not_reward_an_empty_state():
     rng = np.random.default_rng(1)
     x = np.where(np.repeat([0, 1, 0, 1], 15), rng.gamma(4, 1.0, 60), rng.gamma(2, 1.0, 60))
     fit = sh.SwitchingSSM(sh.Markov(2), sh.Gamma()).fit(x, restarts=6, progress=False)
     assert not bool(fit.empty_states.any())
     assert float(fit.model.rate.min()) > 0.1
+
+
+@pytest.mark.parametrize("emission", [sh.NegativeBinomial(), sh.ZeroInflated(sh.Poisson())])
+def test_states_of_zeros_alone_have_a_mean_of_at_least_0_in_spite_of_rounding(emission):
+    x = torch.tensor([[2.0], [0.0], [0.0], [3.0], [0.0], [5.0], [0.0]], dtype=torch.float64)
+    weights = torch.rand(7, 40, generator=torch.Generator().manual_seed(0), dtype=torch.float64) * (x == 0)
+    prior = emission.default_prior(40, x)
+    best = emission.maximize(x, weights, emission.start(prior), prior, torch.zeros(1, dtype=torch.float64))
+    for name, value in best.values.items():
+        assert bool(emission.parameters[name].support.check(value).all()), name
