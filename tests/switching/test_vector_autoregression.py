@@ -16,7 +16,6 @@ from torch.testing import assert_close
 DOUBLE = torch.float64
 QUIET = {"progress": False}
 PARTS = ("intercept", "coefficients", "scale")
-SUBSETS = [some for n in (1, 2) for some in itertools.combinations(PARTS, n)]
 
 
 def full(order: int = 1, n: int = 2, **options) -> sh.AutoRegressive:
@@ -198,7 +197,8 @@ def test_an_m_step_is_a_maximum_of_the_expected_density(missing) -> None:
 
 @pytest.mark.few(1)
 @pytest.mark.parametrize(
-    "switching", [PARTS, ("intercept",), *(pytest.param(some, marks=pytest.mark.slow) for some in SUBSETS[1:])]
+    "switching",
+    [PARTS, ("intercept",), *(pytest.param(some, marks=pytest.mark.slow) for some in (PARTS[1:], PARTS[2:]))],
 )
 def test_em_rises_to_the_mode_that_direct_ascent_finds(switching) -> None:
     x = drawn(80)
