@@ -258,7 +258,7 @@ def _pattern_density(x: Tensor, observed: Tensor | None, values: Parameters) -> 
 def weighted_moments(
     x: Float[Tensor, "N F"],
     weights: Float[Tensor, "*r N K"],
-    loc: Float[Tensor, "*r K F"],
+    loc: Float[Tensor, "*#r #K F"],
     completed: Callable[[Tensor], tuple[Tensor, Tensor]],
 ) -> Moments:
     """Expected moments about the states' means; steps without any observed feature do not count.
