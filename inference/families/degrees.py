@@ -23,7 +23,7 @@ from torch import Generator, Tensor
 
 from ..numerics.gammas import HALF_LOG_2_PI, stirling_rest, stirling_slopes
 from .family import VectorFamily
-from .normal import LocPrecision, NormalGamma
+from .normal import LocPrecision, NormalGamma, NormalGammaParameters
 from .numerics import one_entry, pack, positive, require
 
 N_NODES = 256
@@ -196,13 +196,9 @@ class LocPrecisionDf(LocPrecision):
 
 
 @dataclass(frozen=True)
-class TailedParameters:
-    """Those of `NormalGammaParameters`, and of `DegreesParameters` with the prefix `df_`."""
+class TailedParameters(NormalGammaParameters):
+    """Those of a NormalGamma, and of `DegreesParameters` with the prefix `df_`."""
 
-    loc: Float[Tensor, "*plates"]
-    kappa: Float[Tensor, "*plates"]
-    shape: Float[Tensor, "*plates"]
-    rate: Float[Tensor, "*plates"]
     df_shape: Float[Tensor, "*plates"]
     df_rate: Float[Tensor, "*plates"]
     df_weight: Float[Tensor, "*plates"]
