@@ -17,13 +17,13 @@ from .stacked import panel_of
 def read_panel(
     frame: Any,
     sequence: str | Sequence[str] | None = None,
-    time: str | None = None,
+    time: str | Sequence[str] | None = None,
     columns: str | Sequence[str] | None = None,
     *,
     inputs: str | Sequence[str] = (),
-    dt: str | None = None,
-    states: str | None = None,
-    weights: str | None = None,
+    dt: str | Sequence[str] | None = None,
+    states: str | Sequence[str] | None = None,
+    weights: str | Sequence[str] | None = None,
     noise: str | Sequence[str] | None = None,
 ) -> Series:
     """Read a long table with the rows of one or several sequences.
