@@ -1,7 +1,7 @@
 """`Packed`: a number or a vector for each step of several sequences, stored one sequence after another."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 
 import torch
@@ -9,6 +9,7 @@ from jaxtyping import Int, Shaped
 from torch import Tensor
 
 from ...inference.numerics.records import Record
+from .scratch import Scratch, blocks_of
 
 WASTE = 2.0  # the ratio of steps with padding to steps without, from which sequences are processed in groups
 
@@ -21,11 +22,18 @@ class Packed(Record):
         rows: the steps, one sequence after another.
         lengths: the number of steps of each sequence; all are at least 1.
         beyond: the number that stands after the end of a sequence in a padded table.
+        scratch: the file that holds the rows; None: memory holds them.
     """
 
     rows: Shaped[Tensor, "N *f"]
     lengths: Int[Tensor, "B"]
     beyond: float
+    scratch: Scratch | None = field(default=None, repr=False, compare=False)
+
+    @staticmethod
+    def on_disk(scratch: Scratch, lengths: Int[Tensor, "B"], beyond: float) -> "Packed":
+        """The sequences whose steps are in a file."""
+        return Packed(scratch.rows(), lengths, beyond, scratch)
 
     @cached_property
     def _ends(self) -> list[int]:
@@ -51,6 +59,8 @@ class Packed(Record):
 
     def map(self, change: Callable[[Tensor], Tensor]) -> "Packed":
         """The same with a change of the rows, which does not depend on their places."""
+        if self.scratch is not None:
+            return Packed.on_disk(Scratch.of(map(change, blocks_of(self.rows))), self.lengths, self.beyond)
         rows = change(self.rows)
         return Packed(rows, self.lengths.to(rows.device), self.beyond)
 

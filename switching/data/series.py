@@ -205,6 +205,11 @@ class Series(Record):
         return isinstance(self.x, Packed)
 
     @property
+    def on_disk(self) -> bool:
+        """Whether the steps are in a file, so that memory should never hold all of them."""
+        return isinstance(self.x, Packed) and self.x.scratch is not None
+
+    @property
     def like(self) -> Float[Tensor, "..."]:
         """The stored observations, for their dtype and device."""
         return self.x.rows if isinstance(self.x, Packed) else self.x

@@ -1,0 +1,76 @@
+"""`Scratch`: a table of numbers in a temporary file, of which memory holds only what is in use.
+
+The file is in the folder of `tempfile` (the environment variable TMPDIR sets it). It has no name, so it ends with the
+process, however that ends.
+"""
+
+import mmap
+import tempfile
+from collections.abc import Iterable, Iterator
+
+import torch
+from jaxtyping import Shaped
+from torch import Tensor
+
+BLOCK = 2**20  # rows that are read and written together
+
+
+class Scratch:
+    """A table that is written once, a block of rows after another, and then read at any place.
+
+    Example:
+        >>> import torch
+        >>> table = Scratch(torch.float64, (2,))
+        >>> table.append(torch.ones(3, 2))
+        >>> table.append(torch.zeros(1, 2))
+        >>> table.rows().sum(0)
+        tensor([3., 3.], dtype=torch.float64)
+    """
+
+    def __init__(self, dtype: torch.dtype, row: tuple[int, ...]) -> None:
+        self.dtype, self.row = dtype, row
+        self._file = tempfile.TemporaryFile(prefix="samplehold-")  # noqa: SIM115 it lives as long as the table
+        self._map: mmap.mmap | None = None
+        self._rows: Tensor | None = None
+        self._n = 0
+
+    @staticmethod
+    def of(blocks: Iterable[Tensor]) -> "Scratch":
+        """A table of blocks `[n, ...]`, of which there is at least one."""
+        scratch = None
+        for block in blocks:
+            scratch = Scratch(block.dtype, tuple(block.shape[1:])) if scratch is None else scratch
+            scratch.append(block)
+        assert scratch is not None
+        return scratch
+
+    def __len__(self) -> int:
+        return self._n
+
+    def append(self, rows: Shaped[Tensor, "n *row"]) -> None:
+        """Write further rows; not after `rows()`."""
+        table = rows.to(self.dtype).contiguous().cpu().numpy()
+        self._file.write(memoryview(table).cast("B") if table.size else b"")
+        self._n += len(rows)
+
+    def rows(self) -> Shaped[Tensor, "N *row"]:
+        """The table as a tensor, whose numbers are read from the file when they are used."""
+        if self._rows is None:
+            self._file.flush()
+            shape = (self._n, *self.row)
+            if self._n == 0 or 0 in shape:
+                self._rows = torch.empty(shape, dtype=self.dtype, device="cpu")
+            else:  # a private copy of each page that is written to, so that the tensor is an ordinary one
+                self._map = mmap.mmap(self._file.fileno(), 0, access=mmap.ACCESS_COPY)
+                self._rows = torch.frombuffer(self._map, dtype=self.dtype).reshape(shape)
+        return self._rows
+
+    def release(self) -> None:
+        """Give the memory of the rows that were read back to the system."""
+        if self._map is not None:
+            self._map.madvise(mmap.MADV_DONTNEED)
+
+
+def blocks_of(rows: Shaped[Tensor, "N *row"]) -> Iterator[Shaped[Tensor, "n *row"]]:
+    """The rows of a table in blocks; one block of a table without rows."""
+    return iter(rows.split(BLOCK))
