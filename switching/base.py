@@ -17,6 +17,7 @@ from torch import Tensor
 from ..inference.numerics.checks import naming
 from ..inference.numerics.gradients import needs_gradients
 from ..inference.numerics.randomness import Seed
+from ..inference.numerics.ranks import Ranks
 from ..inference.numerics.records import LINES
 from ..inference.numerics.scalars import check_choice, check_integer, check_kind, check_path
 from ..inference.numerics.threads import one_thread_if_small
@@ -73,6 +74,8 @@ class Model(Named, ABC):
 
     made_of: ClassVar[tuple[str, ...]]  # the attributes that specify the model
     methods: ClassVar[tuple[str, ...]] = ("em", "vmp")
+    can_share: ClassVar[bool] = False
+    """Whether several processes can fit it together, each with sequences of its own."""
     reading: ClassVar[str] = ""  # a part of such a model that reads inputs, as a cure in errors
     differentiable: ClassVar[bool] = True
     chain_name: ClassVar[str] = ""
@@ -457,7 +460,13 @@ class Model(Named, ABC):
     def _fit(self, x: Any, given: Given, options: "Options") -> "Fit[Any]":
         """The fit of a series by `_fitted`, under the prior in the options."""
         check_choice("method", options.method, self.methods)
-        series = self.read(x, **given).detached()
+        ranks = Ranks.of(options.group)
+        if not ranks.alone and not self.can_share:
+            raise ValueError(
+                f"group: {self.name} is fitted by one process; fit it before init_process_group(), or in a process of "
+                "its own."
+            )
+        series = ranks.together(lambda: self.read(x, **given).detached())
         model = self.with_prior(options.prior) if isinstance(options.prior, Mapping) else self
         with naming("x"), one_thread_if_small(options.restarts * series.like.numel()):
             fit = replace(model._fitted(series, options), series=series, prior=options.prior)

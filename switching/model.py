@@ -21,6 +21,7 @@ from torch import Tensor
 from ..inference.chains.contract import Chain, Filtered, Sampled, Smoothed, Viterbi
 from ..inference.numerics.checks import naming
 from ..inference.numerics.randomness import Seed
+from ..inference.numerics.ranks import Ranks
 from ..inference.numerics.records import Record
 from ..inference.numerics.scalars import check_batch_shape, check_integer, check_kind
 from .base import Model, Probabilities
@@ -108,6 +109,7 @@ class SwitchingSSM(Model):
 
     made_of = ("dynamics", "emission")
     methods = METHODS
+    can_share = True
     reading = "Copy(n_states, inputs=[...])"
     dynamics: Dynamics
     emission: Emission
@@ -477,6 +479,7 @@ class SwitchingSSM(Model):
         num_samples: int | None = None,
         warmup_steps: int | None = None,
         pooled: str | Mapping[str, str] = "complete",
+        group: Any = None,
         **given: Unpack[Given],
     ) -> "Fit[Any]":
         """Fit the parameters to sequences.
@@ -516,6 +519,8 @@ class SwitchingSSM(Model):
                 passing; samplers draw under it. A dictionary says it for blocks, e.g. `{"emission": "none"}`:
                 `model.dynamics.blocks`, "dynamics" for all of these, and "emission"; others are "complete". A subject
                 is a sequence; or the sequences with one name in `subjects=`, or in the outer level of a panel's index.
+            group: the processes of `torch.distributed` that share the data, each with sequences of its own; None: the
+                default group, if there is one.
 
         Returns:
             `Fit`, with `.model` (this model with its values, states in the order of their locations), the trace of the
@@ -541,6 +546,7 @@ class SwitchingSSM(Model):
             num_samples,
             warmup_steps,
             pooled,
+            group,
         )
         return self._fit(x, given, options)
 
@@ -549,13 +555,18 @@ class SwitchingSSM(Model):
         from .fitting.fit import check_enough, fit
         from .fitting.subjects import Pooling
         from .fitting.units import Units
+        from .fitting.whole import Whole
 
         if self.subjects:
             raise ValueError(
                 "model: has parameters by subject already; fit the model of one, model.of(subject), or the plain model "
                 "with pooled=."
             )
-        pooling = Pooling.of(options.pooled, self.dynamics, self.emission)
+        pooling, ranks = Pooling.of(options.pooled, self.dynamics, self.emission), Ranks.of(options.group)
+        whole = Whole.of(series, ranks) if series.on_disk or not ranks.alone else None
+        if whole is not None:
+            whole.check(self, options, pooling is not None)
+            series = whole.sample(options.number)
         if pooling is not None:
             return self._fitted_by_subject(series, options, pooling)
         check_enough(series, self.n_states)
@@ -567,7 +578,7 @@ class SwitchingSSM(Model):
         check_rank(series, self.dynamics.inputs_of.get("initial_input", 0), first=True)
         model = self if options.prior is None else self.scaled_to(series)
         problem = model.problem(series)
-        result = fit(replace(problem, prior=None) if options.prior is None else problem, options)
+        result = fit(replace(problem, prior=None) if options.prior is None else problem, options, whole)
         if options.prior is None:
             self.dynamics.check_fitted(result.values, series)
             self.emission.check_fitted(result.values, rows_read(self.emission, series)[series.inside])

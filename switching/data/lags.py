@@ -1,5 +1,6 @@
 """The observations before each step of a series, which an autoregressive emission reads."""
 
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -10,6 +11,7 @@ from torch import Tensor
 
 from .cells import to_tensor
 from .packed import Packed
+from .scratch import BLOCK, Scratch
 from .series import Series
 
 
@@ -25,8 +27,16 @@ def with_past(series: Series, order: int, before: Float[Tensor, "*b P F"] | None
         return replace(series, past=_windows(series.x, order, before))
     sequences = series.x.rows.split(series.x.lengths.tolist())
     firsts = [None] * len(sequences) if before is None else before.unbind(0)
-    past = [_windows(x, order, first) for x, first in zip(sequences, firsts, strict=True)]
-    return replace(series, past=Packed(torch.cat(past), series.x.lengths, torch.nan))
+    past = (table for x, first in zip(sequences, firsts, strict=True) for table in _blocks(x, order, first))
+    if series.on_disk:
+        return replace(series, past=Packed.on_disk(Scratch.of(past), series.x.lengths, torch.nan))
+    return replace(series, past=Packed(torch.cat(list(past)), series.x.lengths, torch.nan))
+
+
+def _blocks(x: Float[Tensor, "T F"], order: int, before: Float[Tensor, "P F"] | None) -> Iterator[Tensor]:
+    """`_windows` of one sequence, a block of steps at a time."""
+    for i in range(0, len(x), BLOCK):
+        yield _windows(x[i : i + BLOCK], order, x[max(0, i - order) : i] if i else before)
 
 
 def _windows(

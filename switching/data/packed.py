@@ -1,6 +1,6 @@
 """`Packed`: a number or a vector for each step of several sequences, stored one sequence after another."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -43,7 +43,8 @@ class Packed(Record):
     @cached_property
     def shape(self) -> torch.Size:
         """The shape of the padded table."""
-        return torch.Size((len(self.lengths), int(self.lengths.max()), *self.rows.shape[1:]))
+        longest = int(self.lengths.max()) if len(self.lengths) else 0
+        return torch.Size((len(self.lengths), longest, *self.rows.shape[1:]))
 
     def padded(self) -> Shaped[Tensor, "B T *f"]:
         """The whole table."""
@@ -73,6 +74,16 @@ class Packed(Record):
 def wasteful(lengths: Int[Tensor, "*b"], n_steps: int) -> bool:
     """Whether a table of `n_steps` steps of sequences of these lengths is mostly padding."""
     return lengths.numel() * n_steps > WASTE * int(lengths.sum())
+
+
+def consecutive(lengths: Int[Tensor, "n"], most: int) -> Iterator[Int[Tensor, "m"]]:
+    """The numbers of sequences in groups of at most `most` steps with padding, in order; each has at least one."""
+    first, n = 0, len(lengths)
+    while first < n:
+        longest = lengths[first : first + most].cummax(0).values
+        fit = int((longest * torch.arange(1, len(longest) + 1, device="cpu") <= most).sum())
+        yield torch.arange(first, first + max(1, fit), device="cpu")
+        first += max(1, fit)
 
 
 def stored(parts: Sequence[Tensor], lengths: Int[Tensor, "B"], beyond: float) -> Shaped[Tensor, "B N *f"] | Packed:

@@ -49,8 +49,7 @@ class Scratch:
 
     def append(self, rows: Shaped[Tensor, "n *row"]) -> None:
         """Write further rows; not after `rows()`."""
-        table = rows.to(self.dtype).contiguous().cpu().numpy()
-        self._file.write(memoryview(table).cast("B") if table.size else b"")
+        self._file.write(rows.to(self.dtype).cpu().numpy().tobytes())
         self._n += len(rows)
 
     def rows(self) -> Shaped[Tensor, "N *row"]:

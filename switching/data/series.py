@@ -19,9 +19,11 @@ from ...inference.numerics.deferred import recompute
 from ...inference.numerics.records import Record
 from ...inference.numerics.scalars import MOST, check_integer
 from .frames import Frame
-from .packed import Packed, padded, rows_of, wasteful
+from .packed import Packed, consecutive, padded, rows_of, wasteful
 from .stacked import Stacked
 from .timeline import time_index
+
+TURN = 2**19  # steps of a part of a series that is in a file
 
 
 class Given(TypedDict, total=False):
@@ -409,7 +411,9 @@ class Series(Record):
 
     def groups(self) -> list[Int[Tensor, "n"]]:
         """Numbers of the sequences in groups, in which none is more than twice as long as another; one group of all if
-        there is little padding."""
+        there is little padding; of steps in a file, consecutive groups that fit in memory."""
+        if self.on_disk:
+            return list(consecutive((self.last + 1).flatten().cpu(), TURN))
         if self.lengths is None or not wasteful(self.lengths, self.n_steps):
             return [torch.arange(self.n_sequences, device="cpu")]
         classes = self.lengths.flatten().cpu().double().log2().floor()
@@ -447,6 +451,29 @@ class Series(Record):
         for members in self.groups():
             yield self.part(members)
 
+    def turns(self) -> "Iterator[Series]":
+        """All sequences in their order, a part at a time; a long one in stretches, so each step comes once."""
+        return (part for _, part in self._turns(TURN))
+
+    def _turns(self, most: int) -> "Iterator[tuple[str, Series]]":
+        """The parts of at most so many steps, with words for their first step."""
+        lengths = (self.last + 1).flatten().cpu()
+        for members in consecutive(lengths, most):
+            n = int(lengths[members[0]])
+            if len(members) > 1 or n <= most:
+                yield f"sequence {int(members[0])}", self.part(members)
+                self.release()
+                continue
+            for first in range(0, n, most):
+                yield f"step {first} of sequence {int(members[0])}", self.part(members).stretch(first, most)
+                self.release()
+
+    def release(self) -> None:
+        """Give the memory of steps that were read from a file back to the system."""
+        for table in vars(self).values():
+            if isinstance(table, Packed) and table.scratch is not None:
+                table.scratch.release()
+
     def check_plain(self, reader: str) -> None:
         """Raise ValueError if there is knowledge about steps, which this reader of the series does not use."""
         known = {"states": (self.states,), "weights": (self.weights, self.step_weights), "noise": (self.noise,)}
@@ -459,6 +486,13 @@ class Series(Record):
         of a sequence among all sequences."""
         if not self.packed:
             check(self)
+            return
+        if self.on_disk:
+            for first, part in self._turns(TURN):
+                try:
+                    check(part)
+                except ValueError as error:
+                    raise ValueError(f"{error} Sequences and steps are counted from {first}.") from None
             return
         for part in self.parts():
             with recompute(lambda: check(self), ValueError):

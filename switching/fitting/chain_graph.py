@@ -35,6 +35,7 @@ from .linear_emission import LinearEmission
 from .linked_emission import LinkedEmission
 from .logit_emission import LogitEmission
 from .rate_emission import RateEmission
+from .whole import Whole
 
 LINKED: dict[str, type[LinkedEmission]] = {
     "Poisson": RateEmission,
@@ -57,12 +58,14 @@ class ChainGraph(Graph):
         independent: whether all steps of a path are independent under q.
         blocks: the blocks of parameters, held where they are fixed.
         counted: [T], 0 at steps that another part of the data counts; None: there are no such steps.
+        whole: all data, if the series of the problem is a sample of them.
     """
 
     problem: Problem
     independent: bool
     blocks: "Blocks" = field(default_factory=dict)
     counted: Tensor | None = None
+    whole: Whole | None = None
 
     @staticmethod
     def of(
@@ -134,8 +137,9 @@ class ChainGraph(Graph):
         )
 
     def to(self, series: Series, share: float = 1.0, **cut: Tensor | None) -> "ChainGraph":
-        """The graph for another part of the data."""
-        return ChainGraph.of(self.problem.of(series), self.independent, self.share * share, **cut)
+        """The graph for another part of the data, with the same families and priors."""
+        part = ChainGraph.of(self.problem.of(series), self.independent, self.share * share, **cut)
+        return replace(part, families=self.families, priors=self.priors)
 
     @property
     def kept(self) -> Collection[str]:
@@ -145,6 +149,11 @@ class ChainGraph(Graph):
     def width(self) -> int:
         """The numbers for each step and state in the widest table of an update."""
         return max(block.width for _, block in self.blocks.values())
+
+    @property
+    def data(self) -> Whole:
+        """All data, in the units of the fit."""
+        return Whole.of(self.problem.series) if self.whole is None else self.whole
 
     def linear(self, etas: Etas) -> frozenset[str]:
         """`VMP.linear` of the engine; its blocks and factors are tested on two steps."""

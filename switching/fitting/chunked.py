@@ -68,13 +68,17 @@ class ChunkedVMP:
     """
 
     def __init__(self, graph: ChainGraph, etas: Etas, linear: frozenset[str], under: Etas | None = None):
-        self.graph, self.etas = graph, etas
-        series, restarts = graph.problem.series, len(next(iter(etas.values())))
-        self._size = max(1, _room(graph) // (restarts * graph.problem.n_states))  # steps of a chunk
-        self._groups = alike(series, self._size)
+        self.graph, self.etas, self._data = graph, etas, graph.data
+        self._size = max(1, _room(graph) // (_restarts(etas) * graph.problem.n_states))  # steps of a chunk
+        self._groups = alike(self._data.series, self._size)
         self._paths: list[Stats] = []  # of each group, if an evaluation continues from the previous one
         self.linear = linear
         self._now = self._contribution(etas, under)
+
+    @property
+    def contribution(self) -> Contribution:
+        """Of all data, under the current parameters."""
+        return self._now
 
     def elbo(self) -> Tensor:
         """The evidence lower bound of each restart."""
@@ -83,8 +87,12 @@ class ChunkedVMP:
     @property
     def occupancy(self) -> Tensor:
         """Expected number of steps in each state, `[R, K]`."""
-        by_chunk = [occupancy_of(turn.engine, turn.counted) for turn in self._chunks(self.etas, None)]
-        return torch.stack(by_chunk).sum(0)
+        none = self._now.elbo.new_zeros(len(self._now.elbo), self.graph.problem.n_states)
+
+        def occupancy() -> list[Tensor]:
+            return [sum((occupancy_of(one.engine, one.counted) for one in self._chunks(self.etas, None)), none)]
+
+        return self._data.ranks.summed(occupancy, [none])[0]
 
     def run(self, max_steps: int, tol: float) -> Run:
         """See `VMP.run`."""
@@ -143,14 +151,20 @@ class ChunkedVMP:
 
     def _contribution(self, etas: Etas, under: Etas | None = None) -> Contribution:
         """The bound and the messages under these parameters; for the first update, under other statistics of them."""
-        total, messages = torch.zeros((), device="cpu"), dict.fromkeys(etas, torch.zeros((), device="cpu"))
-        turns = self._chunks(etas, under)
+        zeros = [self._data.like.new_zeros(_restarts(etas)), *map(torch.zeros_like, etas.values())]
+        elbo, *messages = self._data.ranks.summed(lambda: self._local(etas, under, zeros), zeros)
+        return Contribution(elbo, dict(zip(etas, messages, strict=True)))
+
+    def _local(self, etas: Etas, under: Etas | None, zeros: list[Tensor]) -> list[Tensor]:
+        """The bound and the messages of the data of this process."""
+        total, messages = zeros[0], dict(zip(etas, zeros[1:], strict=True))
+        chunks = self._chunks(etas, under)
         while True:
-            with recompute(lambda: self._contribution(etas, under)):
-                turn = next(turns, None)
-                if turn is None:
-                    return Contribution(total, messages)
-                engine, evidence, _ = turn
+            with recompute(lambda: self._local(etas, under, zeros)):
+                chunk = next(chunks, None)
+                if chunk is None:
+                    return [total, *messages.values()]
+                engine, evidence, _ = chunk
                 # under other statistics q(paths) is not optimal for `etas`, so there is no bound
                 bound = evidence + engine.elbo(without=PATHS) if under is None else torch.full_like(evidence, -math.inf)
                 total = total + bound
@@ -159,12 +173,11 @@ class ChunkedVMP:
     def _chunks(self, etas: Etas, under: Etas | None) -> Iterator["Chunk"]:
         known, self._paths = self._paths, []
         for i, some in enumerate(self._groups):
-            part = self.graph.to(
-                self.graph.problem.series.part(some), len(some) / self.graph.problem.series.n_sequences
-            )
-            if is_long(part, len(next(iter(etas.values())))):
-                yield from self._stretches(part, etas, under, self._size)
+            share = len(some) / self._data.n_sequences
+            if self._is_long(some, _restarts(etas)):
+                yield from self._stretches(some, share, etas, under)
                 continue
+            part = self.graph.to(self._data.part(some), share)
             engine = part.engine(etas, check=False, linear=self.linear)
             if i < len(known):
                 engine.put(engine.blocks[PATHS], near=known[i])
@@ -172,15 +185,20 @@ class ChunkedVMP:
             if part.independent:
                 self._paths.append(engine.stats(PATHS))
             yield Chunk(engine, engine.normalizer(PATHS), None)
+            self._data.series.release()
 
-    def _stretches(self, whole: ChainGraph, etas: Etas, under: Etas | None, size: int) -> Iterator["Chunk"]:
-        """The chunks of a single long sequence, `size` steps at a time."""
-        n_steps = int(whole.problem.series.last.max()) + 1
-        firsts = range(0, max(1, n_steps - 1), size)
+    def _is_long(self, some: Int[Tensor, "n"], restarts: int) -> bool:
+        """Whether this is a single sequence that is cut into stretches."""
+        return len(some) == 1 and is_long(self.graph, restarts, int(self._data.series.last.flatten()[some]) + 1)
+
+    def _stretches(self, member: Int[Tensor, "1"], share: float, etas: Etas, under: Etas | None) -> Iterator["Chunk"]:
+        """The chunks of a single long sequence."""
+        n_steps = int(self._data.series.last.flatten()[member]) + 1
+        firsts = range(0, max(1, n_steps - 1), self._size)
 
         def stretch(i: int, before: Tensor | None, after: Tensor | None) -> tuple[ChainGraph, VMP]:
-            series = whole.problem.series.stretch(firsts[i], size + 1)
-            part = whole.to(series, 1 / len(firsts), before=before, after=after)
+            series = self._data.stretch(member, firsts[i], self._size + 1)
+            part = self.graph.to(series, share / len(firsts), before=before, after=after)
             engine = part.engine(etas, check=False, linear=self.linear)
             engine.update(PATHS, under)
             return part, engine
@@ -210,16 +228,23 @@ class ChunkedVMP:
 
 def alike(series: Series, most: int) -> list[Int[Tensor, "n"]]:
     """The numbers of the sequences in groups of similar length, each of at most `most` steps with padding."""
+    if not series.n_sequences:
+        return []
     if series.lengths is None:
         return list(torch.arange(series.n_sequences, device="cpu").split(max(1, most // series.n_steps)))
     lengths, order = series.lengths.flatten().cpu().sort(stable=True)
     groups, first = [], 0
     while first < len(order):
-        padded = lengths[first:] * torch.arange(1, len(order) - first + 1, device="cpu")
+        some = lengths[first : first + max(1, most)]
+        padded = some * torch.arange(1, len(some) + 1, device="cpu")
         n = max(1, int((padded <= most).sum()))
         groups.append(order[first : first + n].sort().values)
         first += n
     return groups
+
+
+def _restarts(etas: Etas) -> int:
+    return len(next(iter(etas.values())))
 
 
 class Chunk(NamedTuple):
@@ -230,17 +255,18 @@ class Chunk(NamedTuple):
     counted: Tensor | None
 
 
-def is_long(graph: ChainGraph, restarts: int) -> bool:
+def is_long(graph: ChainGraph, restarts: int, n_steps: int) -> bool:
     """Whether a single sequence is so long that it is cut into stretches."""
-    numbers = restarts * graph.problem.series.n_steps * graph.problem.n_states * graph.width
-    return numbers > LONG and not graph.independent
+    return restarts * n_steps * graph.problem.n_states * graph.width > LONG and not graph.independent
 
 
 def is_large(graph: ChainGraph, restarts: int) -> bool:
     """Whether the tables of all data are too large to hold at once for so many restarts."""
     series = graph.problem.series
+    if graph.whole is not None:
+        return True
     numbers = series.n_sequences * restarts * series.n_steps * graph.problem.n_states
-    return is_long(graph, restarts) or (series.n_sequences > 1 and numbers > _room(graph))
+    return is_long(graph, restarts, series.n_steps) or (series.n_sequences > 1 and numbers > _room(graph))
 
 
 def _room(graph: ChainGraph) -> int:
@@ -279,15 +305,15 @@ def run_batches(
     Each of the first passes keeps the better third of the restarts, until one remains.
     """
     generator = torch.Generator().manual_seed(options.number)
-    series, restarts = graph.problem.series, options.restarts
-    n, batches = series.n_sequences, -(-series.n_sequences // (options.batch_size or series.n_sequences))
-    first = engine_from(graph.to(sample_of(series, options.number)), starts.values)
+    data, restarts = graph.data, len(starts.kinds)
+    n, batches = data.n_sequences, -(-data.n_sequences // (options.batch_size or data.n_sequences))
+    first = engine_from(graph.to(sample_of(graph.problem.series, options.number)), starts.values)
     first.run(1, 0.0)
     etas, linear = parameters_of(first), first.linear
     kept = torch.arange(restarts, device="cpu")
     final = torch.full((restarts,), -math.inf, dtype=torch.float64, device="cpu")
     objective: list[float] = []
-    n_observed = series.n_observed
+    n_observed = data.n_observed
     i, converged, interrupted = 0, False, False
     try:
         with may_interrupt():
@@ -296,7 +322,7 @@ def run_batches(
                 for some in torch.randperm(n, generator=generator, device="cpu").tensor_split(batches):
                     i += 1
                     share = len(some) / n
-                    part = series.part(some.sort().values)
+                    part = data.part(some.sort().values)
                     with deferred():
                         batch = graph.to(part, share).engine(now, False, linear, i**-FORGETTING)
                         batch.update(PATHS)
@@ -304,6 +330,7 @@ def run_batches(
                         for name in now:
                             batch.update(name, repeated=REPEATED)
                         now = parameters_of(batch)
+                    data.series.release()
                 etas, estimate = now, estimate.cpu()
                 final[kept] = estimate
                 objective.append(float(estimate.max()))
@@ -335,7 +362,7 @@ def engine_of(
     """
     if isinstance(graph, ChainGraph):
         linear = graph.linear(etas) if linear is None else linear
-        if is_large(graph, len(next(iter(etas.values())))):
+        if is_large(graph, _restarts(etas)):
             return ChunkedVMP(graph, etas, linear, under)
     engine = graph.engine(etas, check=False, linear=linear or frozenset())
     for block in graph.paths:

@@ -61,10 +61,10 @@ class EM:
             while len(trace) < max_steps:
                 with deferred():
                     with leaving(LEFT):
-                        values, collapsed = maximized(self.problem, self._marginals, self.tables, self._floor)
+                        values, collapsed = self._maximized(self._marginals)
                     marginals = self._expected(values)
                     prior = self.problem.log_prior(values, inside=True)
-                now = (self.problem.summed(marginals.log_normalizer) + prior).double()
+                now = (self._evidence(marginals) + prior).double()
                 # from here to the end of this block one step's results belong together
                 self.tables, self._marginals, self.collapsed = values, marginals, collapsed
                 trace.append(now)
@@ -87,17 +87,13 @@ class EM:
 
     def height(self) -> Float[Tensor, "R"]:
         self._marginals = self._expected(self.tables)
-        return self.problem.summed(self._marginals.log_normalizer) + self.problem.log_prior(self.tables)
+        return self._evidence(self._marginals) + self.problem.log_prior(self.tables)
 
     def select(self, restarts: Tensor) -> "EM":
         """Some of the restarts."""
         values = {name: table[restarts] for name, table in self.tables.items()}
-        known = self._marginals
-        if known is not None:
-            tables: dict[str, Any] = {f.name: getattr(known, f.name) for f in fields(known)}
-            known = Marginals(**{name: None if table is None else table[restarts] for name, table in tables.items()})  # pyright: ignore[reportArgumentType]
         selected = copy(self)
-        selected._begin(values, known)
+        selected._begin(values, None if self._marginals is None else self._some(self._marginals, restarts))
         selected.collapsed = self.collapsed[restarts]
         return selected
 
@@ -114,6 +110,18 @@ class EM:
         if self._buckets is not None:
             return self._buckets.marginals(values)
         return self.problem.marginals(values)
+
+    def _maximized(self, marginals: Marginals) -> tuple[Parameters, Bool[Tensor, "R K"]]:
+        """The M-step."""
+        return maximized(self.problem, marginals, self.tables, self._floor)
+
+    def _evidence(self, marginals: Marginals) -> Float[Tensor, "R"]:
+        """log p(x | parameters) of all sequences."""
+        return self.problem.summed(marginals.log_normalizer)
+
+    def _some(self, marginals: Marginals, restarts: Tensor) -> Marginals:
+        tables: dict[str, Any] = {f.name: getattr(marginals, f.name) for f in fields(marginals)}
+        return Marginals(**{name: None if table is None else table[restarts] for name, table in tables.items()})  # pyright: ignore[reportArgumentType]
 
 
 def maximized(

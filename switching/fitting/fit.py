@@ -1,6 +1,6 @@
 """Fits of switching models: from a `Problem` to values, a posterior and diagnostics."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -18,6 +18,7 @@ from ..problem import Problem
 from .alignment import match_states, state_levels
 from .chain_graph import check_held, is_curved, renumbered
 from .em import EM
+from .em_in_parts import EMInParts, check_sums
 from .initialization import Initialization, with_fixed
 from .message_passing import fit_vmp
 from .options import Options
@@ -26,12 +27,18 @@ from .posterior import VariationalPosterior
 from .progress import reported
 from .result import Result, result_of
 from .sampling import fit_nuts, fit_svi
-from .search import search
+from .search import continued, search
 from .starts import opened
+from .whole import Whole
 
 
-def fit(problem: Problem, options: Options) -> Result:
-    """Fit the parameters of a problem; see `SwitchingSSM.fit`."""
+def fit(problem: Problem, options: Options, whole: Whole | None = None) -> Result:
+    """Fit the parameters of a problem; see `SwitchingSSM.fit`.
+
+    Arguments:
+        whole: all data, if the series of the problem is a sample of them. The search for the best optimum is made on
+            the sample, and its best ends go on with all data.
+    """
     with explains_singularity():
         problem = with_fixed(problem, options.fixed)
         if problem.prior is not None:
@@ -42,7 +49,9 @@ def fit(problem: Problem, options: Options) -> Result:
         by_messages = options.method == "vmp" or (options.method != "em" and _passes_messages(problem))
         if options.method == "vmp":
             check_held(problem)
-        begin = Initialization.of(problem, options, near_prior=by_messages)
+        if whole is not None and options.method == "em":
+            check_sums(problem)
+        begin = Initialization.of(problem, options, near_prior=by_messages, whole=whole)
         return replace(_fit(begin, options, by_messages), fixed=tuple(problem.fixed), held=problem.fixed)
 
 
@@ -87,22 +96,27 @@ def explains_singularity() -> Iterator[None]:
 
 
 def _by_em(begin: Initialization, options: Options) -> Result:
-    problem, units, scaled = begin.problem, begin.units, begin.scaled
+    problem, units, scaled, whole = begin.problem, begin.units, begin.scaled, begin.whole
     check_modes(problem)
     volume = begin.volume + units.log_prior_volume(problem)
+    optimizer: Callable[[Parameters], EM] = partial(EM, scaled)
     with reported(options, -volume) as report:
-        climbs = search(
+        found = search(
             scaled,
-            partial(EM, scaled),
+            optimizer,
             lambda values: End(values, scaled.chain(values).smooth().state),
             options,
             report,
             begin.start,
-        ).raised(-volume)
+        )
+        if whole is not None:
+            optimizer = partial(EMInParts, scaled, whole)
+            found = continued(found, lambda climb: climb.tables, optimizer, options, whole, report)
+    climbs = found.raised(-volume)
     best = climbs.best
     order = _order(scaled, begin.start, best.tables)
     values = reordered(problem.parameters, best.tables, order)
-    occupancy = EM(scaled, {name: value.unsqueeze(0) for name, value in values.items()}).occupancy[0]
+    occupancy = optimizer({name: value.unsqueeze(0) for name, value in values.items()}).occupancy[0]
     return result_of(
         climbs,
         "em",
@@ -119,8 +133,9 @@ def _by_message_passing(begin: Initialization, options: Options) -> Result:
         wide = scaled.double()
         start = None if start is None else {name: value.double() for name, value in start.items()}
     with reported(options, -begin.volume) as report:
-        ended = fit_vmp(wide, options, report, start)
-    posterior = VariationalPosterior.of_chain(ended.etas, ended.graph.blocks, units, problem)
+        ended = fit_vmp(wide, options, report, start, begin.whole)
+    known = problem if begin.whole is None else None  # the density of draws would take all data
+    posterior = VariationalPosterior.of_chain(ended.etas, ended.graph.blocks, units, known)
     order = _order(scaled, begin.start, units.values(posterior.mean))
     posterior = replace(posterior, blocks=renumbered(ended.graph.blocks, ended.etas, order))
     empty = ended.occupancy[order] < 1.0

@@ -17,6 +17,7 @@ from ..problem import Problem
 from .options import Options
 from .starts import first_guesses, from_labels
 from .units import Units
+from .whole import Whole
 
 
 @dataclass(frozen=True)
@@ -29,6 +30,7 @@ class Initialization:
         scaled: the problem in these units.
         start: the user's start `[1, ...]` in these units.
         volume: the increase of the log density of all sequences in these units.
+        whole: all data in these units, if the series of the problem is a sample of them.
     """
 
     problem: Problem
@@ -36,10 +38,15 @@ class Initialization:
     scaled: Problem
     start: Parameters | None
     volume: float
+    whole: Whole | None = None
 
     @staticmethod
-    def of(problem: Problem, options: Options, near_prior: bool) -> "Initialization":
-        """Choose units, and read the user's `start`; `near_prior`: see `Units.near_prior`.
+    def of(problem: Problem, options: Options, near_prior: bool, whole: Whole | None = None) -> "Initialization":
+        """Choose units, and read the user's `start`.
+
+        Arguments:
+            near_prior: see `Units.near_prior`.
+            whole: all data, if the series of the problem is a sample of them.
 
         Raises:
             ValueError: `start` does not fit the problem.
@@ -47,8 +54,9 @@ class Initialization:
         units = Units.of(problem.emission, problem.series, problem.fixed)
         units = units.near_prior(problem) if near_prior else units
         start = None if options.start is None else start_values(problem, units, options.start)
-        volume = float(units.log_volume(problem.series).sum())
-        return Initialization(problem, units, units.problem(problem), start, volume)
+        volume = float(units.log_volume(problem.series).sum()) if whole is None else whole.log_volume(units)
+        scaled = None if whole is None else replace(whole, units=units)
+        return Initialization(problem, units, units.problem(problem), start, volume, scaled)
 
 
 def with_fixed(problem: Problem, fixed: Any) -> Problem:

@@ -4,7 +4,7 @@
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import torch
@@ -25,8 +25,9 @@ from .options import Options
 from .perturbation import End
 from .posterior import VariationalPosterior
 from .progress import Report
-from .search import multi_start, search
-from .starts import Starts, first_guesses, opened
+from .search import best_ends, continued, multi_start, search
+from .starts import Starts, first_guesses, opened, stacked
+from .whole import Whole
 
 HALVINGS = 10  # of an extrapolation
 
@@ -117,29 +118,49 @@ class Fitted:
 
 
 def fit_vmp(
-    problem: Problem, options: Options, report: Report = lambda step, best: None, user_start: Parameters | None = None
+    problem: Problem,
+    options: Options,
+    report: Report = lambda step, best: None,
+    user_start: Parameters | None = None,
+    whole: Whole | None = None,
 ) -> Fitted:
-    """Message passing over all data, or over minibatches of the sequences; `user_start` as in `search`."""
+    """Message passing over all data, or over minibatches of the sequences; `user_start` as in `search`.
+
+    Arguments:
+        whole: all data, if the series of the problem is a sample of them.
+    """
     if user_start is not None:  # the expected logarithm of a probability of 0 does not exist
         user_start = opened(problem, user_start)
     graph = ChainGraph.of(problem, options.factorization == "mean_field")
-    if options.batch_size is not None and options.batch_size < problem.series.n_sequences:
-        result = _by_batches(
-            graph, first_guesses(problem, options.restarts, options.number, user_start), options, report
-        )
+
+    def begin(values: Parameters, graph: ChainGraph = graph) -> Passing:
+        return Passing(engine_from(graph, values), graph)
+
+    def values_of(etas: Etas) -> Parameters:
+        points = {name: graph.families[name].expected(eta) for name, eta in etas.items()}
+        return problem.hold(graph.collect(points))
+
+    def end(etas: Etas) -> End:
+        return End(values_of(etas), graph.chain(etas).smooth().state)
+
+    whole_graph = replace(graph, whole=whole)
+    by_batches = options.batch_size is not None and options.batch_size < whole_graph.data.n_sequences
+    if by_batches and whole is None:
+        guesses = first_guesses(problem, options.restarts, options.number, user_start)
+        result = _by_batches(graph, guesses, options, report)
     else:
-
-        def begin(values: Parameters) -> Passing:
-            return Passing(engine_from(graph, values), graph)
-
-        def end(etas: Etas) -> End:
-            points = {name: graph.families[name].expected(eta) for name, eta in etas.items()}
-            return End(problem.hold(graph.collect(points)), graph.chain(etas).smooth().state)
-
         result = search(problem, begin, end, options, report, user_start)
+        if by_batches:
+            ends = best_ends(result.best, result.climbs, options.n_kept)
+            tables = [{n: v.unsqueeze(0) for n, v in values_of(climb.tables).items()} for climb in ends]
+            guesses = Starts(stacked(problem, tables), tuple(climb.kind for climb in ends))
+            result = _by_batches(whole_graph, guesses, options, report)
+        elif whole is not None:
+            go_on = partial(begin, graph=whole_graph)
+            result = continued(result, lambda climb: values_of(climb.tables), go_on, options, whole, report)
     for name, eta in result.best.tables.items():
         check_proper(Block(name, graph.families[name], graph.priors[name], eta))
-    engine = engine_of(graph, {name: eta.unsqueeze(0) for name, eta in result.best.tables.items()})
+    engine = engine_of(whole_graph, {name: eta.unsqueeze(0) for name, eta in result.best.tables.items()})
     occupancy = engine.occupancy if isinstance(engine, ChunkedVMP) else occupancy_of(engine)
     return Fitted(graph, result.best.tables, occupancy[0], result)
 
@@ -152,7 +173,7 @@ def _by_batches(graph: ChainGraph, starts: Starts, options: Options, report: Rep
         Climb(kind, [last], ended="left behind") for kind, last in zip(starts.kinds, passes.final.tolist(), strict=True)
     ]
     ended = "interrupted" if passes.interrupted else "converged" if passes.converged else "max_steps"
-    tol = options.tol * float(graph.problem.series.n_observed)
+    tol = options.tol * float(graph.data.n_observed)
     for i, number in enumerate(passes.kept.tolist()):
         tables = {name: eta[i] for name, eta in passes.etas.items()}
         climbs[number] = Climb(starts.kinds[number], [*passes.objective, float(bound[i])], tables, ended=ended)

@@ -37,6 +37,7 @@ class Options:
     num_samples: int | None = None
     warmup_steps: int | None = None
     pooled: Any = "complete"
+    group: Any = None
     number: int = field(init=False)  # the seed as an integer
 
     def __post_init__(self) -> None:

@@ -24,6 +24,7 @@ cost little more for many restarts than for few, so small series have more of th
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import replace
 from functools import partial
 from typing import Any, Protocol, runtime_checkable
 
@@ -43,6 +44,7 @@ from .options import Options
 from .perturbation import End, perturbed
 from .progress import Report, Reporter, reported
 from .starts import SAMPLE, first_guesses
+from .whole import Whole
 
 FIRST_LOOK = 8  # steps before the first half stops
 FIRST_EXTRAPOLATION = 2  # strides before the first extrapolation
@@ -137,6 +139,29 @@ def search(
     return multi.result()
 
 
+def continued(
+    found: SearchResult,
+    values: Callable[[Climb], Parameters],
+    begin: Callable[[Parameters], Optimizer],
+    options: Options,
+    whole: Whole,
+    report: Report,
+) -> SearchResult:
+    """The best ends of a search on a sample of the data, run on with all data.
+
+    Arguments:
+        values: the parameters of an end.
+    """
+    multi = MultiStart(options, whole, report)
+    if found.interrupted:
+        multi.max_steps = 1
+    ends = best_ends(found.best, found.climbs, options.n_kept)
+    tables = [values(climb) for climb in ends]
+    starts = {name: torch.stack([table[name] for table in tables]) for name in tables[0]}
+    multi.run(begin(starts), [climb.kind for climb in ends], options.n_kept)
+    return replace(multi.result(), interrupted=multi.interrupted or found.interrupted)
+
+
 def _perturb(
     multi: "MultiStart",
     problem: Problem,
@@ -180,7 +205,7 @@ class MultiStart:
         report: takes the progress.
     """
 
-    def __init__(self, options: Options, series: Series, report: Report) -> None:
+    def __init__(self, options: Options, series: Series | Whole, report: Report) -> None:
         self.climbs: list[Climb] = []
         self.interrupted = False
         self.tol = options.tol * float(series.n_observed)
@@ -201,11 +226,7 @@ class MultiStart:
 
     def ends(self, most: int) -> list[Climb]:
         """The best restart and the next best at other heights, at most so many."""
-        there = [self.best]
-        for climb in sorted(self.climbs, key=lambda climb: -climb.final):
-            if len(there) < most and climb.sound and all(abs(climb.final - other.final) > SAME for other in there):
-                there.append(climb)
-        return there
+        return best_ends(self.best, self.climbs, most)
 
     def stage(self, title: str) -> AbstractContextManager[None]:
         """A part of the search without steps, with a title for its progress."""
@@ -340,6 +361,15 @@ class MultiStart:
             if leave[-1]:
                 climb.ended = "left behind"
         return leave
+
+
+def best_ends(best: Climb, climbs: list[Climb], most: int) -> list[Climb]:
+    """The best restart and the next best at other heights, at most so many."""
+    there = [best]
+    for climb in sorted(climbs, key=lambda climb: -climb.final):
+        if len(there) < most and climb.sound and all(abs(climb.final - other.final) > SAME for other in there):
+            there.append(climb)
+    return there
 
 
 @contextmanager

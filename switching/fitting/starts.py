@@ -354,31 +354,34 @@ def variance_floor(series: Series) -> Float[Tensor, "F"]:
     return VARIANCE_FLOOR * torch.where(spread > 0, spread, 1.0)
 
 
-def sample_of(series: Series, seed: int) -> Series:
-    """The series or, if it is very long, about `SAMPLE` steps: some of the sequences, or stretches of a long one."""
+def sample_of(series: Series, seed: int, most: int | None = None) -> Series:
+    """The series or, if it is very long, about `most` steps: some of the sequences, or stretches of a long one."""
+    most = SAMPLE if most is None else most
     n_sequences, n_steps = series.n_sequences, series.n_steps
-    if n_sequences * n_steps <= SAMPLE:
+    if n_sequences * n_steps <= most:
         return series
     order = torch.randperm(n_sequences, generator=torch.Generator().manual_seed(seed), device="cpu")
     ends = (series.last.flatten()[order.to(series.last.device)] + 1).cummax(0).values
-    fit = ends * torch.arange(1, n_sequences + 1, device=ends.device) <= SAMPLE
+    fit = ends * torch.arange(1, n_sequences + 1, device=ends.device) <= most
     few = series.part(order[: max(1, int(fit.sum()))].sort().values)
-    if n_steps <= SAMPLE:
-        return few
-    length = int(few.last[0]) + 1
+    return few if few.n_steps <= most else stretches_of(few, most)
+
+
+def stretches_of(alone: Series, most: int) -> Series:
+    """Stretches of one long sequence, with about `most` steps together, as sequences."""
+    length = int(alone.last[0]) + 1
     size = min(length, STRETCH)
-    firsts = torch.linspace(0, length - size, min(SAMPLE // STRETCH, -(-length // size)), device="cpu").long().tolist()
-    parts = [few.stretch(first, size) for first in firsts]
+    firsts = torch.linspace(0, length - size, min(most // STRETCH, -(-length // size)), device="cpu").long().tolist()
+    parts = [alone.stretch(first, size) for first in firsts]
 
     def joined(tables: list[Tensor | None]) -> Tensor | None:
         there = [table for table in tables if table is not None]
         return torch.cat(there) if there else None
 
-    observations = torch.cat([part.observations for part in parts])
     return Series(
-        observations,
+        torch.cat([part.observations for part in parts]),
         inputs=joined([part.design for part in parts]),
-        drivers=series.drivers,
+        drivers=alone.drivers,
         dt=joined([part.gaps for part in parts]),
         states=joined([part.states for part in parts]),  # pyright: ignore[reportArgumentType] parts are not packed
         step_weights=joined([part.powers for part in parts]),

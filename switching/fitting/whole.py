@@ -1,0 +1,218 @@
+"""`Whole`: all data of a fit, of which memory holds a part at a time, and this process perhaps a share.
+
+Units, weak priors and first guesses are computed from a sample of the sequences, which is the same however the data are
+shared. A step of the fit reads the parts in turn and adds up what they contribute (see `chunked`).
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
+from typing import Any, NamedTuple
+
+import torch
+from jaxtyping import Int
+from torch import Tensor
+
+from ...inference.numerics.ranks import Ranks
+from ..data.series import Series
+from .starts import sample_of, stretches_of
+from .units import Units
+
+SAMPLE = 2**16  # steps on which the search for the best optimum is made
+
+
+class Size(NamedTuple):
+    """The size of the data of one process."""
+
+    n_sequences: int
+    n_rows: int
+    longest: int  # steps, with padding
+
+    @staticmethod
+    def of(series: Series) -> "Size":
+        return Size(series.n_sequences, int((series.last + 1).sum()), series.n_steps if series.n_sequences else 0)
+
+
+@dataclass(frozen=True)
+class Whole:
+    """The data of a fit.
+
+    Attributes:
+        series: the sequences of this process.
+        ranks: the processes that share the data; each has sequences of its own.
+        by_rank: the size of the data of each process.
+        units: the units of the parts that are read; None: those of `series`.
+    """
+
+    series: Series
+    ranks: Ranks
+    by_rank: tuple["Size", ...]
+    units: Units | None = None
+
+    @staticmethod
+    def of(series: Series, ranks: Ranks | None = None) -> "Whole":
+        """The data of some processes; None: of this one alone."""
+        ranks = Ranks() if ranks is None else ranks
+        return Whole(series, ranks, tuple(ranks.gathered(lambda: Size.of(series))))
+
+    def check(self, model: Any, options: Any, pooled: bool) -> None:
+        """Raise an error if the data cannot be fitted so, or if the processes do not agree on what they fit.
+
+        Raises:
+            ValueError: a method that needs all data at once; processes with different models, options or data.
+        """
+        if pooled or options.method not in ("em", "vmp"):
+            argument = "pooled" if pooled else "method"
+            raise ValueError(
+                f"{argument}: got {getattr(options, argument)!r}, but x is in a file or shared by processes, and this "
+                'needs all of it at once; use method="em" or "vmp", or fit some of the sequences in memory.'
+            )
+        if options.batch_size is not None and not self.ranks.alone:
+            raise ValueError(
+                f"batch_size: got {options.batch_size}, but {self.ranks.n} processes share the data, and a step uses "
+                "the sequences of all; leave it out."
+            )
+        if self.n_sequences == 0:
+            raise ValueError("x: got no sequence; give at least one.")
+        there = self.ranks.gathered(lambda: self._described(model, options))
+        for name in dict.fromkeys(name for one in there for name in one):
+            known = [(rank, one[name]) for rank, one in enumerate(there) if name in one]
+            first, mine = known[0]
+            for rank, other in known[1:]:
+                if other != mine:
+                    raise ValueError(
+                        f"{name}: process {rank} has {other}, but process {first} has {mine}; all processes of a group "
+                        "fit the same model with the same arguments to sequences of the same columns."
+                    )
+
+    def _described(self, model: Any, options: Any) -> dict[str, str]:
+        """What all processes have in common, in words by argument."""
+        series, tables = self.series, ("inputs", "dt", "states", "weights", "step_weights", "noise", "past")
+        there = [name for name in tables if getattr(series, name) is not None]
+        numbers = ("method", "restarts", "max_steps", "tol", "number", "factorization", "prior", "batch_size")
+        described = {"model": repr(model)} | {name: repr(getattr(options, name)) for name in numbers}
+        if series.n_sequences:
+            described["x"] = f"columns {series.features_of()} of {series.like.dtype}"
+            described["beside x"] = f"{there} {series.drivers or ()}"
+        return described
+
+    # ---- parts -------------------------------------------------------------------------------------------------------
+
+    def part(self, members: Int[Tensor, "n"]) -> Series:
+        """Some of the sequences, in the units."""
+        return self._in_units(self.series.part(members))
+
+    def stretch(self, member: Int[Tensor, "1"], first: int, size: int) -> Series:
+        """At most `size` steps of one sequence, in the units."""
+        return self._in_units(self.series.part(member).stretch(first, size))
+
+    def _in_units(self, series: Series) -> Series:
+        return series if self.units is None else self.units.series(series)
+
+    def turns(self) -> Iterator[Series]:
+        """All sequences of this process in their order, a part at a time; a long one in stretches, each step once."""
+        return map(self._in_units, self.series.turns())
+
+    # ---- numbers of all data -----------------------------------------------------------------------------------------
+
+    @property
+    def like(self) -> Tensor:
+        """For the dtype and the device."""
+        return self.series.like
+
+    @property
+    def n_sequences(self) -> int:
+        """The number of sequences of all processes."""
+        return sum(size.n_sequences for size in self.by_rank)
+
+    @property
+    def n_rows(self) -> int:
+        """The number of steps of all processes."""
+        return sum(size.n_rows for size in self.by_rank)
+
+    @cached_property
+    def n_observed(self) -> int:
+        """The number of steps with an observed value, of all processes."""
+        return int(self.total(lambda part: float(part.n_observed)))
+
+    def total(self, compute: Callable[[Series], float]) -> float:
+        """A number of each of `turns`, added up over all processes."""
+        zero = torch.zeros(1, dtype=torch.float64, device="cpu")
+        return float(self.ranks.summed(lambda: [zero + sum(map(compute, self.turns()))], [zero])[0])
+
+    def log_volume(self, units: Units) -> float:
+        """The increase of the log density of all sequences in these units."""
+        return self.total(lambda part: float(units.log_volume(part).sum()))
+
+    # ---- the sample --------------------------------------------------------------------------------------------------
+
+    def sample(self, seed: int) -> Series:
+        """All sequences if they are few, or about as many as `sample_of` takes; the same in all processes."""
+        if self.ranks.alone:
+            sample = sample_of(self.series, seed, SAMPLE)
+            return self._in_memory(torch.arange(sample.n_sequences, device="cpu")) if sample is self.series else sample
+        chosen = self._chosen(seed)
+        own = chosen[(chosen >= self._first) & (chosen < self._first + self.series.n_sequences)] - self._first
+        there = self.ranks.gathered(lambda: self._tables(own, alone=len(chosen) == 1))
+        return _joined([one for one in there if one is not None])
+
+    @property
+    def _first(self) -> int:
+        """The number of the first sequence of this process among all."""
+        return sum(size.n_sequences for size in self.by_rank[: self.ranks.rank])
+
+    def _chosen(self, seed: int) -> Int[Tensor, "n"]:
+        """The numbers of the sequences in the sample, among all; see `sample_of`."""
+        n, first = self.n_sequences, self._first
+        order = torch.randperm(n, generator=torch.Generator().manual_seed(seed), device="cpu")[:SAMPLE]
+        mine = (order >= first) & (order < first + self.series.n_sequences)
+        lengths = torch.zeros(len(order), dtype=torch.float64, device="cpu")
+        lengths[mine] = (self.series.last.flatten().cpu()[order[mine] - first] + 1).double()
+        (lengths,) = self.ranks.summed(partial(list, [lengths]), [lengths])
+        if n * max(size.longest for size in self.by_rank) <= SAMPLE:
+            return torch.arange(n, device="cpu")
+        fit = lengths.cummax(0).values * torch.arange(1, len(order) + 1, device="cpu") <= SAMPLE
+        return order[: max(1, int(fit.sum()))].sort().values
+
+    def _in_memory(self, members: Int[Tensor, "n"]) -> Series:
+        return self.series.part(members) if self.series.on_disk else self.series
+
+    def _tables(self, members: Int[Tensor, "n"], alone: bool) -> Series | None:
+        """This process's sequences of the sample, without files and labels; a long one that is alone in stretches."""
+        if not len(members):
+            return None
+        few = self.series.part(members).cpu()
+        return replace(stretches_of(few, SAMPLE) if alone and few.n_steps > SAMPLE else few, checked=None, frame=None)
+
+
+def _joined(parts: list[Series]) -> Series:
+    """The sequences of several padded series as one."""
+    first, n_steps = parts[0], max(part.n_steps for part in parts)
+
+    def joined(name: str, beyond: float) -> Any:
+        tables = [getattr(part, name) for part in parts]
+        if any(table is None for table in tables):
+            return None
+        wide = [table.new_full((len(table), n_steps, *table.shape[2:]), beyond) for table in tables]
+        for table, place in zip(tables, wide, strict=True):
+            place[:, : table.shape[1]] = table
+        return torch.cat(wide)
+
+    lengths = torch.cat([part.last + 1 for part in parts])
+    by_sequence: dict[str, Any] = {
+        name: None if getattr(first, name) is None else torch.cat([getattr(part, name) for part in parts])
+        for name in ("weights", "subjects")
+    }
+    return Series(
+        joined("x", torch.nan),
+        None if bool((lengths == n_steps).all()) else lengths,
+        joined("inputs", 0.0),
+        joined("dt", 0.0),
+        drivers=first.drivers,
+        features=first.features,
+        states=joined("states", -1),
+        step_weights=joined("step_weights", 1.0),
+        noise=joined("noise", 0.0),
+        past=joined("past", torch.nan),
+        **by_sequence,
+    )

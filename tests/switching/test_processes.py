@@ -1,0 +1,159 @@
+"""Fits whose data are shared by real processes, against fits in one process."""
+
+import os
+import re
+from typing import Any
+
+import pytest
+import samplehold as sh
+import torch
+from oracles.files import in_file
+from oracles.processes import in_processes
+from samplehold.inference.numerics.ranks import Ranks
+from samplehold.switching.fitting import whole
+from samplehold.switching.fitting.whole import Whole
+
+MODELS = {
+    "markov": sh.SwitchingSSM(sh.Markov(2), sh.Normal(2)),
+    "copy": sh.SwitchingSSM(sh.Copy(2), sh.MultivariateNormal(2)),
+}
+RUNS: list[tuple[str, dict[str, Any]]] = [
+    ("markov", {}),
+    ("markov", {"prior": None}),
+    ("copy", {"method": "vmp"}),
+    ("copy", {"start": {"loc": [[0.0, 1.0], [4.0, -2.0]]}, "restarts": 1}),
+]
+
+
+def data() -> torch.Tensor:
+    """Twelve sequences."""
+    truth = MODELS["markov"].with_values(
+        initial_probs=[0.5, 0.5],
+        transition_probs=[[0.9, 0.1], [0.2, 0.8]],
+        loc=[[0.0, 1.0], [4.0, -2.0]],
+        scale=[[1.0, 0.5], [0.7, 1.0]],
+    )
+    x = truth.simulate(30, (12,), seed=0).x.double()
+    x[2, 5] = x[7, 3, 0] = torch.nan
+    return x
+
+
+def fits(rank: int, cuts: list[int], sample: int, stored: bool, runs: list[Any]) -> list[Any]:
+    """The traces and values of fits of the sequences from `cuts[rank]` up to `cuts[rank + 1]`."""
+    whole.SAMPLE = sample
+    part, results = data()[cuts[rank] : cuts[rank + 1]], []
+    lengths = torch.arange(19, 31)[cuts[rank] : cuts[rank + 1]]
+    for name, options in runs:
+        x = MODELS[name].read(part, lengths=lengths)
+        x = in_file(x) if stored else x
+        fit = MODELS[name].fit(x, progress=False, **({"restarts": 2} | options))
+        results.append((fit.objective, fit.steps, dict(fit.model.values), fit.empty_states.tolist()))
+    return results
+
+
+def check_same(found: list[Any], expected: list[Any]) -> None:
+    for (trace, steps, values, empty), (other, other_steps, other_values, other_empty) in zip(
+        found, expected, strict=True
+    ):
+        assert steps == other_steps
+        assert empty == other_empty
+        torch.testing.assert_close(trace, other, rtol=1e-10, atol=1e-10)
+        for name, table in values.items():
+            torch.testing.assert_close(table, other_values[name], rtol=1e-9, atol=1e-10)
+
+
+@pytest.fixture
+def group_of_one(tmp_path, monkeypatch):
+    """This process alone in a group."""
+    monkeypatch.setattr(whole, "SAMPLE", whole.SAMPLE)  # which `fits` sets
+    torch.distributed.init_process_group("gloo", f"file://{tmp_path}/meeting", rank=0, world_size=1)
+    yield
+    torch.distributed.destroy_process_group()
+
+
+@pytest.mark.parametrize("sample", [100, 2**16])
+@pytest.mark.usefixtures("group_of_one")
+def test_a_group_of_one_process_fits_what_this_process_fits_from_files(sample):
+    found = fits(0, [0, 12], sample, False, RUNS[:1] + RUNS[2:3])
+    torch.distributed.destroy_process_group()
+    expected = fits(0, [0, 12], sample, True, RUNS[:1] + RUNS[2:3])
+    torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
+    check_same(found, expected)
+
+
+@pytest.mark.slow
+def test_two_processes_fit_what_one_fits():
+    (expected,) = in_processes(1, fits, [0, 12], 100, False, RUNS)
+    here, there = in_processes(2, fits, [0, 5, 12], 100, False, RUNS)
+    check_same(here, expected)
+    check_same(there, here)
+
+
+@pytest.mark.slow
+def test_any_share_of_sequences_in_files_gives_the_same():
+    (expected,) = in_processes(1, fits, [0, 12], 2**16, True, RUNS[:1])
+    for found in in_processes(4, fits, [0, 3, 3, 10, 12], 2**16, True, RUNS[:1]):
+        check_same(found, expected)
+
+
+def failing(rank: int) -> list[Any]:
+    x, said = data()[6 * rank : 6 * rank + 6], []
+
+    def fails(model: sh.SwitchingSSM, x: Any, **options: Any) -> None:
+        try:
+            model.fit(x, progress=False, **options)
+        except Exception as error:
+            said.append(f"{type(error).__name__}: {error}")
+
+    fails(MODELS["markov"], x if rank == 0 else torch.full_like(x, torch.inf))
+    fails(MODELS["markov" if rank == 0 else "copy"], x)
+    fails(MODELS["markov"], x, tol=1e-6 if rank == 0 else 1e-3)
+    fails(MODELS["markov"], x, batch_size=2, method="vmp")
+    fails(sh.LinearSSM(2, 2), x)
+    fails(MODELS["markov"], x, group="all")
+    original = Whole.part
+
+    def broken(self: Any, members: Any) -> Any:
+        if rank == 1:
+            raise OSError("the disk is gone")
+        return original(self, members)
+
+    Whole.part = broken  # type: ignore[method-assign]
+    fails(MODELS["markov"], x)
+    Whole.part = original  # type: ignore[method-assign]
+    if rank == 1:
+        os._exit(9)
+    fails(MODELS["markov"], x)
+    return said
+
+
+@pytest.mark.slow
+def test_an_error_of_one_process_ends_all_with_its_place():
+    said, nothing = in_processes(2, failing)
+    assert nothing is None  # this process was ended
+    for text, words in zip(
+        said,
+        [
+            "RankError: x: process 1 of 2 has failed: ValueError: x: got an infinite value at .*reading.py, line",
+            "ValueError: model: process 1 has SwitchingSSM.Copy.* but process 0 has SwitchingSSM.Markov",
+            "ValueError: tol: process 1 has 0.001, but process 0 has 1e-06",
+            "ValueError: batch_size: got 2, but 2 processes share the data",
+            "ValueError: group: LinearSSM is fitted by one process",
+            "TypeError: group: got str, expected a group of torch.distributed",
+            "RankError: x: process 1 of 2 has failed: OSError: the disk is gone .*test_processes.py, line",
+            "RankError: .*group: process 0 of 2 lost the others",
+        ],
+        strict=True,
+    ):
+        assert re.search(words, text), text
+
+
+def test_a_process_alone_computes_what_it_has():
+    ranks = Ranks.of(None)
+    assert ranks.alone
+    assert ranks.total(1.0, 2.0) == [1.0, 2.0]
+    assert ranks.gathered(lambda: "here") == ["here"]
+    with pytest.raises(ZeroDivisionError):
+        ranks.together(lambda: 1 / 0)
+    with pytest.raises(TypeError, match=r"group: got int, expected a group of torch.distributed"):
+        Ranks.of(3)
