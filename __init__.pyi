@@ -44,6 +44,7 @@ from .switching.coupled.factorial import FactorialSSM as FactorialSSM
 from .switching.coupled.layered import LayeredSSM as LayeredSSM
 from .switching.data.formulas import Formula as Formula
 from .switching.data.panel import read_panel as read_panel
+from .switching.data.sources import open_sequences as open_sequences
 from .switching.deviations import DeviationAR as DeviationAR
 from .switching.dynamics.copy import Copy as Copy
 from .switching.dynamics.markov import Markov as Markov

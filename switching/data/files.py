@@ -5,16 +5,16 @@ from pathlib import Path
 WORKBOOKS = (".xlsx", ".xls", ".xlsm", ".ods")
 
 
-def check_file(path: Path) -> None:
+def check_file(path: Path, name: str = "data") -> None:
     """Raise ValueError if there is no file with a table."""
     if not path.exists():
-        raise ValueError(f"data: there is no file {path}.")
+        raise ValueError(f"{name}: there is no file {path}.")
     if not path.is_file():
-        raise ValueError(f"data: {path} is not a file; give a CSV or Parquet file.")
+        raise ValueError(f"{name}: {path} is not a file; give a CSV or Parquet file.")
     if path.suffix.lower() in WORKBOOKS:
-        raise ValueError(f"data: {path} is a workbook; save its sheet as a CSV file.")
+        raise ValueError(f"{name}: {path} is a workbook; save its sheet as a CSV file.")
     if path.stat().st_size == 0:
-        raise ValueError(f"data: {path} is empty; give a table with a header and at least one row.")
+        raise ValueError(f"{name}: {path} is empty; give a table with a header and at least one row.")
 
 
 def check_model(path: Path) -> None:

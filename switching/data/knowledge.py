@@ -1,6 +1,6 @@
 """Knowledge about single steps beside observations: known states, and weights of sequences and of steps."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -92,7 +92,16 @@ def _names(columns: Sequence[pd.Series]) -> list[Any]:
         if not all(isinstance(c.dtype, pd.CategoricalDtype) and c.dtype == of_first for c in columns):
             raise ValueError("states: got sequences of unequal categories; give all of them the same.")
         return list(of_first.categories)
-    labels = sorted({label for column in columns for label in column.dropna()})
+    return ordered_labels(label for column in columns for label in column.dropna())
+
+
+def ordered_labels(labels: Iterable[str]) -> list[str]:
+    """The different labels of states in the order of their numbers.
+
+    Raises:
+        TypeError: numbers as text.
+    """
+    labels = sorted(set(labels))
     if all(map(_is_number, labels)):
         raise TypeError(
             f"states: got text {labels[0]!r}, expected numbers or labels; convert text of numbers, or give categories."

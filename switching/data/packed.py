@@ -9,7 +9,7 @@ from jaxtyping import Int, Shaped
 from torch import Tensor
 
 from ...inference.numerics.records import Record
-from .scratch import Scratch, blocks_of
+from .scratch import Scratch
 
 WASTE = 2.0  # the ratio of steps with padding to steps without, from which sequences are processed in groups
 
@@ -61,7 +61,7 @@ class Packed(Record):
     def map(self, change: Callable[[Tensor], Tensor]) -> "Packed":
         """The same with a change of the rows, which does not depend on their places."""
         if self.scratch is not None:
-            return Packed.on_disk(Scratch.of(map(change, blocks_of(self.rows))), self.lengths, self.beyond)
+            return Packed.on_disk(self.scratch.map(change), self.lengths, self.beyond)
         rows = change(self.rows)
         return Packed(rows, self.lengths.to(rows.device), self.beyond)
 

@@ -1,7 +1,7 @@
 """A long table with the rows of one or several sequences, whose columns are named, as a `Series`."""
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -73,13 +73,8 @@ def read_panel(
             f"frame: got {type(frame).__name__}, expected a DataFrame of pandas or polars, or a Table of pyarrow, "
             "a row for each step."
         )
-    keys = [] if sequence is None else _columns("sequence", sequence)
-    single = {"time": time, "dt": dt, "states": states, "weights": weights}
-    named = {"sequence": keys, **{option: [] if n is None else _column(option, n) for option, n in single.items()}}
-    named |= {"inputs": _columns("inputs", inputs), "noise": [] if noise is None else _columns("noise", noise)}
-    taken = [name for names in named.values() for name in names]
-    named["columns"] = [n for n in table.columns if n not in taken] if columns is None else _columns("columns", columns)
-    _check_columns(table, named, sequence)
+    named = Choice(sequence, time, columns, inputs, dt, states, weights, noise).among(list(table.columns))
+    keys = named["sequence"]
     labels = [_labels(table[name]) for name in (*keys, *named["time"])]
     if not keys:
         labels.insert(0, pd.Index([0] * len(table), name="sequence"))
@@ -95,14 +90,49 @@ def read_panel(
     return series if keys else replace(series.one(0), sequences=None)
 
 
-def _check_columns(table: pd.DataFrame, named: dict[str, list[Any]], sequence: Any) -> None:
-    """Raise ValueError if a column is not there, or if none is named where some are needed."""
-    for option, names in named.items():
-        needed = option == "columns" or (option == "sequence" and sequence is not None)
-        missing = [name for name in names if name not in table.columns]
-        if missing or (needed and not names):
-            there = ", ".join(map(str, table.columns))
-            raise ValueError(f"{option}: got {missing[0] if missing else names!r}, expected columns among {there}.")
+@dataclass(frozen=True)
+class Choice:
+    """The arguments that name columns of a table, as the user gave them."""
+
+    sequence: Any = None
+    time: Any = None
+    columns: Any = None
+    inputs: Any = ()
+    dt: Any = None
+    states: Any = None
+    weights: Any = None
+    noise: Any = None
+
+    def names(self) -> dict[str, list[Any]]:
+        """The names in each argument except `columns`, in lists."""
+        single = {option: getattr(self, option) for option in ("time", "dt", "states", "weights")}
+        named = {"sequence": [] if self.sequence is None else _columns("sequence", self.sequence)}
+        named |= {option: [] if name is None else _column(option, name) for option, name in single.items()}
+        noise = [] if self.noise is None else _columns("noise", self.noise)
+        return named | {"inputs": _columns("inputs", self.inputs), "noise": noise}
+
+    def among(self, there: Sequence[Any], place: str = "") -> dict[str, list[Any]]:
+        """The columns for each argument, in lists.
+
+        Arguments:
+            there: the columns of the table.
+            place: the file of the table, for an error.
+
+        Raises:
+            ValueError: a column that is not there, or none where some are needed; a name twice.
+            TypeError: an argument that is not a name.
+        """
+        named = self.names()
+        taken = [name for names in named.values() for name in names]
+        others = [name for name in there if name not in taken]
+        named["columns"] = others if self.columns is None else _columns("columns", self.columns)
+        for option, names in named.items():
+            needed = option == "columns" or (option == "sequence" and self.sequence is not None)
+            missing = [name for name in names if name not in there]
+            if missing or (needed and not names):
+                found = f"{', '.join(map(str, there))}{place and f' of {place}'}"
+                raise ValueError(f"{option}: got {missing[0] if missing else names!r}, expected columns among {found}.")
+        return named
 
 
 def _labels(column: Any) -> pd.Index:
@@ -129,7 +159,7 @@ def _columns(option: str, names: Any) -> list[Any]:
     names = names.tolist() if isinstance(names, np.ndarray) else names
     labels: list[Any] = list(names) if isinstance(names, list | tuple | pd.Index) else [names]
     for name in labels:
-        if name is None or not _is_label(name):
+        if name is None or name is pd.NA or not _is_label(name):
             raise TypeError(f"{option}: got {type(name).__name__}, expected the name of a column, or a list of names.")
     repeated = [name for i, name in enumerate(labels) if name in labels[:i]]
     if repeated:

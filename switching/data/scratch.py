@@ -6,7 +6,7 @@ process, however that ends.
 
 import mmap
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 import torch
 from jaxtyping import Shaped
@@ -49,7 +49,8 @@ class Scratch:
 
     def append(self, rows: Shaped[Tensor, "n *row"]) -> None:
         """Write further rows; not after `rows()`."""
-        self._file.write(rows.to(self.dtype).cpu().numpy().tobytes())
+        table = rows.to(self.dtype).contiguous().cpu().numpy()
+        self._file.write(table.data.cast("B") if table.size else b"")
         self._n += len(rows)
 
     def rows(self) -> Shaped[Tensor, "N *row"]:
@@ -63,6 +64,10 @@ class Scratch:
                 self._map = mmap.mmap(self._file.fileno(), 0, access=mmap.ACCESS_COPY)
                 self._rows = torch.frombuffer(self._map, dtype=self.dtype).reshape(shape)
         return self._rows
+
+    def map(self, change: Callable[[Tensor], Tensor]) -> "Scratch":
+        """A table of changed rows, made block by block."""
+        return Scratch.of(map(change, blocks_of(self.rows())))
 
     def release(self) -> None:
         """Give the memory of the rows that were read back to the system."""

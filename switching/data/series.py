@@ -119,7 +119,7 @@ class Series(Record):
     lengths: Int[Tensor, "*b"] | None = None
     inputs: Float[Tensor, "*b N C"] | Packed | None = None
     dt: Float[Tensor, "*b N"] | Packed | None = None
-    index: pd.Index | tuple[pd.Index, ...] | None = None
+    index: pd.Index | Sequence[pd.Index] | None = None
     features: tuple[str, ...] | tuple[tuple[str, ...], ...] | None = None
     sequences: tuple[str, ...] | None = None
     drivers: tuple[str, ...] | None = None
@@ -334,7 +334,7 @@ class Series(Record):
 
     def index_of(self, sequence: int = 0) -> pd.Index | None:
         """The labels of the steps of a sequence; None if there are none."""
-        return self.index[sequence] if isinstance(self.index, tuple) else self.index
+        return self.index if self.index is None or isinstance(self.index, pd.Index) else self.index[sequence]
 
     def features_of(self, sequence: int = 0) -> tuple[str, ...]:
         """The names of the features of a sequence; without names x, or x[0], x[1], ..."""

@@ -1,6 +1,6 @@
 """Several sequences in the rows of one table: the sequence of each row, and the layout as a batch."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -35,9 +35,7 @@ class Stacked:
         """Rows with equal keys form a sequence, in the order of their first rows; without times the steps are
         numbered."""
         members, unique = rows_by(keys)
-        names = tuple(map(name_of, unique))
-        if len(set(names)) < len(names):  # as of 1 and "1"
-            names = tuple(map(repr, unique))
+        names = names_of(unique)
         labels = None if times is None else calendar(times)
         labels_of = [pd.RangeIndex(len(rows), name="step") if labels is None else labels[rows] for rows in members]
         return Stacked(index, members, tuple(labels_of), names)
@@ -71,6 +69,12 @@ class Stacked:
 def name_of(key: Any) -> str:
     """The name of a sequence from its key; the parts of several keys are separated by commas."""
     return ", ".join(map(str, key)) if isinstance(key, tuple) else str(key)
+
+
+def names_of(keys: Iterable[Any]) -> tuple[str, ...]:
+    """The names of sequences from their keys, each different."""
+    names = tuple(map(name_of, keys))
+    return names if len(set(names)) == len(names) else tuple(map(repr, keys))  # as of 1 and "1"
 
 
 def check_levels(index: pd.MultiIndex, name: str) -> None:

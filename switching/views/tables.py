@@ -59,7 +59,7 @@ def coordinates(series: Series, model: Any) -> dict[str, Any]:
     features: list[Any] = list(range(series.n_features))
     if series.features is not None and not isinstance(series.features[0], tuple):
         features = list(series.features)
-    common = None if isinstance(series.index, tuple) else series.index
+    common = series.index if isinstance(series.index, pd.Index) else None
     coords |= {"feature": features, "feature_new": features}
     coords["time"] = storable(time_index(common, series.n_steps)).to_numpy()
     for dim, inputs in model.inputs_of.items():

@@ -749,6 +749,22 @@ def _(r: Draw) -> Call:
     return Call(lambda **given: sh.read_panel(**given).observations.nan_to_num(), given)
 
 
+@function("open_sequences", 2)
+def _(r: Draw) -> Call:
+    frame = pd.DataFrame({"who": list("aab"), "t": [0, 1, 0], "u": [0.5, None, 1.5], "v": [1, 2, 3]})
+    source = r.one(frame, pl.from_pandas(frame), frame.to_dict("list"))
+    if isinstance(source, dict):
+        source = [
+            {name: column[:2] for name, column in source.items()},
+            {n: column[2:] for n, column in source.items()},
+        ]
+    given = {"source": source, "sequence": "who", "time": r.one("t", None), "columns": r.one(["u"], ["u", "v"])}
+    if r.random.random() < 0.4:
+        items = [r.table(r.random.randint(1, 4), 2) for _ in range(3)]
+        given = {"source": r.one(r.table(5), r.table(4, 2), r.table(2, 3, 2), items, dict(enumerate(items)))}
+    return Call(lambda **given: sh.open_sequences(**given).observations.nan_to_num(), given, also=("x", "frame"))
+
+
 @function("frames", 3)
 def _(r: Draw) -> Call:
     r.batch, r.F = (), 2
