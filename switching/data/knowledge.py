@@ -271,11 +271,17 @@ def check_states(series: Series, n_states: int) -> Series:
                 f"states: got weights of {rows.shape[-1]} states, but the model has {n_states}; give one for each."
             )
         if not rows.is_floating_point():
-            _refuse(series, table, rows >= n_states, "states", f"states 0 to {n_states - 1}, or -1 where unknown")
+            series.check(lambda part: _check_numbers(part, n_states))
     if names is None or len(names) == n_states:
         return series
     others = (str(state) for state in range(len(names), n_states))
     return replace(series, state_names=(*names, *others))
+
+
+def _check_numbers(series: Series, n_states: int) -> None:
+    assert series.states is not None
+    bad = rows_of(series.states) >= n_states
+    _refuse(series, series.states, bad, "states", f"states 0 to {n_states - 1}, or -1 where unknown")
 
 
 def _put(series: Series, name: str, table: Tensor | Packed, rows: Tensor, beyond: float, **others: Any) -> Series:

@@ -27,16 +27,14 @@ def with_past(series: Series, order: int, before: Float[Tensor, "*b P F"] | None
         return replace(series, past=_windows(series.x, order, before))
     sequences = series.x.rows.split(series.x.lengths.tolist())
     firsts = [None] * len(sequences) if before is None else before.unbind(0)
-    past = (table for x, first in zip(sequences, firsts, strict=True) for table in _blocks(x, order, first))
-    if series.on_disk:
-        return replace(series, past=Packed.on_disk(Scratch.of(past), series.x.lengths, torch.nan))
-    return replace(series, past=Packed(torch.cat(list(past)), series.x.lengths, torch.nan))
-
-
-def _blocks(x: Float[Tensor, "T F"], order: int, before: Float[Tensor, "P F"] | None) -> Iterator[Tensor]:
-    """`_windows` of one sequence, a block of steps at a time."""
-    for i in range(0, len(x), BLOCK):
-        yield _windows(x[i : i + BLOCK], order, x[max(0, i - order) : i] if i else before)
+    if series.x.scratch is None:
+        past = [_windows(x, order, first) for x, first in zip(sequences, firsts, strict=True)]
+        return replace(series, past=Packed(torch.cat(past), series.x.lengths, torch.nan))
+    table = Scratch(series.like.dtype, (order, series.n_features))
+    for x, first in zip(sequences, firsts, strict=True):
+        for step in range(0, len(x), BLOCK):
+            table.append(_windows(x[step : step + BLOCK], order, x[max(0, step - order) : step] if step else first))
+    return replace(series, past=Packed.on_disk(table, series.x.lengths, torch.nan))
 
 
 def _windows(
@@ -51,9 +49,9 @@ def _windows(
 
 def _before_first(series: Series) -> Float[Tensor, "*b P F"]:
     """The observations before the first step of each sequence, the latest last."""
-    past = series.drive.past
+    past = series.past
     assert past is not None
-    return past[..., 0, :, :].flip(-2)
+    return (past.rows[past.starts] if isinstance(past, Packed) else past[..., 0, :, :]).flip(-2)
 
 
 def read_before(before: Any, series: Series, order: int) -> Float[Tensor, "*b P F"] | None:

@@ -40,6 +40,11 @@ class Packed(Record):
         """The number of the row after each sequence."""
         return self.lengths.cumsum(0).tolist()
 
+    @property
+    def starts(self) -> Int[Tensor, "B"]:
+        """The number of the first row of each sequence."""
+        return self.lengths.cumsum(0) - self.lengths
+
     @cached_property
     def shape(self) -> torch.Size:
         """The shape of the padded table."""

@@ -13,8 +13,7 @@ MOST = 60  # sequences that are shown
 def series_page(series: Any) -> str:
     """A row for each sequence: its steps, their first and last labels, and the number of missing values."""
     n, lengths = series.n_sequences, (series.last + 1).flatten().tolist()
-    of_rows = series.rows.isnan().sum(-1)
-    missing = of_rows.new_zeros(n).index_add(0, series.sequence_of_rows, of_rows).tolist()
+    missing = series.counted(lambda rows: rows.isnan().sum(-1)).tolist()
     rows = []
     for i, (length, gone) in enumerate(zip(lengths, missing, strict=True)):
         labels = time_index(series.index_of(i), series.n_steps)[:length]

@@ -6,6 +6,7 @@ Sequences of very different lengths are stored one after another, and padded onl
 `Packed`.
 """
 
+import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, TypedDict
@@ -20,6 +21,7 @@ from ...inference.numerics.records import Record
 from ...inference.numerics.scalars import MOST, check_integer
 from .frames import Frame
 from .packed import Packed, consecutive, padded, rows_of, wasteful
+from .scratch import blocks_of
 from .stacked import Stacked
 from .timeline import time_index
 
@@ -235,13 +237,22 @@ class Series(Record):
     @property
     def n_observed(self) -> int:
         """The number of steps with an observed value."""
-        return int((~torch.isnan(self.rows)).any(-1).sum())
+        return sum(int((~rows.isnan()).any(-1).sum()) for rows in blocks_of(self.rows))
 
     @property
     def n_seen(self) -> Int[Tensor, "*b"]:
         """The number of steps of each sequence with an observed value."""
-        seen = (~torch.isnan(self.rows)).any(-1).long()
-        return seen.new_zeros(self.n_sequences).index_add(0, self.sequence_of_rows, seen).reshape(self.batch_shape)
+        return self.counted(lambda rows: (~rows.isnan()).any(-1).long()).reshape(self.batch_shape)
+
+    def counted(self, count: Callable[[Float[Tensor, "n F"]], Int[Tensor, "n"]]) -> Int[Tensor, "B"]:
+        """The sum over the steps of each sequence of a number of each step, computed block by block."""
+        ends, first = (self.last.flatten() + 1).cumsum(0), 0
+        total = torch.zeros_like(ends)
+        for rows in blocks_of(self.rows):
+            places = torch.arange(first, first + len(rows), device=ends.device)
+            total.index_add_(0, torch.searchsorted(ends, places, right=True), count(rows))
+            first += len(rows)
+        return total
 
     @property
     def rows(self) -> Float[Tensor, "n F"]:
@@ -311,8 +322,11 @@ class Series(Record):
         """Whether there is a gap of 0 steps between two observations; then the state is certainly held."""
         if self.dt is None:
             return False
-        gaps = [part.drive.gaps for part in self.parts()]
-        return any(bool((table[..., 1:] == 0).any()) for table in gaps if table is not None)
+        if isinstance(self.dt, Packed):
+            first = self.dt.rows[self.dt.starts]
+            return sum(int((rows == 0).sum()) for rows in blocks_of(self.dt.rows)) > int((first == 0).sum())
+        gaps = [(part.drive.gaps, part.inside) for part in self.parts()]
+        return any(bool(((table == 0) & inside)[..., 1:].any()) for table, inside in gaps if table is not None)
 
     def check_ahead(self, horizon: int) -> None:
         """Raise ValueError unless future steps have the inputs and gaps of the others, and sequences have equal
@@ -451,22 +465,22 @@ class Series(Record):
         for members in self.groups():
             yield self.part(members)
 
-    def turns(self) -> "Iterator[Series]":
-        """All sequences in their order, a part at a time; a long one in stretches, so each step comes once."""
-        return (part for _, part in self._turns(TURN))
+    def turns(self, steps: int | None = None) -> Iterator[tuple[int, int, "Series"]]:
+        """Consecutive parts of at most so many steps, with padding; the number of the first sequence of each, and its
+        first step there.
 
-    def _turns(self, most: int) -> "Iterator[tuple[str, Series]]":
-        """The parts of at most so many steps, with words for their first step."""
-        lengths = (self.last + 1).flatten().cpu()
-        for members in consecutive(lengths, most):
-            n = int(lengths[members[0]])
-            if len(members) > 1 or n <= most:
-                yield f"sequence {int(members[0])}", self.part(members)
-                self.release()
-                continue
-            for first in range(0, n, most):
-                yield f"step {first} of sequence {int(members[0])}", self.part(members).stretch(first, most)
-                self.release()
+        A longer sequence comes in stretches, alone. Each begins with the last step of the one before.
+        """
+        steps, lengths = TURN if steps is None else steps, (self.last.flatten() + 1).cpu()
+        features = None if self.features and isinstance(self.features[0], tuple) else self.features
+        for members in consecutive(lengths, steps):
+            part, first = replace(self.part(members), features=features), int(members[0])
+            if part.n_steps <= steps or len(members) > 1:
+                yield first, 0, part
+            else:
+                for step in range(0, int(lengths[first]) - 1, steps - 1):
+                    yield first, step, replace(part.stretch(step, steps), features=features)
+            self.release()
 
     def release(self) -> None:
         """Give the memory of steps that were read from a file back to the system."""
@@ -488,11 +502,11 @@ class Series(Record):
             check(self)
             return
         if self.on_disk:
-            for first, part in self._turns(TURN):
+            for first, step, part in self.turns():
                 try:
                     check(part)
                 except ValueError as error:
-                    raise ValueError(f"{error} Sequences and steps are counted from {first}.") from None
+                    raise ValueError(_renumbered(str(error), first, step)) from None
             return
         for part in self.parts():
             with recompute(lambda: check(self), ValueError):
@@ -602,6 +616,12 @@ def _unequal(least: int, most: int) -> ValueError:
         f"x: got sequences of {least} to {most} steps; forecasts with inputs or dt need sequences of equal length: "
         "forecast one at a time."
     )
+
+
+def _renumbered(text: str, sequence: int, step: int) -> str:
+    """The error of a part, with the numbers of a sequence and a step among all."""
+    text = re.sub(r"\bsequence (\d+)", lambda found: f"sequence {int(found[1]) + sequence}", text)
+    return re.sub(r"\bstep (\d+)", lambda found: f"step {int(found[1]) + step}", text)
 
 
 def place(bad: Bool[Tensor, "*b T F"]) -> str:

@@ -343,6 +343,14 @@ class Markov(Dynamics):
             moves = moves & (fixed["transition_probs"].cpu() != 0)
         if bool(first.all() and moves.all()):
             return
+        if series.on_disk:
+            alive = first
+            for number, step, part in series.turns():
+                known, numbers = part.log_states(self.n_states), torch.arange(number, number + part.n_sequences)
+                if known is not None:
+                    start = alive if step else first
+                    alive = check_known_states(known, part.inside, start, moves, numbers, step)
+            return
         groups = series.groups() if series.packed else [torch.arange(series.n_sequences, device="cpu")]
         for numbers, part in zip(groups, series.parts(), strict=True):
             known = part.log_states(self.n_states)

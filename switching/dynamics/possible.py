@@ -49,7 +49,8 @@ def check_known_states(
     first: Bool[Tensor, "K"],
     moves: Bool[Tensor, "K K"],
     numbers: Int[Tensor, "B"],
-) -> None:
+    before: int = 0,
+) -> Bool[Tensor, "B K"]:
     """Raise ValueError with the place if no possible path has the known states of a sequence.
 
     Arguments:
@@ -57,10 +58,15 @@ def check_known_states(
         inside: whether a step is in its sequence.
         first, moves: the states and moves that are possible.
         numbers: of the sequences, for errors.
+        before: the number of steps before these, for errors.
+
+    Returns:
+        The possible states at the last step.
     """
     k, n_steps = log_states.shape[-1], log_states.shape[-2]
     known = (log_states > -torch.inf).reshape(-1, n_steps, k) | ~inside.reshape(-1, n_steps, 1)
     ahead, table = first.to(known.device).expand(len(known), k), moves.to(known.device).double()
+    alive = ahead
     for step in range(n_steps):
         alive = ahead & known[:, step]
         lost = ~alive.any(-1) & inside.reshape(-1, n_steps)[:, step]
@@ -69,10 +75,11 @@ def check_known_states(
             states = known[sequence, step].nonzero().flatten().tolist()
             of = f" of sequence {int(numbers[sequence])}" if log_states.ndim > 2 else ""
             raise ValueError(
-                f"states: got {' or '.join(map(str, states))} at step {step}{of}, which no possible move reaches after "
-                "the known states before it; correct them, or make these moves possible in mask, initial or fixed."
+                f"states: got {' or '.join(map(str, states))} at step {before + step}{of}, which no possible move reaches "
+                "after the known states before it; correct them, or make these moves possible in mask, initial or fixed."
             )
         ahead = (alive.double() @ table > 0) | ~inside.reshape(-1, n_steps)[:, step : step + 1]
+    return alive
 
 
 @dataclass(frozen=True, eq=False)

@@ -111,7 +111,8 @@ class Whole:
 
     def turns(self) -> Iterator[Series]:
         """All sequences of this process in their order, a part at a time; a long one in stretches, each step once."""
-        return map(self._in_units, self.series.turns())
+        for _, step, part in self.series.turns():
+            yield self._in_units(part.stretch(1, part.n_steps) if step else part)
 
     # ---- numbers of all data -----------------------------------------------------------------------------------------
 

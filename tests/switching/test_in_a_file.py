@@ -126,13 +126,12 @@ def test_a_fit_from_a_sample_ends_where_the_fit_in_memory_does(monkeypatch, dyna
     assert found.empty_states.tolist() == [False, False]
 
 
-def test_an_error_says_from_where_it_counts(monkeypatch):
+def test_an_error_names_the_place_among_all(monkeypatch):
     monkeypatch.setattr("samplehold.switching.data.series.TURN", 100)
     x = data(6).abs().round()
     x[5, 7, 1] = -3.0
     stored = in_file(sh.SwitchingSSM(sh.Markov(2), sh.Normal(2)).read(x))
-    said = r"x: got -3 at sequence 1, step 7, feature 1; .* Sequences and steps are counted from sequence 4\."
-    with pytest.raises(ValueError, match=said):
+    with pytest.raises(ValueError, match=r"x: got -3 at sequence 5, step 7, feature 1;"):
         sh.SwitchingSSM(sh.Markov(2), sh.Poisson(2)).fit(stored, progress=False)
 
 

@@ -493,3 +493,45 @@ def test_memory_holds_a_small_part_of_a_source(row_group_size, tmp_path):
     paths = [str(tmp_path / "small.parquet"), str(tmp_path / "big.parquet")]
     ran = subprocess.run([sys.executable, "-c", MEMORY, *paths, str(n)], capture_output=True, text=True, check=True)
     assert int(ran.stdout) < 0.5 * size
+
+
+# ---- processes of torch.distributed ----------------------------------------------------------------------------------
+
+PROCESS = """
+import sys
+import torch.distributed as group
+import samplehold as sh
+
+rank, store, *files = sys.argv[1:]
+group.init_process_group("gloo", init_method=f"file://{store}", rank=int(rank), world_size=2)
+try:
+    print(list(sh.open_sequences(files, "who", "t", ["level"]).sequences))
+except ValueError as error:
+    print(error)
+group.destroy_process_group()
+"""
+
+
+def outputs_of_two(folder: Path, files: list[Path]) -> list[str]:
+    """What two processes of one group print."""
+    arguments = [str(folder / "store"), *map(str, files)]
+    (folder / "store").unlink(missing_ok=True)
+    started = [
+        subprocess.Popen([sys.executable, "-c", PROCESS, str(rank), *arguments], stdout=subprocess.PIPE, text=True)
+        for rank in range(2)
+    ]
+    return [process.communicate(timeout=120)[0].strip() for process in started]
+
+
+@pytest.mark.slow
+def test_two_processes_read_a_share_each_and_fail_together(tmp_path):
+    files = written(tmp_path, table_of([4, 3, 5, 4]), [6, 10])
+    assert outputs_of_two(tmp_path, files) == ["['subject 0', 'subject 1', 'subject 2']", "['subject 3']"]
+    pq.write_table(pq.read_table(files[2]).slice(1), files[2])
+    bad = pa.table(
+        {"who": ["subject 9", "subject 9"], "t": [1, 0], "level": [1.0, 2.0], "count": [1, 2], "dose": [0.1, 0.2]}
+    )
+    pq.write_table(bad, tmp_path / "part-3.parquet")
+    healthy, failed = outputs_of_two(tmp_path, [*files, tmp_path / "part-3.parquet"])
+    assert failed.startswith("time: t goes back in row 2 of")
+    assert healthy == f"source: process 1 of 2 cannot read its part: {failed}"
