@@ -496,6 +496,40 @@ class Model(Named, ABC):
 
         return states(self, x, **given)
 
+    def write(
+        self,
+        x: Any,
+        path: str | Path,
+        result: str = "states",
+        *,
+        horizon: int = 1,
+        seed: Seed = 0,
+        **given: Unpack[Given],
+    ) -> None:
+        """Write a result with a row for each row of the data to a Parquet file, which is complete or unchanged.
+
+        Of a series on disk (`open_sequences`), memory holds a part at a time. The states of a longer sequence are
+        computed in stretches, exactly; its other results, and those of models of real-valued states, in memory.
+
+        Arguments:
+            result: "states": the columns of `states`. "viterbi": the most probable path, `state`, and `redraw` if the
+                model has gates. "forecast": the mean and the standard deviation of each feature (`level`, `level_sd`)
+                and the beliefs about states, a row for each sequence and horizon 1, 2, ... "draws": new sequences from
+                the model, with the lengths, inputs and gaps of the data.
+            horizon: the number of steps of a forecast.
+            seed: of draws.
+
+        Rows have the column `sequence`, if x has several, and the time, or `step` if times have no name.
+
+        Raises:
+            ValueError: another result; a folder that does not exist; a column of times with the name of a result.
+            TypeError: "viterbi" of a model without discrete states.
+            ModuleNotFoundError: pyarrow is not installed.
+        """
+        from .views.written import write
+
+        write(self, x, path, result, horizon, seed, **given)
+
     def plot(self, x: Any, *, sequence: int = 0, level: float = 0.9, **given: Unpack[Given]) -> "Figure":
         """Plot the series, the model's bands, its states, and the redraws: see `plot_fit` in `views`."""
         return self._figures().plot_fit(self, x, sequence=sequence, level=level, **given)

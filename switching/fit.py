@@ -204,6 +204,21 @@ class Fit(Result, Generic[Model]):
 
         return states(self._model, self._given(x), self.state_names, **self._numbered(given))
 
+    def write(
+        self,
+        path: str | Path,
+        result: str = "states",
+        x: Any = None,
+        *,
+        horizon: int = 1,
+        seed: Seed = 0,
+        **given: Any,
+    ) -> None:
+        """See `model.write`; without x, of the fitted series."""
+        from .views.written import write
+
+        write(self._model, self._given(x), path, result, horizon, seed, self.state_names, **self._numbered(given))
+
     def forecast(self, x: Any = None, horizon: int | None = None, **given: Any) -> Any:
         """See `model.forecast`. `fit.forecast(12)` forecasts the fitted series, as does `fit.forecast(horizon=12)`; one
         step if there is no number. Inputs and gaps are then those of the steps to come, `[*batch, horizon, ...]`.

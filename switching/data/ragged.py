@@ -67,7 +67,7 @@ def by_sequence(
             series: Series = self.read(x, **given)
             call = shape.bind(self, series, *args, **options)
             call.apply_defaults()
-            numbers = _numbers(call.arguments["seed"]) if draws else None
+            numbers = seeds_of(call.arguments["seed"]) if draws else None
 
             def compute(part: Series, verb: Callable[..., Any] = verb) -> Any:
                 call.arguments["x"] = part
@@ -103,7 +103,7 @@ def by_sequence(
     return extended
 
 
-def _numbers(seed: Any) -> Iterator[Any]:
+def seeds_of(seed: Any) -> Iterator[Any]:
     """A seed for each group: other numbers from a number; a generator or None as they are."""
     if seed is None or isinstance(seed, torch.Generator):
         while True:

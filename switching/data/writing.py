@@ -28,15 +28,25 @@ def write_file(path: Path, data: bytes) -> None:
     Raises:
         OSError: the file cannot be written; an existing file stays unchanged.
     """
+    with whole_file(path) as new, open(new, "wb") as file:
+        file.write(data)
+
+
+@contextmanager
+def whole_file(path: Path) -> Iterator[Path]:
+    """The path of a new file that replaces a file when the block ends, or is removed if it ends by an error.
+
+    Raises:
+        OSError: the file cannot be written; an existing file stays unchanged.
+    """
     new = unfinished(path.parent, path.name)
     try:
-        with open(new, "xb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        if path.is_file():
-            shutil.copymode(path, new)
+        new.touch(exist_ok=False)
         with locked(new):
+            yield new
+            sync(new)
+            if path.is_file():
+                shutil.copymode(path, new)
             os.replace(new, path)
     except BaseException:
         new.unlink(missing_ok=True)

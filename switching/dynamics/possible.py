@@ -74,9 +74,10 @@ def check_known_states(
             sequence = int(lost.nonzero()[0])
             states = known[sequence, step].nonzero().flatten().tolist()
             of = f" of sequence {int(numbers[sequence])}" if log_states.ndim > 2 else ""
+            where = f"step {before + step}{of}"
             raise ValueError(
-                f"states: got {' or '.join(map(str, states))} at step {before + step}{of}, which no possible move reaches "
-                "after the known states before it; correct them, or make these moves possible in mask, initial or fixed."
+                f"states: got {' or '.join(map(str, states))} at {where}, which no possible move reaches after the "
+                "known states before it; correct them, or make these moves possible in mask, initial or fixed."
             )
         ahead = (alive.double() @ table > 0) | ~inside.reshape(-1, n_steps)[:, step : step + 1]
     return alive

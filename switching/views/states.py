@@ -27,6 +27,13 @@ def states(model: Any, x: Any, names: tuple[str, ...] | None = None, **given: Un
 
     with naming("x"):
         steps = problem.steps(tables_of)
+    return series.framed(pd.DataFrame(columns_of(model, steps, axes, state_names), index=series.labels))
+
+
+def columns_of(
+    model: Any, steps: dict[str, Tensor], axes: dict[str, tuple[str, ...]], state_names: tuple[str, ...] | None
+) -> dict[str, np.ndarray]:
+    """The columns of `model.states`, from tables `[N, ...]` by name, the names of their axes, and labels of states."""
     columns = {}
     for name, table in steps.items():
         rows, short = table.cpu().numpy(), name.replace("_probability", "")
@@ -41,4 +48,4 @@ def states(model: Any, x: Any, names: tuple[str, ...] | None = None, **given: Un
             columns |= {f"{short}_{label}": rows[:, place] for place, label in enumerate(entries)}
         else:
             columns[short] = rows
-    return series.framed(pd.DataFrame(columns, index=series.labels))
+    return columns

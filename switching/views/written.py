@@ -1,0 +1,221 @@
+"""`model.write`: results with a row for each row of the data, written to a Parquet file one part after another.
+
+The states of a sequence longer than a part are computed in stretches, each of which begins with the last step of the
+one before. A forward pass keeps the belief a_t at each cut. A backward pass keeps b_t(s) = P(s_t = s | x) / a_t(s), the
+evidence of all later steps. A last pass smooths each stretch between the two (`Chain.between`).
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Unpack
+
+import numpy as np
+import pandas as pd
+import torch
+from torch import Tensor
+
+from ...inference.numerics.checks import naming
+from ...inference.numerics.extras import needs
+from ...inference.numerics.randomness import Seed
+from ...inference.numerics.scalars import check_choice, check_integer, check_path
+from ..data.ragged import seeds_of
+from ..data.series import Given, Series
+from ..data.timeline import time_index
+from ..data.writing import whole_file
+from .states import columns_of, states
+
+STEPS = 2**17  # of a part
+RESULTS = ("states", "viterbi", "forecast", "draws")
+Columns = dict[str, Any]
+
+
+def write(
+    model: Any,
+    x: Any,
+    path: str | Path,
+    result: str,
+    horizon: int,
+    seed: Seed,
+    names: tuple[str, ...] | None = None,
+    **given: Unpack[Given],
+) -> None:
+    """See `model.write`; `names` are labels of the states, if the series has none."""
+    result, horizon = check_choice("result", result, RESULTS), check_integer("horizon", horizon)
+    file = check_path("path", path)
+    if not file.parent.is_dir():
+        raise ValueError(f"path: there is no folder {file.parent}; make it first.")
+    if file.is_dir():
+        raise ValueError(f"path: {file} is a folder; give the path of a file.")
+    with needs("pyarrow", "parquet"):
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+    series = replace(model.read(x, **given), frame=None)
+    if not series.n_sequences:
+        raise ValueError("x: has no sequences, so there is nothing to write.")
+    names = names if series.state_names is None else series.state_names
+    seeds = seeds_of(seed)
+
+    def table(part: Series) -> Columns:
+        if result == "states":
+            return {str(n): column.to_numpy() for n, column in states(model, part, names).items()}
+        if result == "viterbi":
+            return _best(model, part, names)
+        if result == "forecast":
+            return _ahead(model, part, horizon, series)
+        return _drawn(model, part, next(seeds), names, series)
+
+    writer, schema = None, None
+    with whole_file(file.resolve()) as new:
+        for columns in _tables(model, series, table, result, horizon, names):
+            frame = pd.DataFrame(columns)
+            rows = pa.Table.from_pandas(frame, schema=schema, preserve_index=False)
+            if writer is None:
+                schema = rows.schema
+                writer = pq.ParquetWriter(new, schema, compression="zstd")
+            writer.write_table(rows)
+        assert writer is not None
+        writer.close()
+
+
+def _tables(
+    model: Any,
+    series: Series,
+    table: Callable[[Series], Columns],
+    result: str,
+    horizon: int,
+    names: tuple[str, ...] | None,
+) -> Iterator[Columns]:
+    """The columns of each part, those that name the rows first."""
+    with torch.no_grad(), naming("x"):
+        for first, step, part in series.turns(STEPS) if series.on_disk else [(0, 0, series)]:
+            if step:
+                continue  # of a sequence that is taken at once
+            members = range(first, first + part.n_sequences)
+            n = int(series.last[first]) + 1 if series.on_disk else part.n_steps
+            if n <= STEPS or not series.on_disk:
+                yield _beside(_keys(series, members, result, horizon), table(part))
+                continue
+            whole = series.part(torch.tensor([first], device="cpu"))
+            stretches = _stretches(model, whole, STEPS - 1) if result == "states" else None
+            keys = _keys(series, members, result, horizon)
+            if stretches is None:
+                yield _beside(keys, table(whole))
+                continue
+            begin = 0
+            for steps, axes in stretches:
+                size = len(next(iter(steps.values())))
+                some = {name: column[begin : begin + size] for name, column in keys.items()}
+                yield _beside(some, columns_of(model, steps, axes, names))
+                begin += size
+
+
+def _beside(keys: Columns, columns: Columns) -> Columns:
+    for name in keys:
+        if name in columns:
+            raise ValueError(f"x: has the key column {name!r}, as the results have; give it another name.")
+    return keys | columns
+
+
+def _keys(series: Series, members: range, result: str, horizon: int) -> Columns:
+    """The columns that name the rows of some sequences: the sequence, and the time or the horizon."""
+    called = list(members) if series.sequences is None else series.sequences[members.start : members.stop]
+    sizes = (series.last.flatten()[members.start : members.stop] + 1).tolist()
+    repeats = [horizon] * len(sizes) if result == "forecast" else sizes
+    keys: Columns = {"sequence": np.repeat(np.asarray(called), repeats)} if series.batch_shape else {}
+    if result == "forecast":
+        return keys | {"horizon": np.tile(np.arange(1, horizon + 1), len(sizes))}
+    times = [time_index(series.index_of(i), series.n_steps)[:n] for i, n in zip(members, sizes, strict=True)]
+    keys[str(times[0].name or "step")] = times[0].append(times[1:])
+    if series.stacked is None:
+        return keys
+    order = series.in_rows(torch.arange(sum(sizes), device=series.like.device)).cpu().numpy()
+    return {name: column[order] for name, column in keys.items()}
+
+
+# ---- results of one part ---------------------------------------------------------------------------------------------
+
+
+def _best(model: Any, part: Series, names: tuple[str, ...] | None) -> Columns:
+    """The most probable path."""
+    if not hasattr(model, "viterbi"):
+        raise TypeError(f'result: got "viterbi", but a {model.name} has no states; expected "states".')
+    steps = model.problem(part).steps(lambda group: _paths(model.viterbi(group.series)))
+    return _path_columns(steps, names)
+
+
+def _paths(record: Any) -> dict[str, Tensor]:
+    tables = {"path": record.path, "redraw": getattr(record, "redraw", None)}
+    return {name: table for name, table in tables.items() if table is not None}
+
+
+def _path_columns(steps: dict[str, Tensor], names: tuple[str, ...] | None) -> Columns:
+    """Columns `state` and `redraw`; of several chains `state_1`, `redraw_1`, ..."""
+    columns: Columns = {}
+    for name, table in steps.items():
+        rows, short = table.cpu().numpy(), "state" if name == "path" else name
+        labelled = rows if names is None or short != "state" else np.asarray(names, dtype=object)[rows]
+        if rows.ndim == 1:
+            columns[short] = labelled
+        else:
+            columns |= {f"{short}_{d}": column for d, column in enumerate(labelled.T, start=1)}
+    return columns
+
+
+def _ahead(model: Any, part: Series, horizon: int, series: Series) -> Columns:
+    """Means and standard deviations of the observations to come, and the beliefs about states."""
+    forecast = model.forecast(part, horizon)
+    n_features, columns = part.n_features, {}
+    mean, sd = (table.reshape(-1, n_features).cpu().numpy() for table in (forecast.mean, forecast.variance.sqrt()))
+    for place, name in enumerate(series.features_of()):
+        columns |= {name: mean[:, place], f"{name}_sd": sd[:, place]}
+    return columns | {name: belief.reshape(-1).cpu().numpy() for name, belief in forecast.beliefs.items()}
+
+
+def _drawn(model: Any, part: Series, seed: Any, names: tuple[str, ...] | None, series: Series) -> Columns:
+    """New sequences with the lengths, inputs and gaps of the data."""
+    driven = {"inputs": part.drive.inputs, "dt": part.drive.gaps}
+    given = {name: table for name, table in driven.items() if table is not None}
+    draw = model.simulate(part.n_steps, tuple(part.batch_shape), seed=seed, **given)
+    x = part.steps_of(draw.x).cpu().numpy()
+    columns: Columns = {name: x[:, place] for place, name in enumerate(series.features_of())}
+    if not hasattr(draw, "path"):
+        return columns
+    return columns | _path_columns({name: part.steps_of(table) for name, table in _paths(draw).items()}, names)
+
+
+# ---- a sequence in stretches -----------------------------------------------------------------------------------------
+
+
+def _stretches(
+    model: Any, whole: Series, size: int
+) -> Iterator[tuple[dict[str, Tensor], dict[str, tuple[str, ...]]]] | None:
+    """The probabilities of each step of one sequence, `[n, ...]` of a stretch at a time, and the names of their axes;
+    None if chains of the model cannot be cut."""
+    firsts = range(0, whole.n_steps - 1, size)
+    values = model.values_like(whole.like)
+    product = model.product_of(values)
+
+    def chain(i: int, before: Tensor | None, after: Tensor | None) -> Any:
+        part = model.problem(whole.stretch(firsts[i], size + 1)).chain(product)
+        return part if before is None and after is None else part.between(before, after)
+
+    if not hasattr(model.problem(whole.stretch(0, 2)).chain(product), "between"):
+        return None
+    befores: list[Tensor | None] = [None]
+    for i in range(len(firsts) - 1):
+        befores.append(chain(i, befores[i], None).filter().state[..., -1, :].log())
+    afters: list[Tensor | None] = [None] * len(firsts)
+    for i in reversed(range(1, len(firsts))):
+        before = befores[i]
+        assert before is not None
+        belief = chain(i, before, afters[i]).smooth().state[..., 0, :].log()
+        afters[i - 1] = torch.where(before == -torch.inf, 0.0, belief - before)
+
+    def tables() -> Iterator[tuple[dict[str, Tensor], dict[str, tuple[str, ...]]]]:
+        for i in range(len(firsts)):
+            found = model.probabilities(chain(i, befores[i], afters[i]), values)
+            steps = {name: table[0, int(i > 0) :] for name, (table, _) in found.items()}
+            yield steps, {name: axes for name, (_, axes) in found.items()}
+
+    return tables()
