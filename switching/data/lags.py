@@ -1,6 +1,5 @@
 """The observations before each step of a series, which an autoregressive emission reads."""
 
-from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 

@@ -480,6 +480,7 @@ class Series(Record):
             else:
                 for step in range(0, int(lengths[first]) - 1, steps - 1):
                     yield first, step, replace(part.stretch(step, steps), features=features)
+                    self.release()
             self.release()
 
     def release(self) -> None:

@@ -10,7 +10,6 @@ import torch
 from examples import examples
 from hypothesis import given
 from hypothesis import strategies as st
-from samplehold.switching.data import series as series_module
 from samplehold.switching.data.series import Series
 from torch import Tensor
 
@@ -22,6 +21,7 @@ def _small_blocks(monkeypatch):
     monkeypatch.setattr(Series.turns, "__defaults__", (6,))
     monkeypatch.setattr("samplehold.switching.data.scratch.BLOCK", 5)
     monkeypatch.setattr("samplehold.switching.data.lags.BLOCK", 5)
+    monkeypatch.setattr("samplehold.switching.data.series.TURN", 5)
 
 
 def frame_of(lengths: list[int], seed: int = 0) -> pd.DataFrame:
@@ -144,4 +144,3 @@ def test_an_empty_part_of_the_data_has_no_turns():
     assert list(empty.turns()) == []
     assert empty.n_seen.tolist() == []
     assert MODEL.read(empty).n_sequences == 0
-    assert series_module.BLOCK > 1
