@@ -11,7 +11,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from .frames import plain
-from .panel import Choice
+from .panel import Choice, user_columns
 from .spool import Block, Naming, Unit, undivided
 from .table_files import Table, after, arrow, compute, sliced
 
@@ -89,7 +89,7 @@ class TableReader:
                     f"source: {table.place} has no column {name!r}, which {first.place} has; write it with the same "
                     "columns, or leave it out."
                 )
-        further = [name for name in schema.names if name not in used]
+        further = [name for name in user_columns(schema.names) if name not in used]
         if self.choice.columns is None and further:
             raise ValueError(
                 f"source: {table.place} has a column {further[0]!r}, which {first.place} has not; name the features by "
@@ -113,7 +113,7 @@ class TableReader:
         names = list(dict.fromkeys(name for names in self._named.values() for name in names))
         row = skip
         for batch in table.read(names, skip, CELLS if self._listed else ROWS):
-            columns = {name: _stored(batch.column(i)) for i, name in enumerate(names)}
+            columns = {name: _stored(batch.column(name)) for name in names}
             block = self._of_lists(columns, table, row) if self._listed else self._of_rows(columns, table, row)
             yield replace(block, joins=block.joins and not (table.alone and row == skip))
             row += batch.num_rows

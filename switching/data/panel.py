@@ -1,5 +1,6 @@
 """A long table with the rows of one or several sequences, whose columns are named, as a `Series`."""
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -124,7 +125,7 @@ class Choice:
         """
         named = self.names()
         taken = [name for names in named.values() for name in names]
-        others = [name for name in there if name not in taken]
+        others = [name for name in user_columns(there) if name not in taken]
         named["columns"] = others if self.columns is None else _columns("columns", self.columns)
         for option, names in named.items():
             needed = option == "columns" or (option == "sequence" and self.sequence is not None)
@@ -133,6 +134,11 @@ class Choice:
                 found = f"{', '.join(map(str, there))}{place and f' of {place}'}"
                 raise ValueError(f"{option}: got {missing[0] if missing else names!r}, expected columns among {found}.")
         return named
+
+
+def user_columns(names: Sequence[Any]) -> list[Any]:
+    """The columns of a table without those that hold an index of pandas that has no name."""
+    return [name for name in names if not re.fullmatch(r"__index_level_\d+__", str(name))]
 
 
 def _labels(column: Any) -> pd.Index:

@@ -470,8 +470,12 @@ class Series(Record):
         first step there.
 
         A longer sequence comes in stretches, alone. Each begins with the last step of the one before.
+
+        Arguments:
+            steps: at least 2; None: those of a usual part.
         """
-        steps, lengths = TURN if steps is None else steps, (self.last.flatten() + 1).cpu()
+        steps = check_integer("steps", TURN if steps is None else steps, least=2)
+        lengths = (self.last.flatten() + 1).cpu()
         features = None if self.features and isinstance(self.features[0], tuple) else self.features
         for members in consecutive(lengths, steps):
             part, first = replace(self.part(members), features=features), int(members[0])

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+import torch
 from torch import Tensor
 
 from ...inference.numerics.scalars import check_path
@@ -45,7 +46,7 @@ def read_source(source: Any, choice: Choice) -> Source:
     dataset: Any = sys.modules.get("pyarrow.dataset")
     if dataset is not None and isinstance(source, dataset.Dataset):
         return _tables(_fragments(source), choice, in_files=True)
-    if library == "datasets":
+    if library == "datasets" and hasattr(source, "with_format"):
         return _tables([_hugging_face(source)], choice, in_files=True)
     if _is_frame(source):
         return _tables([table_of_frame(source, "the table")], choice)
@@ -54,6 +55,8 @@ def read_source(source: Any, choice: Choice) -> Source:
     if _is_array(source):
         _check_nothing_named(choice, "an array")
         return Source(_units_of_array(source), Naming)
+    if isinstance(source, torch.utils.data.DataLoader):
+        raise TypeError("source: got a DataLoader, whose items are batches; give its dataset.")
     if isinstance(source, Mapping | Iterable) or _has_length(source):
         items = _Items(source, choice)
         return Source(items.units(), items.naming)
@@ -237,6 +240,8 @@ class _Items:
         place, key = f"source[{number!r}]", number if self.by_name else None
         if isinstance(item, tuple) and len(item) == 1:  # of a TensorDataset
             item = item[0]
+        elif isinstance(item, tuple) and any(np.ndim(part) for part in item):
+            raise TypeError(f"{place}: got a tuple of {len(item)} arrays; give a sequence, or a mapping of columns.")
         is_table = isinstance(item, Mapping) or _is_frame(item)
         if self._are_tables not in (None, is_table):
             raise TypeError(f"source: got both tables and arrays, as {place}; give items of one kind.")

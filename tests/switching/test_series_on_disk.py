@@ -136,6 +136,11 @@ def test_an_error_names_the_sequence_and_the_step_among_all(model, change, named
             model.read(series)
 
 
+def test_a_turn_has_two_steps():
+    with pytest.raises(ValueError, match=r"^steps: got 1"):
+        next(sh.open_sequences(np.zeros(3)).turns(1))
+
+
 def test_an_empty_part_of_the_data_has_no_turns():
     empty = sh.open_sequences([torch.ones(3, 2)])
     empty = replace(

@@ -217,6 +217,12 @@ def test_mistakes_in_text_name_the_row(tmp_path, monkeypatch):
         ([{"v": np.zeros((2, 2))}], ValueError, r"source\[0\]: got shape \(2, 2\) of 'v'"),
         ({"a": [1.0], "b": [np.nan, -np.inf]}, ValueError, r"x: got -inf in step 1 of source\['b'\]"),
         (pa.table([[1.0], [2.0]], ["v", "v"]), ValueError, "source: the table has two columns called 'v'"),
+        (torch.utils.data.DataLoader([torch.ones(2)]), TypeError, "source: got a DataLoader, whose items are batches"),
+        (
+            torch.utils.data.TensorDataset(torch.ones(2, 3), torch.ones(2, 3)),
+            TypeError,
+            r"source\[0\]: got a tuple of 2",
+        ),
         (pd.DataFrame({"v": [1.0]}).iloc[:0], ValueError, "source: has no rows"),
     ],
 )

@@ -373,6 +373,62 @@ def test_datasets_of_hugging_face(tmp_path):
     assert sh.open_sequences(lists, "who").sequences == ("a", "b")
 
 
+class Rows:
+    """The interface of a dataset of Hugging Face."""
+
+    def __init__(self, table: pa.Table) -> None:
+        self.table = table
+
+    def with_format(self, kind: str) -> "Rows":
+        assert kind == "arrow"
+        return self
+
+    def iter(self, batch_size: int):
+        return (self.table.slice(i, batch_size) for i in range(0, self.table.num_rows, batch_size))
+
+    def __len__(self) -> int:
+        return self.table.num_rows
+
+    def select(self, rows: range) -> "Rows":
+        return Rows(self.table.slice(rows.start, len(rows)))
+
+
+def test_datasets_of_this_interface_are_read_and_divided(monkeypatch):
+    monkeypatch.setattr(Rows, "__module__", "datasets.arrow_dataset")
+    table = table_of([4, 1, 5])
+    expected = sh.read_panel(table, "who", "t", ["level", "count"])
+    assert_same(sh.open_sequences(Rows(table), "who", "t", ["level", "count"]), expected)
+    assert_shares_are_the_whole(Rows(table), Choice("who", columns="level"), 3)
+    with pytest.raises(ValueError, match=r"^source: the dataset has no rows"):
+        sh.open_sequences(Rows(table.slice(0, 0)), "who")
+
+
+def test_an_index_of_pandas_is_no_feature(tmp_path):
+    frame = pd.DataFrame({"v": [1.0, 2.0, 3.0]}).iloc[[2, 0, 1]]
+    frame.to_parquet(tmp_path / "x.parquet")
+    assert "__index_level_0__" in pq.read_schema(tmp_path / "x.parquet").names
+    series = sh.open_sequences([tmp_path / "x.parquet"])
+    assert series.features == ("v",)
+    assert series.x.rows.flatten().tolist() == [3.0, 1.0, 2.0]
+    assert_same(series, sh.read_panel(pq.read_table(tmp_path / "x.parquet")))
+
+
+def test_labels_are_made_when_they_are_asked_for():
+    table = pa.table({"who": list("aab"), "t": [0, 1, 5], "v": [1.0, 2.0, 3.0]})
+    labels = sh.open_sequences(table, "who", "t").index
+    assert repr(labels) == "Labels of 2 sequences"
+    assert [index.tolist() for index in labels] == [index.tolist() for index in labels[:]] == [[0, 1], [5]]
+    assert labels[-1].tolist() == [5]
+    with pytest.raises(IndexError):
+        labels[2]
+
+
+def test_a_change_to_the_same_type_copies_nothing():
+    series = sh.open_sequences(np.arange(6.0))
+    assert series.cpu().x.scratch is series.double().x.scratch is series.to(series.like).x.scratch is series.x.scratch
+    assert series.mapped(lambda x: x + 1).x.rows.flatten().tolist() == [1.0, 2.0, 3.0, 4.0, 5.0, 6.0]
+
+
 # ---- shares of processes ---------------------------------------------------------------------------------------------
 
 
