@@ -4,7 +4,7 @@ import math
 from dataclasses import dataclass, replace
 from numbers import Integral
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, Unpack
 
 import torch
 from torch import Tensor
@@ -13,7 +13,8 @@ from ..inference.numerics.gradients import needs_gradients
 from ..inference.numerics.randomness import Seed
 from .data.frames import plain
 from .data.knowledge import coded
-from .data.series import Series
+from .data.series import Given, Series
+from .fitting.interrupts import interruptible
 from .fitting.result import Result
 from .fitting.subject_posterior import subject_posterior
 from .parameters import of_subject
@@ -37,7 +38,8 @@ class Fit(Result, Generic[Model]):
 
     Attributes:
         model: the model with its fitted values.
-        series: the fitted series; methods use it if they get no x. `save` writes only the model.
+        series: the fitted series, after `update` the last batch; methods use it if they get no x. `save` writes only
+            the model.
         prior: the argument of `fit`.
         others: see `Result`.
 
@@ -178,6 +180,58 @@ class Fit(Result, Generic[Model]):
         fixed = of_subject(self._model.known, self.held, i)
         return replace(self, model=model, values=model.values, series=series, posterior=posterior, held=fixed)
 
+    @needs_gradients
+    @interruptible()
+    def update(
+        self,
+        x: Any,
+        *,
+        forgetting: float = 1.0,
+        exponent: float = 1.0,
+        max_steps: int | None = None,
+        tol: float | None = None,
+        **given: Unpack[Given],
+    ) -> "Fit[Model]":
+        """This fit continued with a new batch of data, as a new fit. It can be continued again and again, in constant
+        memory: it holds the last batch, and statistics of all earlier data.
+
+        By message passing, q of the parameters is the prior of the batch. EM adds the expected statistics of the batch
+        under the values so far to those of earlier data, and takes one M-step. `fitting.streaming` has both rules and
+        their sources. Restarts, units, prior, fixed parameters and the numbers of states are those of the first fit.
+
+        The batch has sequences of its own: the first state of each has the distribution of first states. So a long
+        sequence that is cut loses one transition at each cut. A sequence without any observation is ignored, and a
+        batch of such sequences returns this fit. q(paths) is always `factorization="structured"`.
+
+        Of the new fit, `series`, `objective` and `loglik` are those of the batch. `objective` is its log evidence under
+        the values before it, or the bound of its evidence given q. `empty_states` has been empty in each batch. There
+        is no `aic`, `bic` or `icl`, a fit by EM has no standard errors, and intervals of one by message passing are
+        those of q. `save` writes the model, so a fit that was saved does not go on.
+
+        Arguments:
+            x: new data, and `given` beside it as in `fit`, except for noise.
+            forgetting: the weight from 0 (excluded) to 1 that earlier data keep at each update. With a number below 1,
+                estimates follow parameters that drift: equal batches count 1 / (1 - forgetting) times one of them.
+            exponent: above 0.5, at most 1, for a fit by EM: its step is the share of the batch in all data, to this
+                power. Numbers below 1 forget a poor start sooner, and vary more.
+            max_steps, tol: of message passing, as in `fit`.
+
+        Raises:
+            ValueError: as `fit`; an option out of range, or not of this method; known noise; a fit by "svi" or "nuts".
+            TypeError: a fit of another model than a `SwitchingSSM`, or by subject; by EM, with an M-step without a
+                closed form; parts without a conjugate prior.
+
+        >>> import samplehold as sh
+        >>> model = sh.SwitchingSSM(sh.Copy(n_states=2), sh.Normal())
+        >>> fit = model.fit([0.1, -0.2, 0.0, 5.1, 4.8, 5.0], progress=False)
+        >>> later = fit.update([0.3, 0.2, 0.4, 5.4, 5.3])
+        >>> bool((later.model.loc > fit.model.loc).all()), later.updates
+        (True, 1)
+        """
+        from .fitting.streaming import StepRule, updated
+
+        return updated(self, x, StepRule(forgetting, exponent), max_steps, tol, self._numbered(dict(given)))
+
     # ---- what its model says ----------------------------------------------------------------------------------------
 
     def log_evidence(self, x: Any = None, **given: Any) -> Tensor:
@@ -282,6 +336,11 @@ class Fit(Result, Generic[Model]):
         return given | {"states": coded(plain(given["states"], "states"), self.state_names)[0]}
 
     def _check_point(self, name: str) -> None:
+        if self.updates:
+            raise ValueError(
+                f"{name}: this fit was continued by update and holds only the last batch, but {name} needs the "
+                "likelihood of all data; fit all data at once."
+            )
         if self.posterior is not None:
             raise ValueError(
                 f'{name}: got a fit by "{self.method}", which is no point estimate; use az.loo(fit.to_arviz()), '

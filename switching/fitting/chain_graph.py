@@ -30,7 +30,7 @@ from ..known import block_beside
 from ..parameters import Parameters, prefixed, with_prefix
 from ..priors import Conjugate
 from ..problem import Problem
-from .graph import Etas, Graph, Points
+from .graph import Earlier, Etas, Graph, Points
 from .linear_emission import LinearEmission
 from .linked_emission import LinkedEmission
 from .logit_emission import LogitEmission
@@ -59,6 +59,7 @@ class ChainGraph(Graph):
         blocks: the blocks of parameters, held where they are fixed.
         counted: [T], 0 at steps that another part of the data counts; None: there are no such steps.
         whole: all data, if the series of the problem is a sample of them.
+        earlier: the q of earlier data, if there is one; then no prior is a factor alone.
     """
 
     problem: Problem
@@ -66,6 +67,7 @@ class ChainGraph(Graph):
     blocks: "Blocks" = field(default_factory=dict)
     counted: Tensor | None = None
     whole: Whole | None = None
+    earlier: Earlier | None = None
 
     @staticmethod
     def of(
@@ -74,10 +76,12 @@ class ChainGraph(Graph):
         share: float = 1.0,
         before: Tensor | None = None,
         after: Tensor | None = None,
+        earlier: Earlier | None = None,
     ) -> "ChainGraph":
         """The graph of a problem.
 
         Arguments:
+            earlier: in place of the problem's prior.
             before, after: [*r, *b, K], if the series is a part of a longer one: see `Chain.between`. The first step is
                 then the last step of the previous part, which counts it.
 
@@ -116,29 +120,38 @@ class ChainGraph(Graph):
         if known is not None:
             cut["base"] = base_of(known, counted, zero, family.base, independent)  # pyright: ignore[reportAttributeAccessIssue]
         priors = {name: (block, with_prefix(prior, prefix)) for name, (prefix, block) in blocks.items()}
-        factor_priors = [name for name, (block, _) in priors.items() if block.prior_is_factor]
+        natural = {name: block.natural(known) for name, (block, known) in priors.items()}
+        of_priors = {
+            name: block.prior_factor(name, known, share)
+            for name, (block, known) in priors.items()
+            if block.prior_is_factor
+        }
+        if earlier is not None:
+            natural, of_priors = earlier.before(natural, of_priors)
         return ChainGraph(
             families={name: block.family for name, (_, block) in blocks.items()},
-            priors={name: block.natural(known) for name, (block, known) in priors.items()},
+            priors=natural,
             factors=[
                 *dynamics.factors(series, counted, gated),
-                *(priors[name][0].prior_factor(name, priors[name][1], share) for name in factor_priors),
+                *of_priors.values(),
                 *emissions(problem.emission, PATHS, series, counted),
             ],
             paths=[Block(PATHS, replace(family, **cut), eta=zero)],  # pyright: ignore[reportArgumentType]
             collect=collected(blocks),
             alike=True,
-            factor_priors=frozenset(factor_priors),
+            factor_priors=frozenset(of_priors if earlier is None else ()),
             share=share,
             problem=problem,
             independent=independent,
             blocks=blocks,
             counted=counted,
+            earlier=earlier,
         )
 
     def to(self, series: Series, share: float = 1.0, **cut: Tensor | None) -> "ChainGraph":
         """The graph for another part of the data, with the same families and priors."""
-        part = ChainGraph.of(self.problem.of(series), self.independent, self.share * share, **cut)
+        problem = self.problem.of(series)
+        part = ChainGraph.of(problem, self.independent, self.share * share, earlier=self.earlier, **cut)
         return replace(part, families=self.families, priors=self.priors)
 
     @property

@@ -275,8 +275,10 @@ def _room(graph: ChainGraph) -> int:
     return room // graph.width
 
 
-def occupancy_of(engine: VMP, counted: Tensor | None = None) -> Tensor:
+def occupancy_of(engine: VMP | ChunkedVMP, counted: Tensor | None = None) -> Tensor:
     """Expected number of steps in each state, `[R, K]`; without held steps whose emission is the same in all states."""
+    if isinstance(engine, ChunkedVMP):
+        return engine.occupancy
     drawn, held = engine.stats(PATHS).steps
     mass = drawn if held is None or held.shape[-1] < drawn.shape[-1] else drawn + held
     mass = mass if counted is None else mass * counted.unsqueeze(-1)
@@ -375,3 +377,10 @@ def parameters_of(engine: VMP | ChunkedVMP) -> Etas:
     if isinstance(engine, ChunkedVMP):
         return engine.etas
     return {name: block.eta for name, block in engine.blocks.items() if name != PATHS}
+
+
+def messages_of(engine: VMP | ChunkedVMP) -> Etas:
+    """The messages of all data to the blocks of parameters."""
+    if isinstance(engine, ChunkedVMP):
+        return engine.contribution.messages
+    return {name: engine.message(name) for name in engine.blocks if name != PATHS}

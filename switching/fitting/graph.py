@@ -8,8 +8,9 @@ a point. If no factor joins two paths, its bound is the evidence.
 
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
+import torch
 from torch import Tensor
 
 from ...inference.families import Held, Point, VectorFamily, given_entries, tree_map
@@ -24,6 +25,23 @@ Etas = dict[str, Tensor]
 
 Points = dict[str, Any]
 """By block, a point of its family."""
+
+
+class Earlier(NamedTuple):
+    r"""The q of earlier data. Its power $\lambda$ enters the prior, $q(\theta)^\lambda\, p_0(\theta)^{1 - \lambda}$."""
+
+    etas: Etas
+    power: float
+
+    def before(self, priors: Etas, of_priors: dict[str, Factor]) -> tuple[Etas, dict[str, Factor]]:
+        """The priors of a graph, from those without earlier data: natural parameters, and priors that are factors."""
+        mixed = {
+            name: torch.lerp(torch.zeros_like(eta) if name in of_priors else eta, self.etas[name], self.power)
+            for name, eta in priors.items()
+        }
+        weaker = {name: replace(factor, scale=(1 - self.power) * factor.scale) for name, factor in of_priors.items()}
+        return mixed, {} if self.power == 1 else weaker
+
 
 SomeGraph = TypeVar("SomeGraph", bound="Graph")
 

@@ -158,11 +158,16 @@ def fit_vmp(
         elif whole is not None:
             go_on = partial(begin, graph=whole_graph)
             result = continued(result, lambda climb: values_of(climb.tables), go_on, options, whole, report)
-    for name, eta in result.best.tables.items():
+    return ended(whole_graph, result)
+
+
+def ended(graph: ChainGraph, result: SearchResult) -> Fitted:
+    """The best q of a search, checked, and its states."""
+    etas = result.best.tables
+    for name, eta in etas.items():
         check_proper(Block(name, graph.families[name], graph.priors[name], eta))
-    engine = engine_of(whole_graph, {name: eta.unsqueeze(0) for name, eta in result.best.tables.items()})
-    occupancy = engine.occupancy if isinstance(engine, ChunkedVMP) else occupancy_of(engine)
-    return Fitted(graph, result.best.tables, occupancy[0], result)
+    engine = engine_of(graph, {name: eta.unsqueeze(0) for name, eta in etas.items()})
+    return Fitted(graph, etas, occupancy_of(engine)[0], result)
 
 
 def _by_batches(graph: ChainGraph, starts: Starts, options: Options, report: Report) -> SearchResult:

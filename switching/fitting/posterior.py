@@ -201,6 +201,7 @@ class VariationalPosterior(Posterior):
         units: the units of the blocks.
         problem: the problem that was fitted; None: it is not known, and there are no `refined` draws.
         model: reads other series.
+        whole: whether q comes from `problem` alone; otherwise from earlier data too, and there are no `refined` draws.
     """
 
     blocks: Etas
@@ -210,6 +211,7 @@ class VariationalPosterior(Posterior):
     units: Units | None = None
     problem: Problem | None = None
     model: Reader | None = None
+    whole: bool = True
 
     @staticmethod
     def of(graph: Graph, etas: Etas) -> "VariationalPosterior":
@@ -230,7 +232,9 @@ class VariationalPosterior(Posterior):
     @cached_property
     def refined(self) -> ParameterPosterior:  # pyright: ignore[reportIncompatibleMethodOverride]
         """Draws of the posterior itself: see `RefinedPosterior`."""
-        return self if _too_many(self.problem, self.mean) else RefinedPosterior.of(self.problem, self.mean, self.model)  # type: ignore[arg-type]
+        if not self.whole or _too_many(self.problem, self.mean):
+            return self
+        return RefinedPosterior.of(self.problem, self.mean, self.model)  # type: ignore[arg-type]
 
     @property
     def mean(self) -> Parameters:

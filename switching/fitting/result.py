@@ -39,6 +39,8 @@ class Result:
             lengths are padded each time that they are read.
         fixed: the names of the parameters of which all or some entries were held.
         held: the tables of these, with NaN where an entry was free.
+        updates: the number of batches with which `Fit.update` has continued the fit.
+        running: of a continued fit by EM, its statistics of all data so far: see `fitting.streaming`.
     """
 
     values: Parameters
@@ -55,6 +57,8 @@ class Result:
     paths: Any = None
     fixed: tuple[str, ...] = ()
     held: Parameters = field(default_factory=dict)
+    updates: int = 0
+    running: Any = None
 
 
 def result_of(

@@ -67,6 +67,15 @@ class Units:
         check_squares("x", torch.where(unit == 1, reach, 1.0), dtype, names, "reaches")
         return Units(emission, about, unit)
 
+    def check(self, series: Series, dtype: torch.dtype) -> None:
+        """Raise ValueError if the squares of later observations, in these units or about their location, or of inputs
+        are out of range of a dtype; names the feature."""
+        _check_inputs(series)
+        rows, unit = series.rows.detach().to(self.unit), self.unit
+        reach = (rows - self.about).nan_to_num(0.0).abs().amax(0).maximum(unit)
+        for scale in (reach, reach / unit):
+            check_squares("x", scale, dtype, series.features_of(), "reaches")
+
     def to(self, like: Tensor) -> "Units":
         """These units on another device."""
         return replace(self, about=self.about.to(like.device), unit=self.unit.to(like.device))

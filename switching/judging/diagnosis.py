@@ -88,8 +88,8 @@ def _search(fit: Any) -> Iterator[Finding]:
 
 def _size(fit: Any, series: Series) -> Finding:
     values = int((~torch.isnan(series.rows)).sum())
-    n = fit.n_parameters
-    return Finding("parameters", f"{n} free, for {values} observed values", values >= VALUES * n)
+    n, last = fit.n_parameters, " of the last batch, and earlier ones" if fit.updates else ""
+    return Finding("parameters", f"{n} free, for {values} observed values{last}", bool(last) or values >= VALUES * n)
 
 
 def _rare(fit: Any, series: Series) -> Finding:

@@ -45,6 +45,11 @@ APPROXIMATE = (
     "The log-likelihood comes from a filter that merges paths, and its curvature is unknown, so estimates have no "
     'standard errors. method="vmp" gives those of a posterior.'
 )
+CONTINUED = (
+    "The fit was continued by update. Sequences, steps, the log-likelihood, the objective and the states are those of "
+    "the last batch."
+)
+NOT_HELD = "Estimates have no standard errors, for which all data are needed."
 POINT = '{state} sits on a single point{where}, where the likelihood has no maximum. prior="weak" bounds it.'
 OF_BOUND = "The estimates maximise a bound on it, and may differ from its maximum."
 
@@ -150,7 +155,7 @@ def _table(
 def _errors(fit: Any, series: Series) -> Parameters:
     """Standard errors from the curvature of the log-likelihood, or with a prior of the log posterior."""
     model, coupled = fit.model, bool(fit.model.chain_name)
-    if not model.differentiable or _many(fit):
+    if not model.differentiable or _many(fit) or fit.updates:
         return {name: torch.full_like(value, torch.nan) for name, value in described(model.known, model.values).items()}
     problem = model.problem(series)
     prior = None if coupled or fit.prior is None else {name: t.double().cpu() for name, t in problem.prior.items()}
@@ -274,7 +279,7 @@ def _statistics(fit: Any, series: Series) -> pd.Series:
         "log-likelihood": fit.loglik,
         "objective": float(fit.objective[-1]) if len(fit.objective) else math.nan,
     }
-    if fit.posterior is None:
+    if fit.posterior is None and not fit.updates:
         well |= {"aic": fit.aic, "bic": fit.bic}
     return pd.Series(how | well, dtype=object)
 
@@ -293,14 +298,17 @@ def _exact(value: Any) -> str:
 
 
 def _notes(fit: Any, missing: bool) -> Iterator[str]:
-    if fit.posterior is None and not fit.model.differentiable:
+    at_maximum = fit.posterior is None and fit.model.differentiable and not fit.updates
+    if fit.updates:
+        yield " ".join([CONTINUED, *[NOT_HELD] * (fit.posterior is None)])
+    elif fit.posterior is None and not fit.model.differentiable:
         yield APPROXIMATE
-    elif fit.posterior is None:
+    if at_maximum:
         coupled = bool(fit.model.chain_name)
         yield OF_CURVATURE.format(objective="log-likelihood" if coupled or fit.prior is None else "log posterior")
         if coupled:
             yield OF_BOUND
-    else:
+    if fit.posterior is not None:
         refined = fit.posterior.refined
         independent = refined is fit.posterior and fit.method == "vmp"
         at_peak = not getattr(refined, "reliable", True)
@@ -309,7 +317,7 @@ def _notes(fit: Any, missing: bool) -> Iterator[str]:
         yield HELD.format(names=", ".join(f"{name}{' in part' * (name in _in_part(fit))}" for name in fit.fixed))
     if _many(fit) and fit.posterior is None:
         yield MANY
-    elif missing and fit.model.differentiable:
+    elif missing and fit.model.differentiable and (at_maximum or fit.posterior is not None):
         yield " ".join([NO_ERROR, *[BY_PROFILE] * hasattr(fit, "profile_interval")])
     if fit.posterior is None:
         yield from fit.model.at_ends()
@@ -321,7 +329,7 @@ def _notes(fit: Any, missing: bool) -> Iterator[str]:
         yield POINT.format(state=f"{name[:1].upper()}{name[1:]}", where=where)
     if not fit.converged:
         yield f"{fit.reason.capitalize()}."
-    if not fit.converged and fit.posterior is None and fit.model.differentiable:
+    if not fit.converged and at_maximum:
         yield "Standard errors assume that the end of the fit is a maximum."
 
 

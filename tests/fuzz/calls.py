@@ -637,6 +637,17 @@ def _(r: Draw) -> Call:
     return Call(getattr(fit, method), {"x": r.one(None, x)} | ({"horizon": 2} if method == "forecast" else {}))
 
 
+@function("Fit.update", 0.5)
+def _(r: Draw) -> Call:
+    r.K = 2
+    fit, x = _fit(r.one("em", "vmp")), r.table(*r.batch, r.T, 1)
+    options = {"exponent": r.one(1.0, 0.6)} if fit.posterior is None else {"max_steps": 2, "tol": 1e-6}
+    given = {"x": x, "forgetting": r.one(1.0, 0.5)} | options
+    if r.random.random() < 0.3:
+        given |= _knowledge(r, "")
+    return Call(lambda **given: fit.update(**given).values, given, kept=("max_steps", "tol"))  # None is their default
+
+
 @function("Residuals", 0.5)
 def _(r: Draw) -> Call:
     found = _fit("em").residuals()
