@@ -42,6 +42,9 @@ class Finding(NamedTuple):
     good: bool
 
 
+LAST = Finding("data", "the last batch with which the fit was continued; lines about their amount are left out", True)
+
+
 @dataclass(frozen=True, repr=False)
 class Diagnosis:
     """The findings about a fit; printed, a line for each."""
@@ -66,13 +69,15 @@ class Diagnosis:
 
 def diagnose(fit: Any, series: Series, seed: Seed = 0) -> Diagnosis:
     """The diagnosis of a fit: see `Fit.diagnose`."""
-    findings = [*_search(fit), _size(fit, series)]
-    of_states = bool(fit.model.chain_sizes) and not fit.model.latents
-    if of_states:
+    of_states, whole = bool(fit.model.chain_sizes) and not fit.model.latents, not fit.updates
+    findings = [*_search(fit), _size(fit, series) if whole else LAST]
+    if of_states and whole:
         findings.append(_rare(fit, series))
     findings.append(_boundaries(fit))
+    if of_states and whole:
+        findings.append(_durations(fit, series))
     if of_states:
-        findings += [_durations(fit, series), _certainty(fit, series)]
+        findings.append(_certainty(fit, series))
     if isinstance(fit.model.problem(series), Problem):
         findings += _tests(residuals(fit.model, series, seed))
     return Diagnosis(tuple(findings))
@@ -88,8 +93,8 @@ def _search(fit: Any) -> Iterator[Finding]:
 
 def _size(fit: Any, series: Series) -> Finding:
     values = int((~torch.isnan(series.rows)).sum())
-    n, last = fit.n_parameters, " of the last batch, and earlier ones" if fit.updates else ""
-    return Finding("parameters", f"{n} free, for {values} observed values{last}", bool(last) or values >= VALUES * n)
+    n = fit.n_parameters
+    return Finding("parameters", f"{n} free, for {values} observed values", values >= VALUES * n)
 
 
 def _rare(fit: Any, series: Series) -> Finding:
@@ -107,7 +112,8 @@ def _boundaries(fit: Any) -> Finding:
     if fit.model.chain_sizes == (1,):  # no moves
         skipped |= {*fit.model.dynamics.parameters}
     names = [name for name in table.index[table["standard error"].isna()] if name.partition("[")[0] not in skipped]
-    if not fit.model.differentiable or len(names) == len(table):
+    without = not fit.model.differentiable or (fit.updates and fit.posterior is None)
+    if without or len(names) == len(table):
         return Finding("boundaries", "unknown, because there are no standard errors", True)
     others = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
     at_ends = f"at the end of their range, or undetermined: {', '.join(names[:NAMED])}{others}"
