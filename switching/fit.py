@@ -204,9 +204,9 @@ class Fit(Result, Generic[Model]):
         batch of such sequences returns this fit. q(paths) is always `factorization="structured"`.
 
         Of the new fit, `series`, `objective` and `loglik` are those of the batch. `objective` is its log evidence under
-        the values before it, or the bound of its evidence given q. `empty_states` has been empty in each batch. There
-        is no `aic`, `bic` or `icl`, a fit by EM has no standard errors, and intervals of one by message passing are
-        those of q. `save` writes the model, so a fit that was saved does not go on.
+        the values before it, or the bound of its evidence given q. `empty_states` are those that no batch has used.
+        There is no `aic`, `bic` or `icl`, a fit by EM has no standard errors, and intervals of one by message passing
+        are those of q. `save` writes the model, so a fit that was saved does not go on.
 
         Arguments:
             x: new data, and `given` beside it as in `fit`, except for noise.
