@@ -206,7 +206,8 @@ class Fit(Result, Generic[Model]):
         Of the new fit, `series`, `objective` and `loglik` are those of the batch. `objective` is its log evidence under
         the values before it, or the bound of its evidence given q. `empty_states` are those that no batch has used.
         There is no `aic`, `bic` or `icl`, a fit by EM has no standard errors, and intervals of one by message passing
-        are those of q. `save` writes the model, so a fit that was saved does not go on.
+        are those of q. `save` writes the model, so a fit that was saved does not go on. Nor does one by EM whose data
+        several processes shared: it knows only the sequences of its own process. A batch is read into memory.
 
         Arguments:
             x: new data, and `given` beside it as in `fit`, except for noise.
@@ -217,7 +218,8 @@ class Fit(Result, Generic[Model]):
             max_steps, tol: of message passing, as in `fit`.
 
         Raises:
-            ValueError: as `fit`; an option out of range, or not of this method; known noise; a fit by "svi" or "nuts".
+            ValueError: as `fit`; an option out of range, or not of this method; known noise; several processes; a fit
+                by "svi" or "nuts".
             TypeError: a fit of another model than a `SwitchingSSM`, or by subject; by EM, with an M-step without a
                 closed form; parts without a conjugate prior.
 

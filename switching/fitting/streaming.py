@@ -35,6 +35,7 @@ import torch
 from torch import Tensor
 
 from ...inference.numerics.checks import naming
+from ...inference.numerics.ranks import Ranks
 from ...inference.numerics.records import Record
 from ...inference.numerics.scalars import check_number
 from ...inference.numerics.threads import one_thread_if_small
@@ -234,6 +235,8 @@ def _wide(values: Parameters) -> Tensor:
 def _check_method(fit: Any, rule: StepRule, max_steps: Any, tol: Any) -> None:
     if fit.method not in ("em", "vmp"):
         raise ValueError(f'update: got a fit by "{fit.method}", but only those by "em" and "vmp" go on; {AGAIN}.')
+    if not Ranks.of(None).alone:
+        raise ValueError(f"group: update is made by one process, but torch.distributed has several; {AGAIN}.")
     if fit.method == "vmp" and rule.exponent != 1:
         raise ValueError(
             f'exponent: got {rule.exponent:g}, but message passing has no steps; use forgetting, or a fit by "em".'

@@ -12,6 +12,7 @@ import samplehold as sh
 import torch
 from examples import slow
 from oracles.models import CONJUGATE, drive, random_model
+from samplehold.inference.numerics.ranks import Ranks
 from samplehold.switching.fitting import chunked
 from samplehold.switching.fitting.chain_graph import ChainGraph, Earlier
 from samplehold.switching.fitting.chunked import ChunkedVMP, engine_of
@@ -422,6 +423,12 @@ def test_fits_whose_statistics_do_not_add_up_are_refused_with_a_cure():
     stationary = sh.SwitchingSSM(sh.Markov(2, initial="stationary"), sh.Normal(1)).fit(x, max_steps=2, **QUICK)
     refused(stationary, x, match="no closed form for transition_probs")
     refused(replace(by_vmp, method="svi"), x, match='got a fit by "svi", but only those by "em" and "vmp" go on')
+
+
+def test_processes_that_share_data_do_not_update(monkeypatch):
+    fit = small_fit()
+    monkeypatch.setattr(Ranks, "alone", property(lambda self: False))
+    refused(fit, simulated(12, 1), match="group: update is made by one process")
 
 
 @pytest.mark.slow
