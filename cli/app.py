@@ -5,6 +5,7 @@
 Commands import heavy libraries when they run, so `--help` is fast.
 """
 
+import os
 import re
 import warnings
 from collections.abc import Callable, Iterator
@@ -15,7 +16,7 @@ from typing import Annotated, Any
 
 import typer
 
-from ..switching.data.files import check_file, check_model
+from ..switching.data.files import check_file, check_files, check_model
 from .questions import modules, question
 from .startup import announcements, rare_collections
 
@@ -100,6 +101,14 @@ MODEL = Annotated[
     Path,
     typer.Argument(
         callback=_checked(check_model), help="Folder written by [bold]samplehold fit[/bold], or the folder model in it."
+    ),
+]
+FILES = Annotated[
+    Path,
+    typer.Argument(
+        callback=_checked(check_files),
+        help="CSV file with a header (.tsv: with tabs), or Parquet file; empty cells are missing values. Or a folder of"
+        " such files, which need not fit in memory; several processes (torchrun) share its sequences.",
     ),
 ]
 COLUMNS = Annotated[
@@ -193,7 +202,7 @@ def main(
     " --out results/[/bold]"
 )
 def fit(
-    data: DATA,
+    data: FILES,
     out: Annotated[Path, typer.Option("--out", "-o", help="Folder for model/, posterior.nc, states.csv and plot.png.")],
     columns: COLUMNS = None,
     states: Annotated[int, typer.Option("--states", "-k", help="Number of hidden states.")] = 2,
@@ -232,6 +241,27 @@ def fit(
 
         if prior is PriorName.NONE and method is not MethodName.EM:
             raise ValueError("--prior: none is maximum likelihood, with --method em; the other methods need a prior.")
+        options = {
+            "method": method.value,
+            "restarts": restarts,
+            "max_steps": max_steps,
+            "num_samples": num_samples,
+            "warmup_steps": warmup_steps,
+            "tol": tol,
+            "seed": seed,
+            "prior": "weak" if prior is PriorName.WEAK else None,
+        }
+        if data.is_dir() or int(os.environ.get("WORLD_SIZE", "1")) > 1:
+            from .folders import fit_folder
+
+            if inputs or emission_inputs:
+                raise ValueError(
+                    f"--{'inputs' if inputs else 'emission-inputs'}: got some, but a folder or several processes take "
+                    "none; give one file, or call open_sequences and fit in Python."
+                )
+            named = _split(columns), sequence, time
+            fit_folder(data, out, (states, emission.value, dynamics.value, order), named, force, **options)
+            return
         table = read_table(data)
         of_moves, of_emission = _split(inputs) or [], _split(emission_inputs) or []
         numeric_columns(table, of_emission, data, "--emission-inputs")
@@ -240,19 +270,7 @@ def fit(
 
         console.check_results(out, force)
         model = console.build(series.observed, states, emission.value, dynamics.value, of_moves, of_emission, order)
-        console.fit_and_write(
-            model,
-            series,
-            out,
-            method=method.value,
-            restarts=restarts,
-            max_steps=max_steps,
-            num_samples=num_samples,
-            warmup_steps=warmup_steps,
-            tol=tol,
-            seed=seed,
-            prior="weak" if prior is PriorName.WEAK else None,
-        )
+        console.fit_and_write(model, series, out, **options)
 
 
 @app.command(

@@ -18,8 +18,8 @@ FAILED, INTERRUPTED = 0, 1  # the first numbers of a sum: how many ranks have fa
 MARKS = 2
 
 
-class RankError(RuntimeError):
-    """Another process of the fit has failed."""
+class RankError(ConnectionError):
+    """Another process of the fit has failed, or cannot be reached."""
 
 
 class Ranks:

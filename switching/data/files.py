@@ -17,6 +17,12 @@ def check_file(path: Path, name: str = "data") -> None:
         raise ValueError(f"{name}: {path} is empty; give a table with a header and at least one row.")
 
 
+def check_files(path: Path) -> None:
+    """Raise ValueError if there is no folder, and no file with a table."""
+    if not path.is_dir():
+        check_file(path)
+
+
 def check_model(path: Path) -> None:
     """Raise ValueError if there is no folder that can hold a model."""
     if not path.is_dir():
