@@ -82,12 +82,14 @@ class SearchResult:
     interrupted: bool
     tol: float = 0.0  # remaining gain in nats at which a run has converged
     by_passes: bool = False  # whether the steps were passes through minibatches; then the trace is an estimate
+    sample: "SearchResult | None" = None  # the search on a sample of the data, whose best ends went on with all
 
-    def raised(self, by: float) -> "SearchResult":
-        """The result for an objective that is greater by a constant."""
+    def raised(self, by: float, on_sample: float = 0.0) -> "SearchResult":
+        """The result for an objective that is greater by a constant, and by another one on the sample."""
         climbs = [climb.raised(by) for climb in self.climbs]
         best = next(new for new, old in zip(climbs, self.climbs, strict=True) if old is self.best)
-        return replace(self, climbs=climbs, best=best)
+        sample = None if self.sample is None else self.sample.raised(on_sample)
+        return replace(self, climbs=climbs, best=best, sample=sample)
 
     @property
     def reason(self) -> str:
@@ -97,7 +99,10 @@ class SearchResult:
 
     @property
     def agreement(self) -> tuple[int, int]:
-        """The number of independent kinds of start that reached the best optimum, and of all."""
+        """The number of independent kinds of start that reached the best optimum, and of all; of a search on a sample,
+        there."""
+        if self.sample is not None:
+            return self.sample.agreement
         first = [climb for climb in self.climbs if climb.independent]
         reached = {climb.kind for climb in first if climb.reached(self.best.final)}
         return len(reached), len({climb.kind for climb in first})
@@ -143,7 +148,9 @@ class SearchResult:
     @property
     def table(self) -> pd.DataFrame:
         """One row per restart: kind of start, steps, objective, how it ended, whether it reached the best optimum, and
-        whether its start does not come from another end."""
+        whether its start does not come from another end. After a search on a sample, these are its restarts."""
+        if self.sample is not None:
+            return self.sample.table
         rows = [
             (c.kind, len(c.trace), c.final, c.ended, c.reached(self.best.final), c.independent) for c in self.climbs
         ]

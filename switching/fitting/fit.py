@@ -98,7 +98,8 @@ def explains_singularity() -> Iterator[None]:
 def _by_em(begin: Initialization, options: Options) -> Result:
     problem, units, scaled, whole = begin.problem, begin.units, begin.scaled, begin.whole
     check_modes(problem)
-    volume = begin.volume + units.log_prior_volume(problem)
+    prior_volume = units.log_prior_volume(problem)
+    volume = begin.volume + prior_volume
     optimizer: Callable[[Parameters], EM] = partial(EM, scaled)
     with reported(options, -volume) as report:
         found = search(
@@ -112,7 +113,7 @@ def _by_em(begin: Initialization, options: Options) -> Result:
         if whole is not None:
             optimizer = partial(EMInParts, scaled, whole)
             found = continued(found, lambda climb: climb.tables, optimizer, options, whole, report)
-    climbs = found.raised(-volume)
+    climbs = found.raised(-volume, -begin.sample_volume - prior_volume)
     best = climbs.best
     order = _order(scaled, begin.start, best.tables)
     values = reordered(problem.parameters, best.tables, order)
@@ -139,7 +140,8 @@ def _by_message_passing(begin: Initialization, options: Options) -> Result:
     order = _order(scaled, begin.start, units.values(posterior.mean))
     posterior = replace(posterior, blocks=renumbered(ended.graph.blocks, ended.etas, order))
     empty = ended.occupancy[order] < 1.0
-    return result_of(ended.search.raised(-begin.volume), "vmp", posterior.mean, empty, posterior)
+    climbs = ended.search.raised(-begin.volume, -begin.sample_volume)
+    return result_of(climbs, "vmp", posterior.mean, empty, posterior)
 
 
 def _order(problem: Problem, start: Parameters | None, values: Parameters) -> Int[Tensor, "K"]:

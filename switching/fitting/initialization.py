@@ -30,6 +30,7 @@ class Initialization:
         scaled: the problem in these units.
         start: the user's start `[1, ...]` in these units.
         volume: the increase of the log density of all sequences in these units.
+        sample_volume: of the sequences of the problem, if they are a sample.
         whole: all data in these units, if the series of the problem is a sample of them.
     """
 
@@ -38,6 +39,7 @@ class Initialization:
     scaled: Problem
     start: Parameters | None
     volume: float
+    sample_volume: float = 0.0
     whole: Whole | None = None
 
     @staticmethod
@@ -54,9 +56,11 @@ class Initialization:
         units = Units.of(problem.emission, problem.series, problem.fixed)
         units = units.near_prior(problem) if near_prior else units
         start = None if options.start is None else start_values(problem, units, options.start)
-        volume = float(units.log_volume(problem.series).sum()) if whole is None else whole.log_volume(units)
-        scaled = None if whole is None else replace(whole, units=units)
-        return Initialization(problem, units, units.problem(problem), start, volume, scaled)
+        volume = float(units.log_volume(problem.series).sum())
+        begin = Initialization(problem, units, units.problem(problem), start, volume)
+        if whole is None:
+            return begin
+        return replace(begin, volume=whole.log_volume(units), sample_volume=volume, whole=replace(whole, units=units))
 
 
 def with_fixed(problem: Problem, fixed: Any) -> Problem:

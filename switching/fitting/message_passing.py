@@ -154,7 +154,7 @@ def fit_vmp(
             ends = best_ends(result.best, result.climbs, options.n_kept)
             tables = [{n: v.unsqueeze(0) for n, v in values_of(climb.tables).items()} for climb in ends]
             guesses = Starts(stacked(problem, tables), tuple(climb.kind for climb in ends))
-            result = _by_batches(whole_graph, guesses, options, report)
+            result = replace(_by_batches(whole_graph, guesses, options, report), sample=result)
         elif whole is not None:
             go_on = partial(begin, graph=whole_graph)
             result = continued(result, lambda climb: values_of(climb.tables), go_on, options, whole, report)

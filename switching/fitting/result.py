@@ -27,7 +27,8 @@ class Result:
         restarts: a table with one row for each start: its kind, its steps, its last objective, how it ended
             ("converged"; "left behind": stopped, as others were better; "merged": stopped at the same point as a
             better one; "max_steps"; "interrupted"), whether it reached the best objective within 0.01 nats, and
-            whether its start is independent of the ends of others.
+            whether its start is independent of the ends of others. Of data in files or shared by processes, the search
+            is that on a sample.
         empty_states: `[K]`, states with less than one expected step. Their parameters have the values of the prior;
             under maximum likelihood, the last values with any support. For a model of several chains: one tensor for
             each.

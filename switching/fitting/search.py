@@ -159,7 +159,7 @@ def continued(
     tables = [values(climb) for climb in ends]
     starts = {name: torch.stack([table[name] for table in tables]) for name in tables[0]}
     multi.run(begin(starts), [climb.kind for climb in ends], options.n_kept)
-    return replace(multi.result(), interrupted=multi.interrupted or found.interrupted)
+    return replace(multi.result(), interrupted=multi.interrupted or found.interrupted, sample=found)
 
 
 def _perturb(

@@ -124,6 +124,8 @@ def test_a_fit_from_a_sample_ends_where_the_fit_in_memory_does(monkeypatch, dyna
     assert_close(found.model.loc, expected.model.loc, rtol=1e-5, atol=0)
     assert found.loglik == pytest.approx(expected.loglik, rel=close)
     assert found.empty_states.tolist() == [False, False]
+    assert found.agreeing >= 1
+    assert found.objective[-1] < found.restarts.objective.max() < 0  # the restarts are those of a sample
 
 
 def test_an_error_names_the_place_among_all(monkeypatch):
