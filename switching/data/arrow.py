@@ -300,7 +300,7 @@ def _states(column: Any) -> tuple[Float[Tensor, "n"], tuple[tuple[Any, ...], boo
     return torch.from_numpy(numbers.copy()), (labels, bool(column.type.ordered))
 
 
-def _changes(column: Any, name: Any, where: Any) -> Bool[np.ndarray, "n-1"]:
+def _changes(column: Any, name: Any, where: Any) -> Bool[np.ndarray, "_"]:
     """Whether each cell differs from the one before it."""
     pa, pc = arrow(), compute()
     empty = column.is_null()

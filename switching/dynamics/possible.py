@@ -46,7 +46,7 @@ def band(n_states: int, below: int, above: int) -> list[list[bool]]:
 def check_known_states(
     log_states: Float[Tensor, "*b T K"],
     inside: Bool[Tensor, "*b T"],
-    first: Bool[Tensor, "K"],
+    first: Bool[Tensor, "*#b K"],
     moves: Bool[Tensor, "K K"],
     numbers: Int[Tensor, "B"],
     before: int = 0,
