@@ -169,6 +169,9 @@ GRAPH_FITS = {
 }
 
 
+STRIDE = 3  # sweeps from one search for a basis to the next; those of users are longer
+
+
 class EnoughError(Exception):
     """What was to be seen has been seen."""
 
@@ -188,8 +191,9 @@ def strides_of(model: Any, x: Tensor, method: str, monkeypatch: pytest.MonkeyPat
 
     with monkeypatch.context() as patch, unchecked(), suppress(EnoughError):
         patch.setattr(Passing, "run", run)
+        patch.setattr(Passing, "stride", STRIDE)
         patch.setattr(slds_graph, "COLD", 1.0)  # no time for a slow start
-        model.fit(x, method, restarts=1, max_steps=2 * Passing.stride, tol=1e-300, progress=False)
+        model.fit(x, method, restarts=1, max_steps=2 * STRIDE, tol=1e-300, progress=False)
     return found
 
 
@@ -205,7 +209,7 @@ def test_a_sweep_of_several_blocks_of_paths_waits_once(name, method, monkeypatch
         *_, (climber, found) = strides_of(GRAPH_FITS[name](device), x, method, monkeypatch)
         # where another basis is looked for, once a stride: for the way to the host and back, and what is there
         rebased = climber.graph.rebase is not None
-        assert len(found) == Passing.stride + 3 * rebased
+        assert len(found) == STRIDE + 3 * rebased
         # a leap waits for by how much, and for whether all are densities there, however many restarts there are
         before, few = climber.tables, torch.full((1,), 1e-3, dtype=torch.float64)
         assert len(looks(lambda: climber.extrapolated(before, few))) == 2

@@ -296,10 +296,9 @@ def check_pyro_sample(name: str) -> None:
 
 def check_compile(name: str) -> None:
     """Of torch's own recurrent layers, and those derived from them, the compiler asks for a word of consent."""
-    layer, x = made(name), inputs()
+    layer, x = made(name), inputs(steps=3)
     torch._dynamo.reset()
     with unchecked(), torch._dynamo.config.patch(allow_rnn=name in RUNS_TORCHS_LOOPS):
-        assert_close(flat(torch.compile(layer, backend="eager", fullgraph=True)(x)), flat(layer(x)))
         got = torch.compile(layer, backend="aot_eager", fullgraph=True)(x)
     expected = layer(x)
     assert_close(flat(got), flat(expected), rtol=1e-12, atol=1e-12)
@@ -320,8 +319,8 @@ class Flat(nn.Module):
 def check_export(name: str) -> None:
     module = Flat(made(name))
     with unchecked():
-        exported = torch.export.export(module, (inputs(),)).module()
-    assert_close(exported(inputs(1)), module(inputs(1)), rtol=1e-12, atol=1e-12)
+        exported = torch.export.export(module, (inputs(steps=3),)).module()
+    assert_close(exported(inputs(1, steps=3)), module(inputs(1, steps=3)), rtol=1e-12, atol=1e-12)
 
 
 def torch_casts_lstms() -> bool:
@@ -528,9 +527,10 @@ TRUNCATED = {
 @pytest.mark.parametrize("name", [*LAYERS, *TRUNCATED])
 def test_an_exported_layer_takes_any_number_of_steps_or_says_that_it_does_not(name):
     module = Flat((LAYERS | TRUNCATED)[name]().double())
-    sizes = {axis: torch.export.Dim(f"n{axis}", min=4, max=64) for axis in (0, 1)}
+    n_steps = 4 if name in ANY_LENGTH else 3  # of a loop few
+    sizes = {axis: torch.export.Dim(f"n{axis}", min=n_steps, max=64) for axis in (0, 1)}
     export = lambda axes: torch.export.export(
-        module, (inputs(batch=5, steps=4),), dynamic_shapes=({axis: sizes[axis] for axis in axes},)
+        module, (inputs(batch=5, steps=n_steps),), dynamic_shapes=({axis: sizes[axis] for axis in axes},)
     ).module()
     with unchecked():
         if name in ANY_LENGTH:
@@ -538,7 +538,7 @@ def test_an_exported_layer_takes_any_number_of_steps_or_says_that_it_does_not(na
         else:
             with pytest.raises(torch._dynamo.exc.UserError, match="n1 as dynamic but your code specialized it"):
                 export((0, 1))
-            exported, x = export((0,)), inputs(1, batch=7, steps=4)
+            exported, x = export((0,)), inputs(1, batch=7, steps=n_steps)
     assert_close(exported(x), module(x), rtol=1e-12, atol=1e-12)
 
 

@@ -274,6 +274,7 @@ def test_known_probabilities_of_0_and_1_have_no_density_of_their_own(end, method
     coins = sh.SwitchingSSM(sh.Copy(2), sh.Bernoulli(1))
     symbols = sh.SwitchingSSM(sh.Copy(2), sh.Categorical(2))
     options = {"method": method, "progress": False, "seed": 1, "restarts": 2}
+    options |= {"max_steps": 10} if method == "svi" else {}
     fit = coins.fit(x, fixed={"probs": [[1 - end], [other]]}, **options)
     twin = symbols.fit(x, fixed={"probs": [[end, 1 - end], [1 - other, other]]}, **options)
     if method == "svi":  # whose bound is an estimate

@@ -177,7 +177,7 @@ def test_maximum_likelihood_is_that_of_hmmlearn_with_one_covariance(x, emission)
 @pytest.mark.parametrize("method", ["em", "vmp"])
 @pytest.mark.parametrize("emission", [GATED, pytest.param(GATED_FULL, marks=pytest.mark.slow)])
 def test_every_fit_of_a_tied_gated_emission_is_a_network(x, emission, method):
-    fit = sh.SwitchingSSM(sh.Copy(2), emission).fit(x, method, max_steps=40, **quiet)
+    fit = sh.SwitchingSSM(sh.Copy(2), emission).fit(x[:60], method, max_steps=20, progress=False, restarts=1)
     layer = sh.as_rnn(fit.model)
     out, _ = layer(x, sh.redrawn_start(layer, x))
     assert_close(out.detach(), fit.model.filter(x).state, rtol=0, atol=1e-12)
@@ -192,7 +192,7 @@ def test_every_fit_of_a_tied_gated_emission_is_a_network(x, emission, method):
 @pytest.mark.parametrize("emission", [BY_STATE, pytest.param(BY_STATE_FULL, marks=pytest.mark.slow)])
 def test_every_fit_with_a_tied_background_by_state_is_a_network_on_logits(x, emission, method):
     """x | z, s ~ N(m z + M_s z, Sigma) with one Sigma."""
-    fit = sh.SwitchingSSM(sh.Copy(2), emission).fit(x, method, max_steps=20, **quiet)
+    fit = sh.SwitchingSSM(sh.Copy(2), emission).fit(x[:60], method, max_steps=10, progress=False, restarts=1)
     model, layer = fit.model, sh.as_rnn(fit.model, space="logit")
     out, _ = layer(x, sh.redrawn_start(layer, x))
     assert_close(out.detach().softmax(-1), sh.filter_vmp(model, x, gate="input").state, rtol=0, atol=1e-11)
