@@ -138,11 +138,12 @@ def test_svi_stays_inside_the_bounds(bound: float) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.kernels
 @pytest.mark.parametrize("prior", [UNIFORM, dist.Kumaraswamy(double(2.0)[0], double(9.0)[0])])
 def test_nuts_has_the_mean_of_a_grid(prior: dist.Distribution) -> None:
     model = copy(redraw_prob=prior)
     given = {**KNOWN, "state_probs": [0.4, 0.6]}
-    fit = model.fit(X, "nuts", fixed=given, num_samples=250, **QUIET)
+    fit = model.fit(X, "nuts", fixed=given, num_samples=250, warmup_steps=50, **QUIET)
     ends = (float(prior.support.lower_bound), float(prior.support.upper_bound))
     grid = torch.linspace(*ends, 4001, dtype=DOUBLE)[1:-1]
     wide = {name: value.expand(len(grid), *value.shape) for name, value in fit.model.values.items()}

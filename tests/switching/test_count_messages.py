@@ -161,11 +161,12 @@ def test_both_parts_of_a_gate_may_count():
 
 
 @pytest.mark.slow
+@pytest.mark.kernels
 def test_intervals_are_near_those_of_nuts():
     x, inputs = series_of(150)
     model = sh.SwitchingSSM(sh.Markov(2), sh.Poisson(1, inputs=1))
     fit = model.fit(x, "vmp", inputs=inputs, **FEW)
-    draws = model.fit(x, "nuts", inputs=inputs, num_samples=400, seed=0, progress=False)
+    draws = model.fit(x, "nuts", inputs=inputs, num_samples=400, warmup_steps=50, seed=0, progress=False)
     for name in ("rate", "coefficients"):
         exact = draws.posterior.interval(0.9)
         for correct in (True, False):  # q itself, and with the dependence between parameters and paths

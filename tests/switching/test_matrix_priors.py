@@ -11,6 +11,7 @@ import pytest
 import samplehold as sh
 import torch
 from samplehold.switching.definite import DefiniteTransform
+from samplehold.switching.fitting import sampling
 from samplehold.switching.fitting.density import Density
 from torch import Tensor
 from torch.testing import assert_close
@@ -152,7 +153,8 @@ def test_a_wishart_of_a_precision_serves_message_passing() -> None:
 @pytest.mark.few(1)
 @pytest.mark.parametrize("kind", ["covariance", "correlation"])
 @pytest.mark.parametrize("method", ["svi", pytest.param("nuts", marks=pytest.mark.slow)])
-def test_samplers_take_any(kind: str, method: str) -> None:
+def test_samplers_take_any(kind: str, method: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sampling, "CHAINS", 1)
     model = sh.SwitchingSSM(sh.Copy(1), sh.MultivariateNormal(2, prior=priors(kind, PLAIN)))
     options = {"num_samples": 10, "warmup_steps": 10} if method == "nuts" else {"max_steps": 150}
     fit = model.fit(X, method, **options, **ONE)

@@ -180,11 +180,12 @@ def test_known_parameters_stay_and_coefficients_of_0_have_the_bound_of_the_norma
 
 
 @pytest.mark.slow
+@pytest.mark.kernels
 def test_intervals_are_near_those_of_nuts():
     (x, inputs), emission = series_of(150), LINEAR["shared and tied"]
     model = sh.SwitchingSSM(sh.Markov(2), emission)
     fit = model.fit(x, "vmp", inputs=inputs, **FEW)
-    draws = model.fit(x, "nuts", inputs=inputs, num_samples=300, seed=0, progress=False)
+    draws = model.fit(x, "nuts", inputs=inputs, num_samples=300, warmup_steps=50, seed=0, progress=False)
     exact, near = draws.posterior.interval(0.9), fit.posterior.interval(0.9, correct=False)
     for name in emission.parameters:
         width = exact.upper[name] - exact.lower[name]

@@ -120,7 +120,7 @@ def test_fits_raise_the_bound_and_come_near_the_mode(dynamics):
     x, inputs = series_of(dynamics.n_states, 30, 6)
     given = {"inputs": inputs} if dynamics.inputs else {}
     model = sh.SwitchingSSM(dynamics, sh.Normal(1))
-    fit = model.fit(x, "vmp", restarts=2, progress=False, **given)
+    fit = model.fit(x, "vmp", **FEW, **given)
     assert float(fit.objective.diff().min()) > -1e-9 * float(fit.objective.abs().max())
     assert float(fit.objective[-1]) < fit.loglik
     mode = model.fit(x, start=fit.model, **FEW, **given)

@@ -270,6 +270,7 @@ def test_samplers_fit_the_weighted_density(of_steps):
 
 
 @pytest.mark.few(1)
+@pytest.mark.kernels
 @pytest.mark.parametrize(("method", "steps"), [("svi", 200), ("nuts", 100)])
 @pytest.mark.slow
 def test_large_weights_make_the_posterior_narrow(method, steps):
