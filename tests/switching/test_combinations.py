@@ -30,7 +30,7 @@ GATED |= {
 }
 CASES = [
     *itertools.product(EMISSIONS, ("copy", "inputs", "two inputs", "markov", "driven markov", "stationary", "forward")),
-    *itertools.product(GATED, ("copy", "inputs", "two inputs")),
+    *itertools.product(GATED, ("copy", "inputs")),
 ]
 DYNAMICS = {
     "copy": sh.Copy(2),

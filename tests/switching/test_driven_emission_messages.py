@@ -150,12 +150,13 @@ def test_chunks_give_the_bound_of_the_whole(monkeypatch, form):
 
 
 @pytest.mark.slow
+@pytest.mark.kernels
 @pytest.mark.parametrize("form", ["binary", "counts"])
 def test_minibatches_end_near_the_whole(form):
-    x, inputs = series_of(FORMS[form], 24, 12)
+    x, inputs = series_of(FORMS[form], 12, 12)
     model, few = sh.SwitchingSSM(sh.Markov(K), FORMS[form]), {"restarts": 1, "progress": False}
     whole = model.fit(x, "vmp", inputs=inputs, **few)
-    parts = model.fit(x, "vmp", inputs=inputs, start=whole.model, batch_size=8, max_steps=100, **few)
+    parts = model.fit(x, "vmp", inputs=inputs, start=whole.model, batch_size=4, max_steps=40, **few)
     assert abs(float(parts.objective[-1]) - float(whole.objective[-1])) < 1
 
 
