@@ -136,6 +136,6 @@ def test_what_does_not_fit_is_named(prior: dict, options: dict, text: str) -> No
 def test_svi_is_near_the_mode() -> None:
     x, prior = series(40), OFFSET | NOISE["diagonal"]
     mode = sh.LinearSSM(1, 2).fit(x, prior=prior, **QUIET).values
-    fit = sh.LinearSSM(1, 2).fit(x, "svi", prior=prior, max_steps=400, **QUIET)
+    fit = sh.LinearSSM(1, 2).fit(x, "svi", prior=prior, max_steps=200, **QUIET)
     assert_close(fit.values["emission_offset"], mode["emission_offset"], rtol=0, atol=0.15)
     assert_close(fit.values["observation_noise"], mode["observation_noise"], rtol=0, atol=0.3)
