@@ -169,6 +169,6 @@ def test_svi_is_near_the_mode() -> None:
     x = series(n_steps=200)
     model = model_of(sh.AutoRegressive(1, switching=["intercept", "scale"], prior=OWN))
     mode = model.fit(x, restarts=1, **QUIET)
-    fit = model.fit(x, "svi", start=mode, restarts=1, max_steps=1500, **QUIET)
+    fit = model.fit(x, "svi", start=mode, restarts=1, max_steps=600, **QUIET)
     for name, wide in (("coefficients", 0.08), ("loc", 0.5)):
         assert_close(fit.model.values[name], mode.model.values[name], rtol=0, atol=wide)
