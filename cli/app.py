@@ -233,6 +233,10 @@ def fit(
         float, typer.Option(help="Stop when the estimated remaining gain is less than this for each row, in nats.")
     ] = 1e-6,
     seed: SEED = 0,
+    checkpoint: Annotated[
+        Path | None, typer.Option(help="File from which the same command goes on if it was killed or interrupted.")
+    ] = None,
+    every: Annotated[float, typer.Option(help="Seconds between two writes of --checkpoint.")] = 60.0,
     force: FORCE = False,
 ) -> None:
     """Fit a model to a table; write the model, its posterior, the states of every row and a plot."""
@@ -250,6 +254,8 @@ def fit(
             "tol": tol,
             "seed": seed,
             "prior": "weak" if prior is PriorName.WEAK else None,
+            "checkpoint": checkpoint,
+            "every": every,
         }
         if data.is_dir() or int(os.environ.get("WORLD_SIZE", "1")) > 1:
             from .folders import fit_folder

@@ -32,6 +32,7 @@ ROUNDING = 1e-15  # share of the height below which a rise does not show
 CLOSE = 8.0  # fall in nats below a known peak, within which its parabola is compared with the function
 FAR = 1000.0  # fall below a known peak, from which its curvature no longer helps
 LIKENESS = 0.2  # relative difference of the two, below which a point leads to the peak
+_STATE = "point", "heights", "slopes", "inverse", "stuck"  # of an ascent
 FLAT = 1e-12  # cosine of a step and the fall of the gradient, below which the curvature is not updated
 
 
@@ -132,6 +133,17 @@ class Ascent:
 
     def at(self, tables: dict[str, Any]) -> "Ascent":
         return type(self)(self.density, tables["y"], self.tol, self.n_even, self.known)
+
+    def state(self) -> dict[str, Any]:
+        known = None if self.known is None else [self.known.point, self.known.height, self.known.precision]
+        return {name: getattr(self, name) for name in _STATE} | {"known": known}
+
+    def resumed(self, state: dict[str, Any]) -> "Ascent":
+        there = self.at({"y": state["point"]})
+        for name in _STATE:
+            setattr(there, name, state[name])
+        there.known = None if state["known"] is None else Peak(*state["known"])
+        return there
 
     def height(self) -> Tensor:
         if self.heights is None:

@@ -469,7 +469,14 @@ class Model(Named, ABC):
         series = ranks.together(lambda: self.read(x, **given).detached())
         model = self.with_prior(options.prior) if isinstance(options.prior, Mapping) else self
         with naming("x"), one_thread_if_small(options.restarts * series.like.numel()):
-            fit = replace(model._fitted(series, options), series=series, prior=options.prior)
+            if options.checkpoint is None:
+                fit = model._fitted(series, options)
+            else:
+                from .resuming import resumable
+
+                with resumable(model, series, options) as resumed:
+                    fit = model._fitted(series, resumed)
+            fit = replace(fit, series=series, prior=options.prior)
             posterior = None if fit.posterior is None else fit.posterior.labelled(fit.model, series)
             return replace(fit, posterior=posterior)
 

@@ -11,6 +11,7 @@ The module is the Pyro program. A new model has a prior and no parameter values,
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack, cast
 
 import pyro
@@ -480,6 +481,8 @@ class SwitchingSSM(Model):
         warmup_steps: int | None = None,
         pooled: str | Mapping[str, str] = "complete",
         group: Any = None,
+        checkpoint: str | Path | None = None,
+        every: float = 60.0,
         **given: Unpack[Given],
     ) -> "Fit[Any]":
         """Fit the parameters to sequences.
@@ -505,7 +508,7 @@ class SwitchingSSM(Model):
             progress: show a progress bar on a terminal.
             factorization: of q(paths) in VMP: "structured", the exact chain, or "mean_field", each step independent.
             batch_size: number of sequences after which VMP updates the parameters, by a step that shrinks over time
-                (see `fitting.chunked`). One of `max_steps` is then a pass through all sequences. None: all sequences.
+                (see `fitting.minibatches`). One of `max_steps` is then a pass through all sequences. None: all.
             start: an additional start; with `restarts=1`, the only one. It is a model, a fit, values by name (some may
                 be missing), or a state for every step `[*batch, T]`, with -1 for unknown. States then keep their
                 numbers.
@@ -521,6 +524,11 @@ class SwitchingSSM(Model):
                 is a sequence; or the sequences with one name in `subjects=`, or in the outer level of a panel's index.
             group: the processes of `torch.distributed` that share the data, each with sequences of its own; None: the
                 default group, if there is one.
+            checkpoint: a file from which the same call goes on if the fit was killed or interrupted. The result has the
+                same bits as without, on one machine with as many threads. After the end the same call returns the fit
+                soon; remove the file when it is no longer needed. It belongs to these data, this model and these
+                options, of which only `progress` and `every` may change; a call with others is refused.
+            every: seconds between two writes of the checkpoint; 0: after each few steps.
 
         Returns:
             `Fit`, with `.model` (this model with its values, states in the order of their locations), the trace of the
@@ -528,8 +536,10 @@ class SwitchingSSM(Model):
 
         Raises:
             ValueError: see `read`; a feature without any observation; fewer observations than states; a prior without a
-                mode.
-            TypeError: message passing with dynamics or an emission that have no conjugate prior.
+                mode; a checkpoint of another fit, or one that is damaged.
+            TypeError: message passing with dynamics or an emission that have no conjugate prior; a checkpoint of a
+                model that cannot be saved.
+            OSError: the checkpoint cannot be written.
         """
         options = Options(
             method,
@@ -547,6 +557,8 @@ class SwitchingSSM(Model):
             warmup_steps,
             pooled,
             group,
+            checkpoint,
+            every,
         )
         return self._fit(x, given, options)
 

@@ -6,7 +6,7 @@ later, if these are not set. torch sets `TORCHINDUCTOR_CACHE_DIR` for SVI.
 """
 
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 import torch
@@ -33,6 +33,18 @@ def undrawn() -> Iterator[None]:
         yield
     finally:
         random.setstate(state)
+
+
+def drawn_so_far(like: Tensor) -> list[Tensor]:
+    """The state of torch's global generators of a tensor's devices."""
+    return [torch.get_rng_state(), *([torch.cuda.get_rng_state(like.device)] if like.is_cuda else [])]
+
+
+def draw_from(state: Sequence[Tensor], like: Tensor) -> None:
+    """Set the state of these generators."""
+    torch.set_rng_state(state[0].cpu())
+    if like.is_cuda:
+        torch.cuda.set_rng_state(state[1].cpu(), like.device)
 
 
 @contextmanager

@@ -10,10 +10,7 @@ A save is complete or has no effect. A file with a changed bit is rejected.
 """
 
 import dataclasses
-import hashlib
-import json
 import math
-import re
 from collections.abc import Mapping
 from importlib import import_module
 from pathlib import Path
@@ -21,21 +18,18 @@ from typing import Any, ClassVar, Protocol, TypeVar, runtime_checkable
 
 import numpy as np
 import torch
-from safetensors.torch import load as tensors_of
-from safetensors.torch import save as bytes_of
 from torch import Tensor
 from torch.distributions import Distribution
 
 from ..inference.numerics.scalars import check_path
+from .data.sealed import sealed, unsealed
 from .data.writing import write_file
 from .parameters import Named
 from .user_priors import arguments, distribution_of
 
 Model = TypeVar("Model")
-FORMAT, FILE, KEY = 1, "model.safetensors", "samplehold"
+FORMAT, FILE = 1, "model.safetensors"
 OWN, DISTRIBUTION = "by name", "distribution"  # keys of a mapping, and of a distribution of Pyro
-UNSEALED = "0" * 64
-SEAL = re.compile(rb'(?<=\\"sha256\\": \\")[0-9a-f]{64}')
 
 
 @runtime_checkable
@@ -72,15 +66,20 @@ def save_model(model: Storable, path: Path, notes: Mapping[str, Any] | None = No
         OSError: the folder or the file cannot be written; an existing model stays unchanged.
     """
     parts, tensors = model.to_parts()
-    structure: dict[str, Any] = {"format": FORMAT, "sha256": UNSEALED, "class": model.name}
-    structure |= {name: _plain(part, name) for name, part in parts.items()}
+    structure: dict[str, Any] = {"class": model.name} | described(parts)
     structure |= {"notes": dict(notes)} if notes else {}
-    # two names may refer to one tensor, which safetensors does not allow
-    stored = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}
-    data = bytes_of(stored, {KEY: json.dumps(structure, allow_nan=False)})
-    seal = hashlib.sha256(data).hexdigest().encode()
+    data = sealed(structure, tensors, FORMAT)
     path.mkdir(parents=True, exist_ok=True)
-    write_file(path / FILE, SEAL.sub(seal, data, 1))
+    write_file(path / FILE, data)
+
+
+def described(parts: Mapping[str, Any]) -> dict[str, Any]:
+    """The parts of a model in JSON types.
+
+    Raises:
+        TypeError: see `save_model`.
+    """
+    return {name: _plain(part, name) for name, part in parts.items()}
 
 
 def _described(part: Named) -> dict[str, Any]:
@@ -167,38 +166,7 @@ def _read(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
         data = (path / FILE).read_bytes()
     except (FileNotFoundError, NotADirectoryError):
         raise ValueError(f"it has no {FILE}; give a folder that model.save has written.") from None
-    start = 8 + int.from_bytes(data[:8], "little")
-    if len(data) < 8 or start > len(data):
-        raise ValueError(f"{FILE} is cut off or no safetensors file; save the model again.")
-    structure = _json(_json(data[8:start])["__metadata__"][KEY])
-    version = structure["format"]
-    if version != FORMAT:
-        raise ValueError(f"it has format {version!r}, and this version reads {FORMAT}; update samplehold.")
-    seal = SEAL.search(data, 0, start)
-    unsealed = b"" if seal is None else data[: seal.start()] + UNSEALED.encode() + data[seal.end() :]
-    if structure["sha256"] != hashlib.sha256(unsealed).hexdigest():
-        raise ValueError(f"{FILE} is damaged: its checksum differs; restore it from a copy, or save it again.")
-    return structure, tensors_of(data)
-
-
-def _json(text: str | bytes) -> dict[str, Any]:
-    """A JSON object without duplicate names and without NaN."""
-
-    def refuse(name: str) -> None:
-        raise ValueError(f"its description has {name}, which is not a finite number.")
-
-    def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        if len(dict(pairs)) < len(pairs):
-            raise ValueError("its description has a name twice.")
-        return dict(pairs)
-
-    try:
-        structure = json.loads(text, object_pairs_hook=unique, parse_constant=refuse)
-    except RecursionError:
-        raise ValueError("its description is nested too deeply.") from None
-    if not isinstance(structure, dict):
-        raise ValueError(f"its description is a {type(structure).__name__}, expected an object.")
-    return structure
+    return unsealed(data, FORMAT, FILE, "save the model again")
 
 
 def _built(structure: dict[str, Any], tensors: dict[str, Tensor]) -> Any:

@@ -25,6 +25,11 @@ class Family(ABC, Generic[Eta]):
     latent: ClassVar[bool] = False
     """Whether a variable of this family may have no prior; factors then give its density, on the measure h."""
 
+    @property
+    def iterates(self) -> bool:
+        """Whether `evaluate` depends on its start."""
+        return False
+
     @abstractmethod
     def log_normalizer(self, eta: Eta) -> Tensor:
         r"""$A(\eta)$, one number for each plate."""

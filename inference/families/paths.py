@@ -102,6 +102,10 @@ class _Paths(Family[Tables], Generic[Tables]):
     weights: Tensor | None = None
     latent: ClassVar[bool] = True
 
+    @property
+    def iterates(self) -> bool:
+        return self.independent
+
     @abstractmethod
     def _chain(self, tables: Tables) -> Chain: ...
 

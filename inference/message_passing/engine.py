@@ -37,10 +37,11 @@ A factor is one function of expected statistics. For a coin these are log p and 
 References: Winn & Bishop 2005; Hoffman et al. 2013 for steps and scales; Johnson et al. 2016 for messages as gradients.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from types import MappingProxyType
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -280,6 +281,28 @@ class VMP:
         kept = (replace(b, eta=tree_map(lambda part: part[restarts], b.eta)) for b in self._blocks.values())
         return VMP(kept, self.factors, len(restarts), check=False, linear=self.linear)
 
+    def state(self, kept: Collection[str]) -> dict[str, Any]:
+        """Natural parameters of the blocks `kept`, and what else an engine needs to go on with the same bits, if the
+        other blocks follow from these: names of blocks, and statistics where they do not follow from a block."""
+        known = [name for name, block in self._blocks.items() if self._is_known(name, block)]
+        iterative = [name for name in known if self._blocks[name].family.iterates]
+        return {
+            "etas": {name: self._blocks[name].eta for name in kept},
+            "linear": sorted(self.linear),
+            "optimal": sorted(self._optimal),
+            "known": known,
+            "moments": {name: list(self._moments[name][1:]) for name in iterative},
+        }
+
+    def set(self, state: Mapping[str, Any]) -> None:
+        """Know the same as an engine with the same blocks, which had this state."""
+        self._moments = {name: self._moments[name] for name in self._moments if name in state["known"]}
+        for name, (divergence, mean) in state["moments"].items():
+            self._moments[name] = self._blocks[name], divergence, mean
+        for name in state["known"]:
+            self._evaluate(name)
+        self._optimal, self._stale = frozenset(state["optimal"]), False
+
     def with_factors(self, factors: Iterable[Factor]) -> "VMP":
         """The same blocks, whose statistics stay known, with other factors of the same structure."""
         other = VMP(self._blocks.values(), factors, self.restarts, check=False, linear=self.linear)
@@ -374,7 +397,7 @@ class VMP:
         while the block is the same."""
         block = self._blocks[name]
         known = self._moments.get(name)
-        if known is not None and all(getattr(known[0], part) is getattr(block, part) for part in _DENSITY):
+        if known is not None and self._is_known(name, block):
             divergence, mean = known[1:]
         else:
             with add_context(lambda: check_proper(block), RuntimeError):  # a Cholesky factor that does not exist
@@ -385,6 +408,11 @@ class VMP:
             self._moments[name] = block, divergence, mean
         assert divergence is not None  # it depends only on statistics, not on a block's eta
         return divergence, mean
+
+    def _is_known(self, name: str, block: Block) -> bool:
+        """Whether the statistics in the cache are those of this block."""
+        known = self._moments.get(name)
+        return known is not None and all(getattr(known[0], part) is getattr(block, part) for part in _DENSITY)
 
     def _rounding(self, before: Block, old: Stats) -> Tensor:
         r"""The rounding error of the ELBO: $\epsilon \sum_b \sum_i |\eta_{bi} \mu_{bi}|$, plus the same for the block

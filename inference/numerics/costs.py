@@ -11,7 +11,7 @@ disk, so that the same script always takes the same path.
 
 import math
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any, NamedTuple
@@ -111,6 +111,7 @@ if _mode not in MODES:
 
 _within: ContextVar[str | None] = ContextVar("form", default=None)  # of a backward pass: that of its forward pass
 _expected: ContextVar[int] = ContextVar("calls", default=1)
+_counted: ContextVar[bool] = ContextVar("counted", default=True)
 
 
 class kernels:  # a name for users, who call it as a function
@@ -177,6 +178,38 @@ spent: dict[str, float] = {}
 """Seconds that the plain form of each operator has cost so far in this process."""
 
 
+def repaid() -> frozenset[str]:
+    """The operators of which the kernel serves, as their work has repaid compiling it."""
+    return frozenset(name for name, seconds in spent.items() if seconds >= COSTS[name].compile)
+
+
+@contextmanager
+def counted_from(work: Mapping[str, float]) -> Iterator[None]:
+    """Within, the work of this process is a copy of `work`; afterwards it is the larger of both."""
+    before = dict(spent)
+    count_from(work)
+    try:
+        yield
+    finally:
+        spent.update({name: max(seconds, spent.get(name, 0.0)) for name, seconds in before.items()})
+
+
+def count_from(work: Mapping[str, float]) -> None:
+    """Set the work of this process."""
+    spent.clear()
+    spent.update(work)
+
+
+@contextmanager
+def repeated() -> Iterator[None]:
+    """Within, work that was counted before is done again: it is not counted, and operators have the same form."""
+    token = _counted.set(False)
+    try:
+        yield
+    finally:
+        _counted.reset(token)
+
+
 class Account:
     """What the plain form of one operator has cost so far, against what its kernel would."""
 
@@ -192,12 +225,12 @@ class Account:
         if chosen != "auto":
             return chosen == "always"
         before = spent.get(self.name, 0.0)
-        if before < self.cost.compile:
+        if before < self.cost.compile and _counted.get():
             cost = self.cost.plain(arguments)
             spent[self.name] = before + (cost if cost * _expected.get() < self.cost.compile else self.cost.compile)
-        return spent[self.name] >= self.cost.compile
+        return spent.get(self.name, 0.0) >= self.cost.compile
 
     def spend(self, arguments: Iterable[Any]) -> None:
         """Count the plain form on these arguments."""
-        if self.cost is not None and mode() == "auto":
+        if self.cost is not None and mode() == "auto" and _counted.get():
             spent[self.name] = spent.get(self.name, 0.0) + self.cost.plain(arguments)

@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import cached_property
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Unpack, cast
 
 import pyro
@@ -415,13 +416,15 @@ class CoupledSSM(Model):
         prior: str | Mapping[str, Any] | None = "weak",
         progress: bool = True,
         *,
+        checkpoint: str | Path | None = None,
+        every: float = 60.0,
         lengths: Any = None,
     ) -> "Fit[Any]":
         """Fit the parameters to sequences. Chains are independent under q, so both methods maximise a bound.
 
         Arguments:
             method: "em": points; "vmp": a posterior of the parameters.
-            restarts, max_steps, tol, seed, progress: as in `SwitchingSSM.fit`.
+            restarts, max_steps, tol, seed, progress, checkpoint, every: as in `SwitchingSSM.fit`.
             prior: "weak": the emission's prior is scaled to x, except for distributions that were set by `with_prior`.
                 A dictionary sets some, as `with_prior` does. None: no prior, for "em".
 
@@ -431,7 +434,7 @@ class CoupledSSM(Model):
         Raises:
             TypeError, ValueError: see `SwitchingSSM.fit`.
         """
-        options = Options(method, restarts, max_steps, tol, seed, prior, progress)
+        options = Options(method, restarts, max_steps, tol, seed, prior, progress, checkpoint=checkpoint, every=every)
         return self._fit(x, {"lengths": lengths}, options)
 
     def _fitted(self, series: Series, options: Options) -> "Fit[Any]":

@@ -1,4 +1,4 @@
-r"""Message passing in chunks of the data, and over minibatches.
+r"""Message passing in chunks of the data.
 
 The tables of one chunk fit into memory. Sequences are independent given the parameters, so the bound and the messages
 to the parameters are sums over groups of sequences. A sequence that is too long for one chunk is cut into stretches.
@@ -9,21 +9,10 @@ $$a_t(s_t) \prod_{u = t+1}^{t'} p(s_u, x_u \mid s_{u-1}) \; b_{t'}(s_{t'}), \qqu
 b_t(s) = P(s_t = s \mid x) / a_t(s),$$
 
 where $b_{t'}$ carries the evidence of all later steps. The chain also gives the $b_t$ for the previous stretch.
-
-**Minibatches.** After each batch of n of the N sequences, every block of parameters takes a step along the natural
-gradient of the bound,
-
-$$\eta \leftarrow (1 - \epsilon_i)\, \eta + \epsilon_i \Big(\eta_0 + \tfrac Nn \sum_{b \in \text{batch}} m_b\Big),
-\qquad \epsilon_i = i^{-\kappa},$$
-
-with the messages $m_b$ of exact paths under the previous $\eta$. For $1/2 < \kappa \le 1$ the steps sum to infinity
-and the steps' squares do not, so $\eta$ converges to a stationary point of the bound (Robbins & Monro 1951; Hoffman,
-Blei, Wang & Paisley 2013). A pass takes each sequence once, in random order. The mean over its batches of
-$\tfrac Nn \sum_b \log Z_b - KL(q \| p)$ estimates the bound. After the last pass the bound itself is computed.
 """
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Collection, Iterator
 from copy import copy
 from typing import Any, NamedTuple
 
@@ -39,16 +28,10 @@ from ..dynamics.contract import PATHS
 from ..parameters import Parameters
 from .chain_graph import ChainGraph
 from .graph import Etas, Graph
-from .interrupts import may_interrupt
-from .options import Options
-from .starts import Starts, sample_of
 
 ROOM = 2**20  # numbers in one table of a chunk on the CPU, whose caches hold it
 ON_GPU = 16  # times as many there, where each kernel takes some time to begin
 LONG = 2**24  # numbers in one table beyond which a single sequence is cut
-FORGETTING = 0.7  # kappa: with values near 1/2, early batches are forgotten sooner
-REPEATED = 10  # updates of a bounded block in each batch, which a small step alone would leave far from its optimum
-KEPT = 3  # of this many restarts one continues
 
 
 class Contribution(NamedTuple):
@@ -142,6 +125,22 @@ class ChunkedVMP:
         selected._now = Contribution(now.elbo[restarts], messages)
         selected._paths = [tree_map(lambda table: table[restarts], paths) for paths in self._paths]
         return selected
+
+    def state(self, kept: Collection[str]) -> dict[str, Any]:
+        """Its natural parameters, and what it has computed from them in chunks of so many steps; see `VMP.state`."""
+        chunks = {"size": self._size, "paths": self._paths, "elbo": self._now.elbo, "messages": self._now.messages}
+        return {"etas": self.etas, "linear": sorted(self.linear), "chunks": chunks}
+
+    @staticmethod
+    def of_state(graph: ChainGraph, state: dict[str, Any]) -> "ChunkedVMP":
+        """The engine that had this state."""
+        engine, chunks = object.__new__(ChunkedVMP), state["chunks"]
+        engine.graph, engine.etas, engine.linear = graph, state["etas"], frozenset(state["linear"])
+        engine._size, engine._paths = chunks["size"], chunks["paths"]
+        engine._data = graph.data
+        engine._groups = alike(engine._data.series, engine._size)
+        engine._now = Contribution(chunks["elbo"], chunks["messages"])
+        return engine
 
     def _priors(self) -> Etas:
         return {
@@ -285,71 +284,6 @@ def occupancy_of(engine: VMP | ChunkedVMP, counted: Tensor | None = None) -> Ten
     return mass.reshape(len(mass), -1, mass.shape[-1]).sum(-2)
 
 
-# ---- minibatches -----------------------------------------------------------------------------------------------------
-
-
-class Passes(NamedTuple):
-    """The end of passes through minibatches: the restarts that were kept, and the last bound of every restart."""
-
-    etas: Etas
-    kept: Tensor
-    final: Tensor  # [R]
-    objective: list[float]
-    converged: bool
-    interrupted: bool
-
-
-def run_batches(
-    graph: ChainGraph, starts: Starts, options: Options, report: Callable[[int, float], None] = lambda step, best: None
-) -> Passes:
-    """Pass through all sequences until the estimate of the bound settles, at most `max_steps` times.
-
-    Each of the first passes keeps the better third of the restarts, until one remains.
-    """
-    generator = torch.Generator().manual_seed(options.number)
-    data, restarts = graph.data, len(starts.kinds)
-    n, batches = data.n_sequences, -(-data.n_sequences // (options.batch_size or data.n_sequences))
-    first = engine_from(graph.to(sample_of(graph.problem.series, options.number)), starts.values)
-    first.run(1, 0.0)
-    etas, linear = parameters_of(first), first.linear
-    kept = torch.arange(restarts, device="cpu")
-    final = torch.full((restarts,), -math.inf, dtype=torch.float64, device="cpu")
-    objective: list[float] = []
-    n_observed = data.n_observed
-    i, converged, interrupted = 0, False, False
-    try:
-        with may_interrupt():
-            while len(objective) < options.max_steps and not converged:
-                estimate, now = torch.zeros((), dtype=torch.float64, device="cpu"), etas
-                for some in torch.randperm(n, generator=generator, device="cpu").tensor_split(batches):
-                    i += 1
-                    share = len(some) / n
-                    part = data.part(some.sort().values)
-                    with deferred():
-                        batch = graph.to(part, share).engine(now, False, linear, i**-FORGETTING)
-                        batch.update(PATHS)
-                        estimate = estimate + batch.elbo().double()
-                        for name in now:
-                            batch.update(name, repeated=REPEATED)
-                        now = parameters_of(batch)
-                    data.series.release()
-                etas, estimate = now, estimate.cpu()
-                final[kept] = estimate
-                objective.append(float(estimate.max()))
-                report(len(objective), objective[-1])
-                if len(kept) > 1:
-                    better = estimate.argsort(descending=True)[: math.ceil(len(kept) / KEPT)]
-                    kept, etas = kept[better], {name: eta[better.to(eta.device)] for name, eta in etas.items()}
-                else:
-                    last = objective[-1]
-                    converged = len(objective) > 1 and abs(last - objective[-2]) <= options.tol * n_observed
-    except KeyboardInterrupt:
-        if not objective:
-            raise  # nothing has been reached yet
-        interrupted = True
-    return Passes(etas, kept, final, objective, converged, interrupted)
-
-
 def engine_from(graph: ChainGraph, values: Parameters) -> VMP | ChunkedVMP:
     """The engine with the paths under parameters `[R, ...]`."""
     return engine_of(graph, graph.near(values), graph.point(values))
@@ -369,6 +303,19 @@ def engine_of(
     engine = graph.engine(etas, check=False, linear=linear or frozenset())
     for block in graph.paths:
         engine.update(block.name, under)
+    return engine
+
+
+def engine_in(graph: Graph, state: dict[str, Any]) -> VMP | ChunkedVMP:
+    """The engine of a graph that had this state."""
+    etas, linear = state["etas"], frozenset(state["linear"])
+    if isinstance(graph, ChainGraph) and "chunks" in state:
+        return ChunkedVMP.of_state(graph, state)
+    engine = graph.engine(etas, check=False, linear=linear)
+    for block in graph.paths:
+        if block.name not in etas:
+            engine.update(block.name)
+    engine.set(state)
     return engine
 
 

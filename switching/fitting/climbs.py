@@ -2,6 +2,7 @@
 
 import itertools
 import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -39,6 +40,17 @@ class Climb:
     @property
     def final(self) -> float:
         return self.trace[-1] if self.trace else -math.inf
+
+    def recorded(self, others: Sequence["Climb"]) -> dict[str, Any]:
+        """All of it for a checkpoint; `others` has its leader."""
+        place = next((i for i, other in enumerate(others) if other is self.leader), None)
+        trace = torch.tensor(self.trace, dtype=torch.float64, device="cpu")
+        return vars(self) | {"trace": trace, "tables": dict(self.tables), "leader": place}
+
+    def set(self, record: Mapping[str, Any], others: Sequence["Climb"]) -> None:
+        """Become the restart that was recorded."""
+        leader = None if record["leader"] is None else others[record["leader"]]
+        vars(self).update(record, trace=record["trace"].tolist(), leader=leader)
 
     def raised(self, by: float) -> "Climb":
         """The restart for an objective that is greater by a constant."""

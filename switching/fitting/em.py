@@ -49,6 +49,7 @@ class EM:
 
     def _begin(self, values: Parameters, marginals: Marginals | None) -> None:
         self.tables, self._marginals = values, marginals
+        self._rows: tuple[Parameters, Tensor] | None = None  # since the E-step: all its restarts, and those of here
         like = next(iter(values.values()))
         self.collapsed = torch.zeros(len(like), self.problem.n_states, dtype=torch.bool, device=like.device)
 
@@ -66,7 +67,7 @@ class EM:
                     prior = self.problem.log_prior(values, inside=True)
                 now = (self._evidence(marginals) + prior).double()
                 # from here to the end of this block one step's results belong together
-                self.tables, self._marginals, self.collapsed = values, marginals, collapsed
+                self.tables, self._marginals, self.collapsed, self._rows = values, marginals, collapsed, None
                 trace.append(now)
         except KeyboardInterrupt:
             if not trace:
@@ -86,7 +87,7 @@ class EM:
         return there
 
     def height(self) -> Float[Tensor, "R"]:
-        self._marginals = self._expected(self.tables)
+        self._marginals, self._rows = self._expected(self.tables), None
         return self._evidence(self._marginals) + self.problem.log_prior(self.tables)
 
     def select(self, restarts: Tensor) -> "EM":
@@ -95,7 +96,22 @@ class EM:
         selected = copy(self)
         selected._begin(values, None if self._marginals is None else self._some(self._marginals, restarts))
         selected.collapsed = self.collapsed[restarts]
+        whole, rows = (self.tables, restarts) if self._rows is None else (self._rows[0], self._rows[1][restarts])
+        selected._rows = whole, rows
         return selected
+
+    def state(self) -> dict[str, Any]:
+        """The tables of all restarts of the last E-step, which is made again: its rounding depends on all of them."""
+        whole, rows = (self.tables, None) if self._rows is None else self._rows
+        return {"tables": whole, "rows": rows, "known": self._marginals is not None, "collapsed": self.collapsed}
+
+    def resumed(self, state: dict[str, Any]) -> "EM":
+        there = self.at(state["tables"])
+        if state["known"]:
+            there._marginals = there._expected(there.tables)
+        there = there if state["rows"] is None else there.select(state["rows"])
+        there.collapsed = state["collapsed"]
+        return there
 
     @property
     def occupancy(self) -> Float[Tensor, "R K"]:

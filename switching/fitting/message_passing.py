@@ -6,6 +6,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -18,9 +19,10 @@ from ..parameters import Parameters
 from ..problem import Problem
 from . import points
 from .chain_graph import ChainGraph
-from .chunked import ChunkedVMP, engine_from, engine_of, occupancy_of, run_batches
+from .chunked import ChunkedVMP, engine_from, engine_in, engine_of, occupancy_of
 from .climbs import Climb, SearchResult
 from .graph import Etas, Graph
+from .minibatches import run_batches
 from .options import Options
 from .perturbation import End
 from .posterior import VariationalPosterior
@@ -43,6 +45,7 @@ class Passing:
 
     def __init__(self, engine: VMP | ChunkedVMP, graph: Graph, fresh: bool = True) -> None:
         self.engine, self.graph, self.fresh = engine, graph, fresh
+        self._rows: tuple[dict[str, Any], Tensor] | None = None  # since the last step: all its restarts, those of here
 
     @property
     def tables(self) -> Etas:
@@ -57,11 +60,25 @@ class Passing:
     def run(self, max_steps: int) -> Run:
         if self.graph.rebase is not None and isinstance(self.engine, VMP) and not self.fresh:
             self.graph.rebase(self.engine)
-        self.fresh = False
+        self.fresh, self._rows = False, None
         return self.engine.run(max_steps, tol=0.0)
 
     def select(self, restarts: Tensor) -> "Passing":
-        return Passing(self.engine.select(restarts), self.graph, self.fresh)
+        selected = Passing(self.engine.select(restarts), self.graph, self.fresh)
+        if isinstance(self.engine, VMP) and not {block.name for block in self.graph.paths} <= {*self.graph.kept}:
+            whole, rows = (self.engine.state(self.graph.kept), restarts) if self._rows is None else self._rows
+            selected._rows = whole, rows if self._rows is None else rows[restarts]
+        return selected
+
+    def state(self) -> dict[str, Any]:
+        """That of the engine. If its paths follow from other blocks, it is the engine of all restarts of the last step,
+        on which the rounding of the paths depends."""
+        whole, rows = (self.engine.state(self.graph.kept), None) if self._rows is None else self._rows
+        return {"engine": whole, "rows": rows, "fresh": self.fresh}
+
+    def resumed(self, state: dict[str, Any]) -> "Passing":
+        there = Passing(engine_in(self.graph, state["engine"]), self.graph, state["fresh"])
+        return there if state["rows"] is None else there.select(state["rows"])
 
     def extrapolated(self, before: Etas, by: Tensor) -> Etas | None:
         """Natural parameters moved on by `by` times their change since `before`; restarts whose natural parameters

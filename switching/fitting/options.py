@@ -6,8 +6,9 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ...inference.numerics.randomness import Seed
-from ...inference.numerics.scalars import check_choice, check_flag, check_integer, check_kind, check_number
+from ...inference.numerics.scalars import check_choice, check_flag, check_integer, check_kind, check_number, check_path
 from ..seeding import number_of
+from .checkpoint import Checkpoint
 
 METHODS = ("em", "vmp", "svi", "nuts")
 TRIALS = 4  # brief runs for each restart
@@ -38,6 +39,9 @@ class Options:
     warmup_steps: int | None = None
     pooled: Any = "complete"
     group: Any = None
+    checkpoint: Any = None
+    every: float = 60.0
+    saving: Checkpoint = field(default=Checkpoint(), repr=False, compare=False)  # the open file
     number: int = field(init=False)  # the seed as an integer
 
     def __post_init__(self) -> None:
@@ -49,7 +53,10 @@ class Options:
             raise ValueError(f'prior: got None; method="{self.method}" needs a prior for its posterior; use "weak".')
         for name in ("restarts", "max_steps"):
             object.__setattr__(self, name, check_integer(name, getattr(self, name)))
-        object.__setattr__(self, "tol", check_number("tol", self.tol, least=0))
+        for name in ("tol", "every"):
+            object.__setattr__(self, name, check_number(name, getattr(self, name), least=0))
+        if self.checkpoint is not None:
+            object.__setattr__(self, "checkpoint", check_path("checkpoint", self.checkpoint))
         check_flag("progress", self.progress)
         if self.fixed is not None:
             check_kind("fixed", self.fixed, Mapping, 'values by name, such as {"loc": [[0.0], [1.0]]}')

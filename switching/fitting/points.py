@@ -38,6 +38,7 @@ from .graph import Graph
 from .interrupts import may_interrupt
 from .search import MultiStart, chosen
 
+ENDS = "ends"  # the name of its loop in a checkpoint
 BEFORE = 64  # steps of EM
 STRIDE = 8  # steps between two checks of the progress
 RESTS = 0.01  # promised rise of a step, in the tolerance of the search, below which a restart waits for the others
@@ -55,6 +56,10 @@ def finish(search: MultiStart, climbs: Sequence[Climb], graph: Graph, max_steps:
     climbs = [climb for climb in climbs if climb.ended == "max_steps" and len(climb.trace) < max_steps]
     if search.interrupted or not climbs:
         return
+    known = search.saving.finished(ENDS)
+    if known is not None:
+        search.set(climbs, known)
+        return
     try:
         with may_interrupt():
             _climb(search, climbs, graph, max_steps)
@@ -62,14 +67,21 @@ def finish(search: MultiStart, climbs: Sequence[Climb], graph: Graph, max_steps:
         search.interrupted = True
         for climb in climbs:
             climb.ended = "interrupted"
+        search.saving.stop()
     except IMPOSSIBLE:
-        return  # what EM has reached stays
+        pass  # what EM has reached stays
+    search.saving.end(lambda: search.recorded(climbs))
 
 
 def _climb(search: MultiStart, climbs: Sequence[Climb], graph: Graph, max_steps: int) -> None:
     surface = AtPoints(graph, tables_of(climbs, graph.kept))
     ascent, steps = Ascent(surface, surface.start, RESTS * search.tol), len(climbs[0].trace)
     going = list(range(len(climbs)))
+    known = search.saving.begun(ENDS)
+    if known is not None:
+        search.set(climbs, known["climbs"])
+        surface.set(known["surface"])
+        ascent, going, steps = ascent.resumed(known["ascent"]), known["going"], known["steps"]
     while going and steps < max_steps:
         run = ascent.run(min(STRIDE, max_steps - steps))
         tables, ends = surface.tables(ascent.point)
@@ -89,6 +101,13 @@ def _climb(search: MultiStart, climbs: Sequence[Climb], graph: Graph, max_steps:
             for i in going:
                 climbs[i].ended = "converged"
             return
+        parts = {"going": going, "steps": steps, "ascent": ascent, "surface": surface}
+        search.saving.note(partial(_state, search, climbs, parts))
+
+
+def _state(search: MultiStart, climbs: Sequence[Climb], parts: dict[str, Any]) -> dict[str, Any]:
+    states = {name: parts[name].state() for name in ("ascent", "surface")}
+    return parts | states | {"climbs": search.recorded(climbs)}
 
 
 def tables_of(climbs: Sequence[Climb], names: Collection[str]) -> dict[str, Any]:
@@ -125,6 +144,13 @@ class AtPoints:
         return [
             name for name in self.graph.kept if not isinstance(families.get(name), Held) and name not in self.families
         ]
+
+    def state(self) -> dict[str, Any]:
+        """Where the other blocks are; see `search.Optimizer`."""
+        return {"best": dict(self.best), "highest": self.highest}
+
+    def set(self, state: Mapping[str, Any]) -> None:
+        self.best, self.highest = dict(state["best"]), state["highest"]
 
     def flat(self, points: Mapping[str, LocPrecision]) -> Float[Tensor, "R P"]:
         """The coordinates of points."""

@@ -24,7 +24,7 @@ from ...inference.message_passing.engine import VMP, Run
 from ..parameters import Parameters, prefixed, with_prefix
 from ..problem import Problem
 from .chain_graph import Blocks, ChainGraph, blocks_of
-from .chunked import ChunkedVMP, engine_of
+from .chunked import ChunkedVMP, engine_in, engine_of
 from .graph import Etas
 from .message_passing import Passing
 from .options import Options
@@ -64,12 +64,11 @@ class Populations(Passing):
 
     Arguments:
         partial: the blocks with a population.
-        ends: takes the problem with the hyperparameters after each run.
     """
 
-    def __init__(self, engine: VMP | ChunkedVMP, graph: ChainGraph, partial: Blocks, ends: list[Problem]) -> None:
+    def __init__(self, engine: VMP | ChunkedVMP, graph: ChainGraph, partial: Blocks) -> None:
         super().__init__(engine, graph, fresh=False)
-        self.partial, self.ends = partial, ends
+        self.partial = partial
 
     def run(self, max_steps: int) -> Run:
         trace: list[Tensor] = []
@@ -79,7 +78,6 @@ class Populations(Passing):
                 run = self.engine.run(1, tol=0.0)
                 interrupted = run.interrupted
                 trace.append(run.elbo[-1] + self._refit())
-                self.ends[:] = [self._chain_graph.problem]
         except KeyboardInterrupt:
             if not trace:
                 raise
@@ -87,7 +85,7 @@ class Populations(Passing):
         return Run(torch.stack(trace), len(trace), False, interrupted=interrupted)
 
     def select(self, restarts: Tensor) -> "Populations":
-        return Populations(self.engine.select(restarts), self._chain_graph, self.partial, self.ends)
+        return Populations(self.engine.select(restarts), self._chain_graph, self.partial)
 
     @property
     def tables(self) -> Etas:
@@ -95,10 +93,20 @@ class Populations(Passing):
         return super().tables | prefixed({name: self.graph.priors[name][:1] for name in self.partial}, OF_POPULATION)
 
     def at(self, tables: Etas) -> "Populations":
-        populations = {name: tables[OF_POPULATION + name][0] for name in self.partial}
-        graph = self._under(populations)
+        graph = self._under({name: tables[OF_POPULATION + name][0] for name in self.partial})
         engine = engine_of(graph, without_populations(tables), linear=self.engine.linear)
-        return Populations(engine, graph, self.partial, self.ends)
+        return Populations(engine, graph, self.partial)
+
+    def state(self) -> dict[str, Any]:
+        return super().state() | {"populations": {name: self.graph.priors[name][0] for name in self.partial}}
+
+    def resumed(self, state: dict[str, Any]) -> "Populations":
+        graph = self._under(state["populations"])
+        return Populations(engine_in(graph, state["engine"]), graph, self.partial)
+
+    def problem_at(self, tables: Etas) -> Problem:
+        """The problem with the hyperparameters of a restart's tables."""
+        return self._under({name: tables[OF_POPULATION + name] for name in self.partial}).problem
 
     @property
     def _chain_graph(self) -> ChainGraph:
@@ -164,14 +172,16 @@ def fit_population(problem: Problem, options: Options, begin: VariationalPosteri
     units = begin.units
     assert units is not None
     scaled = units.problem(problem)
-    graph, ends = ChainGraph.of(scaled), [scaled]
+    graph = ChainGraph.of(scaled)
     engine = engine_of(graph, {name: eta.unsqueeze(0) for name, eta in begin.blocks.items()})
     volume = float(units.log_volume(problem.series).sum())
     with reported(options, -volume) as report:
         search = MultiStart(options, scaled.series, report)
-        search.run(Populations(engine, graph, partial_blocks(scaled, partial), ends), ["pooled"], 1)
-    assert ends[0].prior is not None
-    fitted: Parameters = {name: table.detach() for name, table in units.back(ends[0].prior).items()}
+        populations = Populations(engine, graph, partial_blocks(scaled, partial))
+        search.run(populations, ["pooled"], 1)
+    prior = populations.problem_at(search.best.tables).prior
+    assert prior is not None
+    fitted: Parameters = {name: table.detach() for name, table in units.back(prior).items()}
     problem = replace(problem, prior=fitted)
     etas = without_populations(search.best.tables)
     posterior = VariationalPosterior.of_chain(etas, graph.blocks, units, problem)

@@ -14,29 +14,32 @@ from typing import Any, cast
 import pandas as pd
 import pyro
 import torch
-from pyro.infer import MCMC, NUTS, SVI, Trace_ELBO
+from pyro.infer import SVI, Trace_ELBO
 from pyro.infer.autoguide import AutoNormal, init_to_value
 from pyro.ops.stats import split_gelman_rubin
-from pyro.optim import ClippedAdam
+from pyro.optim import ClippedAdam, PyroOptim
 from torch import Tensor
 from torch.distributions import biject_to
 
+from ...inference.numerics.costs import repeated
 from ...inference.numerics.deferred import deferred
 from ..known import whole_parameters
 from ..parameters import Parameters, reordered
 from ..priors import sample_sites
 from ..problem import Problem
 from ..program import collapsed_program
-from ..seeding import seeded
+from ..seeding import draw_from, drawn_so_far, seeded
 from .alignment import match_states
 from .climbs import COLUMNS
 from .density import IMPOSSIBLE, Density, FreeDensity, Whitened
 from .interrupts import may_interrupt
+from .nuts import Sampler
 from .options import Options
 from .posterior import DrawnPosterior
 from .progress import Progress
 from .refinement import peak
 from .result import Result
+from .trees import copied
 from .units import Units
 
 DRAWS = 1000  # from the guide of SVI
@@ -94,11 +97,17 @@ def climb_guide(
     """`max_steps` steps of SVI: the bound at each step plus `shift`, and whether SVI was interrupted."""
     losses: list[float] = []
     optimiser = ClippedAdam({"lr": LEARNING_RATE, "lrd": DECAY ** (1 / options.max_steps)})
-    svi = SVI(program, guide, optimiser, Bound())
+    svi, saving = SVI(program, guide, optimiser, Bound()), options.saving
+    finished = saving.finished("svi")
+    known = saving.begun("svi") if finished is None else finished
+    if known is not None:
+        losses = set_guide(guide, optimiser, known)
+    if finished is not None:
+        return losses, False
     with Progress("SVI", options.max_steps, options.progress) as shown:
         try:
             with may_interrupt():
-                for step in range(1, options.max_steps + 1):
+                for step in range(len(losses) + 1, options.max_steps + 1):
                     # the first step validates the program; later steps check only the bound
                     with pyro.validation_enabled(step == 1):
                         loss = float(svi.step())  # pyright: ignore[reportArgumentType]
@@ -108,10 +117,34 @@ def climb_guide(
                             'use method="vmp", or give x in another unit.'
                         )
                     losses.append(shift - loss)
+                    saving.note(lambda: guide_state(optimiser, losses))
                     shown(step, losses[-1])
         except KeyboardInterrupt:
+            saving.stop()
             return losses, True
+    saving.end(lambda: guide_state(optimiser, losses))
     return losses, False
+
+
+def guide_state(optimiser: PyroOptim, losses: list[float]) -> dict[str, Any]:
+    """The guide of SVI, the moments of its optimizer, the generators, and the trace."""
+    store: Any = pyro.get_param_store()
+    free = {name: param.detach().clone() for name, param in store.named_parameters()}
+    like = next(iter(free.values()))
+    moments, generators = copied(optimiser.get_state()), drawn_so_far(like)
+    return {"free": free, "moments": moments, "generators": generators, "losses": list(losses)}
+
+
+def set_guide(guide: AutoNormal, optimiser: PyroOptim, state: dict[str, Any]) -> list[float]:
+    """Go on from a state of SVI; returns its trace."""
+    with repeated():
+        guide()  # makes the parameters
+    store: Any = pyro.get_param_store()
+    for name, param in store.named_parameters():
+        param.data = state["free"][name].clone()
+    optimiser.set_state(copied(state["moments"]))
+    draw_from(state["generators"], next(iter(state["free"].values())))
+    return list(state["losses"])
 
 
 @dataclass(frozen=True)
@@ -149,14 +182,12 @@ def run_nuts(
                 for number in range(CHAINS):
                     chains.append(Chained())
                     before = number * (n_draws + n_warmup)
-                    recorder = _recorder(chains[-1], density, objective, before, n_warmup, shown)
+                    record = _recorder(chains[-1], density, objective, before, n_warmup, shown)
                     with seeded(options.number + number, like):
-                        kernel, start_at = NUTS(potential_fn=density.potential), density.start
-                        MCMC(
-                            kernel, n_draws, n_warmup, initial_params=start_at, disable_progbar=True, hook_fn=recorder
-                        ).run()
+                        chains[-1].draw(density, options, like, record)
         except KeyboardInterrupt:
             interrupted = True
+            options.saving.stop()
     complete = _rectangle([len(chain.draws) for chain in chains])
     if complete is None:
         return None
@@ -208,6 +239,46 @@ class Chained:
     objective: list[Tensor] = field(default_factory=list)
     diverging: set[int] = field(default_factory=set)
 
+    def draw(
+        self, density: FreeDensity, options: Options, like: Tensor, record: Callable[[Any, Parameters, int], None]
+    ) -> None:
+        """Draw the chain by Pyro's NUTS, whose state is in the checkpoint after each draw."""
+        saving = options.saving
+        finished = saving.finished("chain")
+        if finished is not None:
+            self.set(finished)
+            return
+        sampler = Sampler(density.potential, density.start, options.n_warmup)
+        known, i = saving.begun("chain"), 0
+        if known is not None:
+            self.set(known["chain"])
+            with repeated():
+                sampler.set(known["sampler"])
+            draw_from(known["generators"], like)
+            i = known["i"]
+        for step in range(i, options.n_warmup + options.n_draws):
+            record(sampler.kernel, sampler.draw(), step)
+            saving.note(partial(self._all, sampler, step + 1, like))
+        saving.end(self.state)
+
+    def _all(self, sampler: Sampler, i: int, like: Tensor) -> dict[str, Any]:
+        return {"i": i, "chain": self.state(), "sampler": sampler.state(), "generators": drawn_so_far(like)}
+
+    def state(self) -> dict[str, Any]:
+        names = self.draws[0] if self.draws else ()
+        return {
+            "draws": {name: torch.stack([draw[name] for draw in self.draws]) for name in names},
+            "objective": torch.stack(self.objective) if self.objective else None,
+            "diverging": sorted(self.diverging),
+        }
+
+    def set(self, state: dict[str, Any]) -> None:
+        tables, objective = state["draws"], state["objective"]
+        n = 0 if objective is None else len(objective)
+        self.draws = [{name: table[i] for name, table in tables.items()} for i in range(n)]
+        self.objective = [] if objective is None else list(objective)
+        self.diverging = set(state["diverging"])
+
 
 def _recorder(
     chain: Chained,
@@ -216,18 +287,17 @@ def _recorder(
     before: int,
     n_warmup: int,
     shown: Progress,
-) -> Callable[[Any, dict[str, Tensor], str, int], None]:
-    """A hook of Pyro's sampler that keeps each draw at once, so that an interrupt loses none."""
+) -> Callable[[Any, dict[str, Tensor], int], None]:
+    """Keeps each draw at once, so that an interrupt loses none."""
 
-    def record(kernel: Any, free: dict[str, Tensor], stage: str, i: int) -> None:
-        warm = stage.lower().startswith("sample")
-        if warm:
+    def record(kernel: Any, free: dict[str, Tensor], i: int) -> None:
+        if i >= n_warmup:
             draw = {name: value.detach() for name, value in density.values(free).items()}
             with torch.no_grad():
                 chain.objective.append(objective(draw))
             chain.diverging.update(kernel.diagnostics()["divergences"])
             chain.draws.append(draw)  # appended last: a draw counts once its objective and divergence are recorded
-        shown(before + i + 1 + (n_warmup if warm else 0), float("nan"))
+        shown(before + i + 1, float("nan"))
 
     return record
 

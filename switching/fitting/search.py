@@ -22,7 +22,7 @@ cost little more for many restarts than for few, so small series have more of th
 """
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
@@ -33,6 +33,7 @@ from torch import Tensor
 
 from ...inference.families import tree_map
 from ...inference.message_passing.engine import Run
+from ...inference.numerics.costs import repeated
 from ...inference.numerics.deferred import deferred
 from ..data.series import Series
 from ..parameters import Parameters
@@ -46,6 +47,7 @@ from .progress import Report, Reporter, reported
 from .starts import SAMPLE, first_guesses
 from .whole import Whole
 
+BATCH = "batch"  # the name of its loop in a checkpoint
 FIRST_LOOK = 8  # steps before the first half stops
 FIRST_EXTRAPOLATION = 2  # strides before the first extrapolation
 CLEAR = 3  # steps after an extrapolation, whose last two rises contain nothing of it
@@ -100,6 +102,14 @@ class Optimizer(Protocol):
         """Some of the restarts."""
         ...
 
+    def state(self) -> Any:
+        """A tree (see `trees`) from which `resumed` continues with the same bits."""
+        ...
+
+    def resumed(self, state: Any) -> Any:
+        """The batch with this state, which a batch for the same data had."""
+        ...
+
 
 def search(
     problem: Problem,
@@ -120,15 +130,16 @@ def search(
     numbers = int((problem.series.last + 1).sum()) * problem.n_states
     n = max(min(options.n_tried, ROOM // numbers), options.restarts)
     multi = MultiStart(options, problem.series, report)
-    starts = first_guesses(problem, n, options.number, user_start, VARIED * options.restarts)
-    multi.run(begin(starts.values), starts.kinds, options.n_kept)
+    if not multi.replayed():
+        starts = first_guesses(problem, n, options.number, user_start, VARIED * options.restarts)
+        multi.run(begin(starts.values), starts.kinds, options.n_kept)
     if problem.n_states == 1 or options.restarts == 1:
         return multi.result()
     sure = multi.result().agreement[0] >= SURE
     try:
         with may_interrupt():
             more = 0 if sure or multi.interrupted else _widened(n, numbers) - n
-            if more:
+            if more and not multi.replayed():
                 starts = first_guesses(problem, more, options.number + 1, None, 0)
                 multi.run(begin(starts.values), starts.kinds, options.n_kept)
             if size <= SAMPLE:
@@ -136,6 +147,7 @@ def search(
                 _perturb(multi, problem, begin, end, options, n)
     except KeyboardInterrupt:
         multi.interrupted = True
+        multi.saving.stop()
     return multi.result()
 
 
@@ -179,9 +191,10 @@ def _perturb(
         if multi.interrupted:
             return
         before = multi.best.final
-        ends = [end(climb.tables) for climb in multi.ends(PARENTS)]
-        starts = perturbed(problem, ends, n, options.number + number)
-        multi.run(begin(starts.values), starts.kinds, options.n_kept, independent=False)
+        if not multi.replayed():
+            ends = [end(climb.tables) for climb in multi.ends(PARENTS)]
+            starts = perturbed(problem, ends, n, options.number + number)
+            multi.run(begin(starts.values), starts.kinds, options.n_kept, independent=False)
         if multi.best.ended != "converged":  # further rounds would only raise it by further steps
             return
         fruitless = 0 if multi.best.final > before + multi.tol else fruitless + 1
@@ -203,13 +216,14 @@ class MultiStart:
         interrupted: whether Ctrl-C ended the search.
         max_steps: of each run.
         report: takes the progress.
+        saving: the checkpoint of the fit.
     """
 
     def __init__(self, options: Options, series: Series | Whole, report: Report) -> None:
         self.climbs: list[Climb] = []
         self.interrupted = False
         self.tol = options.tol * float(series.n_observed)
-        self.max_steps, self.report = options.max_steps, report
+        self.max_steps, self.report, self.saving = options.max_steps, report, options.saving
         self._rounding = ROUNDING[series.like.dtype]
         self._device = series.like.device
 
@@ -249,6 +263,8 @@ class MultiStart:
             independent: whether its starts do not come from ends of others.
             beside: an earlier restart, with which others merge that come to its point.
         """
+        if self.replayed():
+            return
         going = [Climb(kind, independent=independent) for kind in kinds]
         self.climbs += going
         try:
@@ -262,9 +278,40 @@ class MultiStart:
         for climb in self.climbs:
             if not climb.ended:
                 climb.ended = "interrupted" if self.interrupted else "max_steps"
+        if self.interrupted:
+            self.saving.stop()
+        self.saving.end(lambda: self.recorded(going))
 
-    def _climb(self, optimizer: Optimizer, going: list[Climb], n_kept: int, beside: Climb | None) -> None:
-        steps, look, stride = 0, FIRST_LOOK, optimizer.stride
+    def replayed(self) -> bool:
+        """Whether the checkpoint has the next batch, whose restarts are then among `climbs`."""
+        records = self.saving.finished(BATCH)
+        if records is None:
+            return False
+        new = [Climb(record["kind"]) for record in records]
+        self.climbs += new
+        self.set(new, records)
+        return True
+
+    def recorded(self, climbs: Sequence[Climb]) -> list[dict[str, Any]]:
+        """Restarts for the checkpoint."""
+        return [climb.recorded(self.climbs) for climb in climbs]
+
+    def set(self, climbs: Sequence[Climb], records: Sequence[Mapping[str, Any]]) -> None:
+        """Make restarts those that were recorded."""
+        for climb, record in zip(climbs, records, strict=True):
+            climb.set(record, self.climbs)
+
+    def _state(self, batch: list[Climb], optimizer: Optimizer, where: dict[str, int]) -> dict[str, Any]:
+        return where | {"climbs": self.recorded(batch), "optimizer": optimizer.state()}
+
+    def _climb(self, optimizer: Optimizer, batch: list[Climb], n_kept: int, beside: Climb | None) -> None:
+        going, steps, look, stride = batch, 0, FIRST_LOOK, optimizer.stride
+        known = self.saving.begun(BATCH)
+        if known is not None:
+            self.set(batch, known["climbs"])
+            going, steps, look = [climb for climb in batch if not climb.ended], known["steps"], known["look"]
+            with repeated():
+                optimizer = optimizer.resumed(known["optimizer"])
         while going and steps < self.max_steps and not self.interrupted:
             before = optimizer.tables
             run = optimizer.run(min(stride, self.max_steps - steps))
@@ -286,6 +333,9 @@ class MultiStart:
                 going = [going[i] for i in stay]
                 if going:
                     optimizer = optimizer.select(torch.tensor(stay, device=self._device))
+            if going and not self.interrupted:
+                where = {"steps": steps, "look": look}
+                self.saving.note(partial(self._state, batch, optimizer, where))
 
     def _extrapolate(
         self, optimizer: Optimizer, before: dict[str, Any], going: list[Climb]

@@ -7,6 +7,7 @@ also called a linear dynamical system. Given values, all inference is exact, by 
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
 import pyro
@@ -448,6 +449,8 @@ class LinearSSM(Model):
         fixed: Any = None,
         num_samples: int | None = None,
         warmup_steps: int | None = None,
+        checkpoint: str | Path | None = None,
+        every: float = 60.0,
         lengths: Any = None,
         inputs: Any = None,
         input_names: Any = None,
@@ -474,7 +477,7 @@ class LinearSSM(Model):
                 group with a free covariance have the same entries held. "svi" and "nuts" take whole tables: those of
                 the transition together, and those of the emission and of the first state. The weights of an
                 autoregression are held together.
-            num_samples, warmup_steps: as in `SwitchingSSM.fit`.
+            num_samples, warmup_steps, checkpoint, every: as in `SwitchingSSM.fit`.
             lengths, inputs, input_names: as in every method; inputs for a structure with a `Regression`.
 
         Returns:
@@ -499,6 +502,8 @@ class LinearSSM(Model):
             fixed=fixed,
             num_samples=num_samples,
             warmup_steps=warmup_steps,
+            checkpoint=checkpoint,
+            every=every,
         )
         return self._fit(x, {"lengths": lengths, "inputs": inputs, "input_names": input_names}, options)
 

@@ -55,7 +55,7 @@ def fit_switching_linear(problem: SwitchingLinearProblem, options: Options) -> R
     users = users_of(layout, known, options.method)
     if _singular(layout, known.tables):
         return fit_by_evidence(problem, known, users, options)
-    learned, states = single(layout, scaled, known.inner)
+    learned, states = options.saving.once("one regime", lambda: single(layout, scaled, known.inner))
     path = GaussianPaths((scaled.last + 1).unsqueeze(-1)).mean(states).linear[0, ..., 0, :, :]
     kinds, labels = _labels(problem, path, options)
     paths = paths_from(layout, scaled, states, labels)
@@ -67,7 +67,7 @@ def fit_switching_linear(problem: SwitchingLinearProblem, options: Options) -> R
     engine = brief.engine(graph.start(len(kinds)) | start, check=False, linear=LINEAR)
     with multi_start(options, series, -volume) as search:
         with search.stage(f"annealing {len(kinds)} starts"):
-            engine, interrupted = warmed(engine, layout.one_chain, kinds)
+            engine, interrupted = warmed(engine, layout.one_chain, kinds, options.saving)
         for name in {BLOCKS[name] for name in users.other}:
             engine.put(replace(engine.blocks[name], family=graph.families[name]))
         if interrupted:  # one start alone has a result soon
@@ -133,14 +133,14 @@ def _most_probable(
     if len(search.climbs) == 1 or search.interrupted:
         return search.result()
     graph = optimizer.graph
-    evidence = _evidence(search.climbs, graph, problem)
+    evidence = search.saving.once("evidence", lambda: _evidence(search.climbs, graph, problem))
     order = sorted(range(len(evidence)), key=lambda i: -evidence[i])
     behind = [search.climbs[i] for i in order[: options.n_kept] if search.climbs[i].ended == "left behind"]
     if behind:
         engine = graph.engine(points.tables_of(behind, graph.kept), check=False, linear=LINEAR)
         number = len(search.climbs)
         _run(search, Passing(engine, graph, fresh=False), [climb.kind for climb in behind], options, len(behind))
-        evidence += _evidence(search.climbs[number:], graph, problem)
+        evidence += search.saving.once("evidence", lambda: _evidence(search.climbs[number:], graph, problem))
     ends = [i for i, climb in enumerate(search.climbs) if climb.ended != "left behind"]
     return replace(search.result(), best=search.climbs[max(ends, key=lambda i: evidence[i])])
 

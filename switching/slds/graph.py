@@ -30,6 +30,7 @@ from ...inference.families import (
 )
 from ...inference.message_passing.engine import VMP
 from ...inference.message_passing.factor_graph import Block, Factor
+from ...inference.numerics.costs import repeated
 from ...inference.numerics.deferred import deferred
 from ..data.series import Series
 from ..dynamics import factors as discrete
@@ -157,7 +158,13 @@ def regimes(layout: LinearRegimes, log_weight: Tensor) -> MarkovTables:
 
 
 def annealed(
-    engine: VMP, hot: Sequence[float], cooling: float, sweeps: int, exempt: Collection[str] = frozenset()
+    engine: VMP,
+    hot: Sequence[float],
+    cooling: float,
+    sweeps: int,
+    exempt: Collection[str] = frozenset(),
+    known: dict[str, Any] | None = None,
+    note: Callable[[Callable[[], Any]], None] = lambda state: None,
 ) -> VMP:
     """The engine after its restarts have been cooled down, each from a temperature `hot [R]`; 1 leaves it alone.
 
@@ -165,11 +172,18 @@ def annealed(
     multiplied by `cooling`, and this repeats until T - 1 is below `COLD`. Finally all factors have weight 1 again.
     A restart joins the hottest ones as soon as they have come down to its own temperature. Factors of the blocks
     `exempt` have weight 1 throughout.
+
+    Arguments:
+        known: a state to go on from.
+        note: takes the state after each temperature.
     """
     if SWITCH not in engine.blocks:
         return engine
     both = [{CHAIN, SWITCH} <= set(f.blocks) and not set(exempt) & set(f.blocks) for f in engine.factors]
     temperature, places, part = max(hot), [], engine
+    if known is not None:
+        temperature, places, engine = known["temperature"], known["places"], engine_in(engine, known["engine"])
+        part = engine_in(engine, known["part"], len(places))
     while temperature > 1 + COLD:
         due = [i for i, first in enumerate(hot) if first >= temperature]
         if due != places:
@@ -182,7 +196,22 @@ def annealed(
             for _ in range(sweeps):
                 part.step()
         temperature = 1 + cooling * (temperature - 1)
+        state = {"temperature": temperature, "places": places}
+        note(partial(_state, state, engine, part))
     return _replaced(engine, part, places)
+
+
+def _state(state: dict[str, Any], engine: VMP, part: VMP) -> dict[str, Any]:
+    return state | {"engine": engine.state(engine.blocks), "part": part.state(part.blocks)}
+
+
+def engine_in(like: VMP, state: dict[str, Any], restarts: int | None = None) -> VMP:
+    """The engine that had this state; `like` has the same blocks and factors, and as many restarts unless told."""
+    blocks = [replace(block, eta=state["etas"][name]) for name, block in like.blocks.items()]
+    engine = VMP(blocks, like.factors, restarts or like.restarts, check=False, linear=frozenset(state["linear"]))
+    with repeated():
+        engine.set(state)
+    return engine
 
 
 def _replaced(engine: VMP, part: VMP, places: Sequence[int]) -> VMP:

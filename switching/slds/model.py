@@ -17,6 +17,7 @@ $K^T$ parts. Methods:
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
 import pyro
@@ -473,6 +474,8 @@ class SwitchingLinearSSM(Model):
         *,
         start: Any = None,
         fixed: Any = None,
+        checkpoint: str | Path | None = None,
+        every: float = 60.0,
         lengths: Any = None,
     ) -> "Fit[Any]":
         """Fit the parameters to sequences, by maximising the bound of structured inference.
@@ -481,7 +484,7 @@ class SwitchingLinearSSM(Model):
 
         Arguments:
             method: "em": points; "vmp": a posterior of the parameters.
-            restarts, max_steps, tol, seed, progress: as in `SwitchingSSM.fit`.
+            restarts, max_steps, tol, seed, progress, checkpoint, every: as in `SwitchingSSM.fit`.
             prior: "weak": with the weight of a few steps, scaled to x, except for distributions that were set by
                 `with_prior`. A dictionary sets some, as `with_prior` does. None: no prior, for "em".
             start: an additional start; with `restarts=1`, the only one. It is a model, a fit, all values by name, or
@@ -500,7 +503,19 @@ class SwitchingLinearSSM(Model):
         Raises:
             TypeError, ValueError: see `SwitchingSSM.fit`.
         """
-        options = Options(method, restarts, max_steps, tol, seed, prior, progress, start=start, fixed=fixed)
+        options = Options(
+            method,
+            restarts,
+            max_steps,
+            tol,
+            seed,
+            prior,
+            progress,
+            start=start,
+            fixed=fixed,
+            checkpoint=checkpoint,
+            every=every,
+        )
         return self._fit(x, {"lengths": lengths}, options)
 
     def _fitted(self, series: Series, options: Options) -> "Fit[Any]":

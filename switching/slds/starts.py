@@ -17,13 +17,15 @@ from ...inference.families import GaussianTables
 from ...inference.message_passing.engine import VMP
 from ..data.series import Series
 from ..emissions.clusters import clusters_among
+from ..fitting.checkpoint import Checkpoint
 from ..fitting.graph import Etas
 from ..fitting.interrupts import may_interrupt
 from ..linear.starts import near_path
 from ..parameters import Parameters
-from .graph import CHAIN, LINEAR, SWITCH, annealed, graph_of, priors_of, step_variance
+from .graph import CHAIN, LINEAR, SWITCH, annealed, engine_in, graph_of, priors_of, step_variance
 from .layout import LinearRegimes
 
+LOOP = "annealing"  # its name in a checkpoint
 SURE = 4.0  # log odds of the labels at the start of the switch
 NEAR = 100.0  # precision of the principal components as a path
 SWEEPS = 30  # of the single linear model
@@ -65,24 +67,30 @@ def paths_from(
     return states, SURE * one_hot(labels, layout.n_regimes).to(series.observations)
 
 
-def warmed(engine: VMP, one_chain: bool, kinds: Sequence[str]) -> tuple[VMP, bool]:
+def warmed(engine: VMP, one_chain: bool, kinds: Sequence[str], saving: Checkpoint) -> tuple[VMP, bool]:
     """The engine after some sweeps with the path or the labels held, and after annealing of its restarts, from
     different first temperatures; the user's start is not annealed.
 
     Ctrl-C ends this. The second value is whether Ctrl-C was pressed.
     """
+    finished = saving.finished(LOOP)
+    if finished is not None:
+        return engine_in(engine, finished), False
+    known = saving.begun(LOOP)
     held = CHAIN if one_chain else SWITCH
     order = [CHAIN, *(name for name in engine.blocks if name != CHAIN)]
     try:
         with may_interrupt():
-            for _ in range(WARM if SWITCH in engine.blocks else 0):
+            for _ in range(WARM if SWITCH in engine.blocks and known is None else 0):
                 for name in order:
                     if name != held:
                         engine.update(name)
             hot = [1.0 if kind == "own" else HOT[_turn(place)] for place, kind in enumerate(kinds)]
-            engine = annealed(engine, hot, COOLING, AT_ONCE, MEMORY)
+            engine = annealed(engine, hot, COOLING, AT_ONCE, MEMORY, known, saving.note)
     except KeyboardInterrupt:
+        saving.stop()
         return engine, True
+    saving.end(lambda: engine.state(engine.blocks))
     return engine, False
 
 

@@ -11,7 +11,8 @@ from oracles.models import CONJUGATE, drive, random_model
 from samplehold.switching.dynamics.contract import PATHS
 from samplehold.switching.fitting import chunked, starts
 from samplehold.switching.fitting.chain_graph import ChainGraph
-from samplehold.switching.fitting.chunked import ChunkedVMP, engine_of, occupancy_of, parameters_of, run_batches
+from samplehold.switching.fitting.chunked import ChunkedVMP, engine_of, occupancy_of, parameters_of
+from samplehold.switching.fitting.minibatches import run_batches
 from samplehold.switching.fitting.options import Options
 from samplehold.switching.fitting.starts import first_guesses, sample_of
 from torch import Tensor

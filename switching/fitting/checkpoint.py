@@ -1,0 +1,167 @@
+"""The file of a fit that was begun: where its loops stand, so that the same call goes on from there.
+
+A fit is a sequence of loops: a batch of restarts, a chain of draws. Between loops everything follows from the data, the
+options and the results of earlier loops. The file has the result of each loop that has ended and the newest state of
+the one that runs, so a resumed fit walks the same way, takes what is known from the file, and goes on within the loop.
+
+Operators serve plain forms until their work repays compiling a kernel (`numerics.costs`), and both round differently.
+So a state has the work of the process too, and a step at which some operator changed its form is not kept: whatever is
+computed again from a state has the form that it had.
+"""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+
+from ...inference.numerics.costs import count_from, repaid, spent
+from ..data.sealed import sealed
+from ..data.writing import write_file
+from .trees import read, written
+
+FORMAT = 1
+
+Result = TypeVar("Result")
+
+
+@dataclass
+class Loop:
+    """A loop of a fit.
+
+    Attributes:
+        name: of its kind.
+        tree: its result if it has ended, otherwise its newest state; see `trees`.
+        work: of the process at this time.
+    """
+
+    name: str
+    tree: Any = None
+    work: dict[str, float] | None = None
+    ended: bool = False
+
+
+class Checkpoint:
+    """The loops of a fit. Without a file nothing is kept.
+
+    Arguments:
+        path: of the file; None: there is none.
+        identity: JSON that says of what fit it is.
+        every: seconds between two writes.
+        work: of the process at the start of the fit.
+        loops: those of the file.
+    """
+
+    def __init__(
+        self,
+        path: Path | None = None,
+        identity: Any = None,
+        every: float = 0.0,
+        work: dict[str, float] | None = None,
+        loops: list[Loop] | None = None,
+    ) -> None:
+        self.path, self.identity, self.every, self.work = path, identity, every, dict(work or {})
+        self.loops, self._place = loops or [], 0
+        self._written_at, self._is_written = time.monotonic(), True
+        self._repaid, self._keeps = repaid(), path is not None
+
+    def stop(self) -> None:
+        """Keep what there is, and nothing of what follows: the fit was interrupted."""
+        self._keeps = False
+
+    def finished(self, name: str) -> Any:
+        """The result of the next loop if it is known, which is then over; otherwise None."""
+        if not self._keeps or self._place >= len(self.loops) or not self.loops[self._place].ended:
+            return None
+        loop = self._next(name)
+        self._place += 1
+        self._count_from(loop)
+        return loop.tree
+
+    def begun(self, name: str) -> Any:
+        """Begin the next loop; its newest state if there is one, otherwise None."""
+        if not self._keeps:
+            return None
+        if self._place == len(self.loops):
+            self.loops.append(Loop(name))
+        loop = self._next(name)
+        self._count_from(loop)
+        return loop.tree
+
+    def note(self, state: Callable[[], Any]) -> None:
+        """Keep the state of the loop that runs, and write it if it is time."""
+        if not self._keeps:
+            return
+        before, self._repaid = self._repaid, repaid()
+        if before == self._repaid:
+            self.loops[self._place] = Loop(self.loops[self._place].name, state(), dict(spent))
+            self._changed()
+
+    def end(self, result: Callable[[], Any]) -> None:
+        """Keep the result of the loop that runs."""
+        if not self._keeps:
+            return
+        self.loops[self._place] = Loop(self.loops[self._place].name, result(), dict(spent), ended=True)
+        self._place += 1
+        self._changed()
+
+    def once(self, name: str, make: Callable[[], Result]) -> Result:
+        """The result of a loop without states: that of the file, or a new one."""
+        known = self.finished(name)
+        if known is None:
+            self.begun(name)
+            known = make()
+            self.end(lambda: known)
+        return known
+
+    def write(self, anew: bool = False) -> None:
+        """Write what has changed; `anew`: in any case.
+
+        Raises:
+            OSError: the file cannot be written; an older one stays unchanged.
+        """
+        if self.path is None or (self._is_written and not anew):
+            return
+        tensors: dict[str, Tensor] = {}
+        loops = [
+            {"name": loop.name, "ended": loop.ended, "work": loop.work, "tree": written(loop.tree, tensors)}
+            for loop in self.loops
+            if loop.work is not None
+        ]
+        structure = {"identity": self.identity, "work": self.work, "loops": loops}
+        try:
+            write_file(self.path, sealed(structure, tensors, FORMAT))
+        except OSError as error:
+            reason = error.strerror or error
+            raise OSError(
+                f"checkpoint: {self.path} cannot be written ({reason}); see that its folder exists and has room, and "
+                "call again: the fit goes on from the last state in the file."
+            ) from error
+        self._written_at, self._is_written = time.monotonic(), True
+
+    def _next(self, name: str) -> Loop:
+        loop = self.loops[self._place]
+        if loop.name != name:
+            raise ValueError(
+                f"checkpoint: {self.path} has the loop {loop.name!r} where this fit has {name!r}; remove the file, and "
+                "the fit begins anew."
+            )
+        return loop
+
+    def _count_from(self, loop: Loop) -> None:
+        if loop.work is not None:
+            count_from(loop.work)
+        self._repaid = repaid()
+
+    def _changed(self) -> None:
+        self._is_written = False
+        if time.monotonic() - self._written_at >= self.every:
+            self.write()
+
+
+def loops_of(plain: Any, tensors: dict[str, Tensor], device: torch.device) -> list[Loop]:
+    """The loops of a file."""
+    return [Loop(p["name"], read(p["tree"], tensors, device), p["work"], p["ended"]) for p in plain]

@@ -1,0 +1,476 @@
+"""A fit with a checkpoint ends as if nothing had happened, however often it was stopped."""
+
+import contextlib
+import json
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pyro.distributions as dist
+import pytest
+import samplehold as sh
+import torch
+from examples import slow
+from oracles.coupled import factorial_of
+from safetensors import safe_open
+from samplehold.inference.families import GaussianTables
+from samplehold.inference.numerics import costs
+from samplehold.inference.numerics.costs import COSTS, count_from, counted_from, repaid, repeated, spent
+from samplehold.switching.fitting import checkpoint, chunked, minibatches, points, search, trees
+from samplehold.switching.fitting.checkpoint import Checkpoint, Loop
+from samplehold.switching.fitting.em import EM
+from samplehold.switching.slds import fit as slds_fit
+from samplehold.switching.slds import graph as slds_graph
+from samplehold.switching.slds import starts as slds_starts
+
+Fitting = Callable[..., Any]
+
+
+class Stopped(Exception):
+    """The process has died."""
+
+
+@contextmanager
+def dying_after(writes: int) -> Iterator[None]:
+    """The process dies after so many writes of its checkpoint."""
+    true, count = Checkpoint.write, 0
+
+    def write(self: Checkpoint, anew: bool = False) -> None:
+        nonlocal count
+        count += anew or not self._is_written
+        true(self, anew)
+        if count == writes:
+            raise Stopped
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Checkpoint, "write", write)
+        yield
+
+
+def alone(fit: Fitting, **options: Any) -> Any:
+    """A fit as in a process of its own."""
+    spent.clear()
+    return fit(progress=False, **options)
+
+
+def pieced(fit: Fitting, path: Path, writes: int, most: int = 10**9) -> tuple[Any, int]:
+    """The fit of a process that dies after so many writes, again and again but not more than `most` times, and the
+    number of its deaths."""
+    for died in range(most):
+        with dying_after(writes), contextlib.suppress(Stopped):
+            return alone(fit, checkpoint=path, every=0), died
+    return alone(fit, checkpoint=path, every=0), most
+
+
+def assert_same(fit: Any, other: Any) -> None:
+    assert torch.equal(fit.objective, other.objective)
+    assert fit.restarts.equals(other.restarts)
+    assert fit.reason == other.reason
+    assert all(torch.equal(value, other.model.values[name]) for name, value in fit.model.values.items())
+    if hasattr(fit.posterior, "draws"):
+        assert all(torch.equal(table, other.posterior.draws[name]) for name, table in fit.posterior.draws.items())
+
+
+def levels(*batch: int, steps: int = 24) -> torch.Tensor:
+    truth = sh.SwitchingSSM(sh.Copy(2), sh.Normal(1)).with_values(
+        redraw_prob=0.2, state_probs=[0.5, 0.5], loc=[[0.0], [2.0]], scale=[[1.0], [1.0]]
+    )
+    return truth.simulate(steps, batch, seed=0).x.double()
+
+
+X, SEVERAL = levels(), levels(6, steps=8)
+UNEVEN = [X[:, :], *[SEVERAL[i, :2] for i in range(5)]]
+TWO, MOVING = sh.SwitchingSSM(sh.Copy(2), sh.Normal(1)), sh.SwitchingSSM(sh.Markov(2), sh.Normal(1))
+NORMAL = dist.Normal(torch.zeros(1, dtype=torch.float64), torch.ones(1, dtype=torch.float64))
+HALF = torch.full((2,), 0.5, dtype=torch.float64)
+ZERO = torch.zeros(2, 1, dtype=torch.float64)
+FACTORIAL = factorial_of(HALF, [HALF, HALF], [ZERO, ZERO], torch.eye(1, dtype=torch.float64))
+SHORT = {"restarts": 1, "max_steps": 24, "tol": 0.0}
+
+
+def fitting(model: Any, x: Any, method: str = "em", **options: Any) -> Fitting:
+    return lambda **more: model.fit(x, method, **options, **more)
+
+
+FITS: dict[str, Fitting] = {
+    "em": fitting(TWO, X, restarts=2, max_steps=12),
+    "em of uneven sequences": fitting(TWO, UNEVEN, **SHORT),
+    "em without a conjugate prior": fitting(sh.SwitchingSSM(sh.Copy(2), sh.StudentT(1)), X, **SHORT),
+    "em by subject": fitting(TWO, SEVERAL, pooled="none", **SHORT),
+    "vmp": fitting(MOVING, X, "vmp", restarts=2, tol=0.0, max_steps=16),
+    "mean field": fitting(TWO, X, "vmp", factorization="mean_field", **SHORT),
+    "passes": fitting(TWO, SEVERAL, "vmp", batch_size=3, restarts=3, max_steps=3, tol=0.0),
+    "population": fitting(TWO, SEVERAL, "vmp", pooled="partial", **SHORT),
+    "svi": fitting(TWO, X, "svi", restarts=1, max_steps=4),
+    "nuts": fitting(TWO, X[:8], "nuts", restarts=1, num_samples=2, warmup_steps=3),
+    "factorial": fitting(FACTORIAL, X, restarts=2, max_steps=16, tol=0.0),
+    "layers": fitting(sh.LayeredSSM([2, 2], sh.Normal(1)), X, "vmp", **SHORT),
+    "linear": fitting(sh.LinearSSM(1, 1), X, **SHORT),
+    "linear, vmp": fitting(sh.LinearSSM(1, 1), X, "vmp", **SHORT),
+    "linear, svi": fitting(sh.LinearSSM(1, 1), X[:8], "svi", restarts=1, max_steps=2),
+    "linear, nuts": fitting(sh.LinearSSM(1, 1), X[:8], "nuts", restarts=1, num_samples=1, warmup_steps=1),
+    "structure": fitting(sh.LinearSSM(sh.LocalLinearTrend()), X, restarts=2),
+    "mode of tables": fitting(sh.LinearSSM(1, 1), X, prior={"emission_offset": NORMAL}, **SHORT),
+    "switching linear": fitting(sh.SwitchingLinearSSM(2, 1, 1), X, restarts=1, max_steps=16, tol=0.0),
+    "switching linear, vmp": fitting(sh.SwitchingLinearSSM(2, 1, 1), X[:12], "vmp", restarts=1, max_steps=16),
+    "switching linear, singular": fitting(
+        sh.SwitchingLinearSSM(2, 1, 1), X[:8], fixed={"observation_noise": [[0.0]]}, restarts=1, max_steps=16
+    ),
+}
+
+
+@pytest.fixture
+def brief(monkeypatch) -> None:
+    """Small numbers of steps between the parts of a fit."""
+    monkeypatch.setattr(points, "BEFORE", 8)
+    monkeypatch.setattr(slds_fit, "BEFORE", 8)
+    for name, number in {"SWEEPS": 2, "WARM": 2, "HOT": (1.02, 1.01, 1.0)}.items():
+        monkeypatch.setattr(slds_starts, name, number)
+
+
+# ---- the end is the same --------------------------------------------------------------------------------------------
+
+
+DEAR = "linear, svi", "linear, nuts", "structure", "mode of tables", "switching linear, singular"
+
+
+@pytest.mark.usefixtures("brief")
+@pytest.mark.parametrize("name", [slow(name) if name in DEAR else name for name in FITS])
+def test_a_fit_that_dies_is_continued_by_the_same_call_to_the_same_bits(tmp_path, name):
+    whole = alone(FITS[name])
+    again, died = pieced(FITS[name], tmp_path / "fit", 2, most=2)
+    assert died
+    assert_same(whole, again)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("brief")
+@pytest.mark.parametrize("name", FITS)
+def test_a_fit_may_die_after_every_write(tmp_path, name):
+    whole = alone(FITS[name])
+    again, died = pieced(FITS[name], tmp_path / "fit", 2)
+    assert died
+    assert_same(whole, again)
+
+
+LARGER: dict[str, Fitting] = {
+    "em": fitting(sh.SwitchingSSM(sh.Markov(3), sh.Normal(1)), levels(steps=100), restarts=4),
+    "vmp": fitting(sh.SwitchingSSM(sh.Markov(3), sh.Normal(1)), levels(3, steps=60), "vmp", restarts=4),
+    "linear": fitting(sh.LinearSSM(2, 1), levels(steps=80), restarts=2),
+    "switching linear": fitting(sh.SwitchingLinearSSM(2, 1, 1), levels(steps=80), restarts=2, max_steps=100),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", LARGER)
+def test_a_search_may_die_in_all_its_parts(tmp_path, name):
+    whole = alone(LARGER[name])
+    again, died = pieced(LARGER[name], tmp_path / "fit", 4)
+    assert died > 4
+    assert_same(whole, again)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", ["em", "vmp"])
+def test_chunks_of_the_data_are_continued_too(tmp_path, monkeypatch, method):
+    monkeypatch.setattr(chunked, "ROOM", 100)
+    fit = fitting(TWO, SEVERAL, method, restarts=3, tol=0.0, max_steps=24)
+    whole = alone(fit)
+    again, died = pieced(fit, tmp_path / "fit", 2)
+    assert died > 2
+    assert_same(whole, again)
+
+
+@pytest.mark.slow
+def test_a_kernel_that_begins_to_serve_within_a_fit_does_so_again(tmp_path):
+    """Plain forms and kernels round differently."""
+    fit = fitting(MOVING, levels(steps=200), restarts=4, max_steps=60, tol=0.0)
+    before = {"markov_posterior": COSTS["markov_posterior"].compile - 0.02}
+
+    def begun(**options: Any) -> Any:
+        count_from(before)
+        return fit(progress=False, **options)
+
+    whole = begun()
+    assert "markov_posterior" in repaid()
+    path, died, again = tmp_path / "fit", 0, None
+    while again is None:
+        with dying_after(3), contextlib.suppress(Stopped):
+            again = begun(checkpoint=path, every=0)
+        died += again is None
+    assert died > 4
+    assert_same(whole, again)
+
+
+def test_a_fit_that_has_ended_is_returned_without_a_step(tmp_path, monkeypatch):
+    fit = alone(FITS["em"], checkpoint=tmp_path / "fit")
+    monkeypatch.setattr(EM, "run", None)
+    assert_same(fit, alone(FITS["em"], checkpoint=tmp_path / "fit"))
+
+
+def test_a_seed_of_none_is_that_of_the_file(tmp_path):
+    fit = alone(fitting(TWO, X, seed=None, **SHORT), checkpoint=tmp_path / "fit")
+    again = alone(fitting(TWO, X, seed=None, **SHORT), checkpoint=tmp_path / "fit")
+    assert_same(fit, again)
+
+
+KILLED = """
+import signal, sys, torch
+import samplehold as sh
+sh.kernels("never")
+x = torch.tensor({x})
+fit = sh.SwitchingSSM(sh.Markov(2), sh.Normal(1)).fit(x, restarts=2, progress=False, checkpoint={path!r}, every=0)
+torch.save([fit.objective, fit.model.values, fit.restarts.to_csv()], {out!r})
+"""
+
+
+@pytest.mark.slow
+def test_a_process_may_be_killed_at_any_moment(tmp_path):
+    """Real processes, killed by the system at random moments after their checkpoint has begun to change."""
+    x, path, out = levels(steps=60), tmp_path / "fit", tmp_path / "out"
+    with sh.kernels("never"):
+        whole = sh.SwitchingSSM(sh.Markov(2), sh.Normal(1)).fit(x.tolist(), restarts=2, progress=False)
+    script = KILLED.format(x=x.tolist(), path=str(path), out=str(out)).replace("torch.tensor(", "(")
+    generator, kills = torch.Generator().manual_seed(0), 0
+    while not out.exists():
+        before = path.stat().st_mtime_ns if path.exists() else 0
+        process = subprocess.Popen([sys.executable, "-c", script])
+        while process.poll() is None and (not path.exists() or path.stat().st_mtime_ns == before):
+            time.sleep(0.001)  # until it has written once, so that some way is made each time
+        time.sleep(0.03 * float(torch.rand((), generator=generator)))
+        process.send_signal(signal.SIGKILL)
+        kills += process.wait() == -signal.SIGKILL
+    objective, values, restarts = torch.load(out, weights_only=True)
+    assert kills >= 5
+    assert torch.equal(objective, whole.objective)
+    assert restarts == whole.restarts.to_csv()
+    assert all(torch.equal(value, whole.model.values[name]) for name, value in values.items())
+    assert [file.name for file in tmp_path.iterdir() if file.suffix != ".unfinished"] != []
+
+
+# ---- what is kept ---------------------------------------------------------------------------------------------------
+
+
+def test_the_file_is_json_and_tensors(tmp_path):
+    alone(FITS["em"], checkpoint=tmp_path / "fit")
+    with safe_open(tmp_path / "fit", "pt") as file:
+        structure = json.loads(file.metadata()["samplehold"])
+        assert len(file.keys()) > 0
+    assert {loop["name"] for loop in structure["loops"]} == {"batch"}
+    assert all(loop["ended"] for loop in structure["loops"])
+    assert structure["identity"]["seed"] == 0
+
+
+def test_a_checkpoint_is_written_at_the_beginning_and_at_the_end_if_the_fit_is_short(tmp_path, monkeypatch):
+    writes = []
+    true = checkpoint.write_file
+    monkeypatch.setattr(checkpoint, "write_file", lambda path, data: (writes.append(len(data)), true(path, data)))
+    alone(FITS["em"], checkpoint=tmp_path / "fit", every=1e9)
+    assert len(writes) == 2
+    assert [file.name for file in tmp_path.iterdir()] == ["fit"]
+
+
+def test_trees_come_back_with_their_layout():
+    table = torch.arange(24.0).reshape(2, 3, 4)
+    tree = {
+        "expanded": torch.ones(3, 1).expand(5, 3, 4),
+        "turned": table.transpose(0, 2),
+        "gaps": table[..., ::2],
+        "none": table[:0],
+        "paths": GaussianTables(table, None, table.long()),
+        ("a", "b"): [1, 2.5, float("inf"), -float("inf"), "text", None, True],
+    }
+    tensors: dict[str, torch.Tensor] = {}
+    plain = json.loads(json.dumps(trees.written(tree, tensors), allow_nan=False))
+    back = trees.read(plain, {name: t.contiguous().clone() for name, t in tensors.items()}, table.device)
+    assert list(back) == list(tree)
+    assert back[("a", "b")] == tree[("a", "b")]
+    pairs = [(back[name], tree[name]) for name in ("expanded", "turned", "gaps", "none")]
+    pairs += [(back["paths"][i], tree["paths"][i]) for i in (0, 2)]
+    assert back["paths"].square is None if hasattr(back["paths"], "square") else back["paths"][1] is None
+    for a, b in pairs:
+        assert torch.equal(a, b)
+        assert a.dtype == b.dtype
+        assert a.stride() == b.stride()
+    assert tensors["0"].numel() == 3  # what is expanded is kept once
+
+
+def test_a_step_at_which_an_operator_changes_its_form_is_not_kept(tmp_path):
+    saving = Checkpoint(tmp_path / "fit", {}, every=1e9)
+    assert saving.begun("batch") is None
+    saving.note(lambda: "plain")
+    spent["markov_posterior"] = 1e9
+    saving.note(lambda: "both")
+    assert saving.loops == [Loop("batch", "plain", {})]
+    saving.note(lambda: "kernel")
+    assert saving.loops == [Loop("batch", "kernel", {"markov_posterior": 1e9})]
+    spent.clear()
+    assert Checkpoint(tmp_path / "fit", loops=saving.loops).begun("batch") == "kernel"
+    assert spent == {"markov_posterior": 1e9}
+
+
+def test_work_that_is_repeated_is_not_counted_and_has_the_same_form():
+    account = costs.Account("markov_posterior")
+    table = torch.zeros(100, 3)
+    with counted_from({"markov_posterior": 0.0}):
+        with repeated():
+            assert not account.repays([table])
+            account.spend([table])
+            assert spent == {"markov_posterior": 0.0}
+        assert not account.repays([table])
+        assert spent["markov_posterior"] > 0
+    assert spent["markov_posterior"] > 0  # the larger of both
+
+
+# ---- Ctrl-C ---------------------------------------------------------------------------------------------------------
+
+
+def pressed_at(monkeypatch, owner: Any, name: str, call: int) -> list[str]:
+    """Ctrl-C at a call of a function; returns a list that has an entry for each call."""
+    true, calls = getattr(owner, name), []
+
+    def function(*arguments: Any, **named: Any) -> Any:
+        calls.append(name)
+        if len(calls) == call:
+            raise KeyboardInterrupt
+        return true(*arguments, **named)
+
+    monkeypatch.setattr(owner, name, function)
+    return calls
+
+
+@pytest.mark.usefixtures("brief")
+@pytest.mark.parametrize(
+    ("name", "owner", "function", "call"),
+    [
+        ("em", search.MultiStart, "_note", 3),
+        ("em by subject", search.MultiStart, "_note", 2),
+        ("population", search.MultiStart, "_note", 3),
+        ("nuts", checkpoint.Checkpoint, "note", 6),
+        ("passes", minibatches.Passes, "learn", 5),
+        slow("linear", points.AtPoints, "climb", 5),
+        slow("switching linear", slds_graph, "_state", 2),
+    ],
+)
+def test_after_ctrl_c_the_same_call_goes_on(tmp_path, name, owner, function, call):
+    whole = alone(FITS[name])
+    with pytest.MonkeyPatch.context() as patch:
+        calls = pressed_at(patch, owner, function, call)
+        alone(FITS[name], checkpoint=tmp_path / "fit", every=1e9)
+    assert len(calls) >= call
+    assert_same(whole, alone(FITS[name], checkpoint=tmp_path / "fit"))
+
+
+# ---- what is refused ------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def kept(tmp_path_factory) -> Path:
+    """The checkpoint of a fit that has ended."""
+    path = tmp_path_factory.mktemp("kept") / "fit"
+    TWO.fit(X, progress=False, checkpoint=path, **SHORT)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"x": X + 1}, "differs in x"),
+        ({"x": X[:20]}, "differs in x"),
+        ({"x": X.float()}, "differs in x"),
+        ({"weights": 2.0}, "differs in weights"),
+        ({"model": MOVING}, "differs in model"),
+        ({"model": sh.SwitchingSSM(sh.Copy(2), sh.StudentT(1))}, "differs in model"),
+        ({"method": "vmp"}, "method='em', now 'vmp'"),
+        ({"restarts": 2, "seed": 3}, "restarts=1, now 2; seed=0, now 3"),
+        ({"max_steps": 25}, "max_steps=24, now 25"),
+        ({"tol": 1e-3}, "tol=0.0, now 0.001"),
+        ({"prior": None}, "prior"),
+        ({"prior": {"redraw_concentration": [3.0, 1.0]}}, "prior"),
+        ({"fixed": {"redraw_prob": 0.1}}, "fixed"),
+        ({"start": torch.zeros(len(X))}, "start"),
+        ({"kernels": "never"}, "kernels='auto', now 'never'"),
+    ],
+)
+def test_a_checkpoint_of_another_fit_is_refused_by_what_differs(kept, change, said):
+    before = kept.read_bytes()
+    options: dict[str, Any] = {"x": X, "method": "em", **SHORT} | change
+    model, mode = options.pop("model", TWO), options.pop("kernels", "auto")
+    with sh.kernels(mode), pytest.raises(ValueError, match=re.escape(said)) as error:
+        model.fit(progress=False, checkpoint=kept, **options)
+    assert str(error.value).startswith(f"checkpoint: {kept} is of another fit")
+    assert kept.read_bytes() == before
+
+
+@pytest.mark.parametrize("same", [{"every": 5.0}, {"progress": True}, {"x": X.squeeze(-1)}, {"x": X.numpy()}])
+def test_other_forms_of_the_same_call_are_the_same(kept, same):
+    options = {"x": X, "progress": False, **SHORT} | same
+    assert TWO.fit(checkpoint=kept, **options).steps == SHORT["max_steps"]
+
+
+@pytest.mark.parametrize("harm", ["cut", "bit", "empty", "text", "model"])
+def test_a_damaged_file_is_refused_with_the_cure(kept, tmp_path, harm):
+    data, path = bytearray(kept.read_bytes()), tmp_path / "fit"
+    data[len(data) // 2] ^= harm == "bit"
+    harmed = {"cut": data[: len(data) // 2], "empty": b"", "text": b"t,x\n0,1\n1,2\n"}
+    path.write_bytes(harmed.get(harm, data))
+    if harm == "model":
+        TWO.with_values(redraw_prob=0.5, state_probs=[0.5, 0.5], loc=[[0.0], [1.0]], scale=[[1.0], [1.0]]).save(
+            tmp_path
+        )
+        path = tmp_path / "model.safetensors"
+    before = path.read_bytes()
+    with pytest.raises(ValueError, match=r"^checkpoint: .* holds no state of a fit .* remove the file"):
+        TWO.fit(X, progress=False, checkpoint=path, **SHORT)
+    assert path.read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    ("path", "kind", "said"),
+    [
+        ("absent/fit", OSError, "absent/fit cannot be written (No such file or directory); see that its folder exists"),
+        (".", ValueError, "cannot be read (Is a directory); give the path of a file."),
+        ("file/fit", ValueError, "cannot be read (Not a directory)"),
+        ("", ValueError, "checkpoint: got '', expected the path"),
+        (3, TypeError, "checkpoint: got 3, expected a path"),
+    ],
+)
+def test_a_path_that_cannot_be_written_is_refused_before_any_work(tmp_path, monkeypatch, path, kind, said):
+    (tmp_path / "file").write_text("")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sh.SwitchingSSM, "_fitted", None)
+    with pytest.raises(kind, match=re.escape(said)):
+        TWO.fit(X, progress=False, checkpoint=path)
+
+
+@pytest.mark.parametrize("every", [-1.0, float("nan"), "often"])
+def test_bad_times_are_named(every):
+    with pytest.raises((TypeError, ValueError), match=r"^every: got"):
+        TWO.fit(X, progress=False, every=every)
+
+
+def test_a_full_disk_ends_the_fit_and_keeps_the_state_before(tmp_path, monkeypatch):
+    true, writes = checkpoint.write_file, []
+
+    def write_file(path: Path, data: bytes) -> None:
+        writes.append(path)
+        if len(writes) == 3:
+            raise OSError(28, "No space left on device")
+        true(path, data)
+
+    monkeypatch.setattr(checkpoint, "write_file", write_file)
+    with pytest.raises(OSError, match=r"^checkpoint: .*fit cannot be written \(No space left on device\)"):
+        alone(FITS["em"], checkpoint=tmp_path / "fit", every=0)
+    assert_same(alone(FITS["em"]), alone(FITS["em"], checkpoint=tmp_path / "fit"))
+
+
+def test_a_file_of_other_loops_is_refused(tmp_path):
+    saving = Checkpoint(tmp_path / "fit", loops=[Loop("svi")])
+    with pytest.raises(ValueError, match="has the loop 'svi' where this fit has 'batch'; remove the file"):
+        saving.begun("batch")
