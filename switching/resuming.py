@@ -46,12 +46,12 @@ def resumable(model: Storable, series: Series, options: Options) -> Iterator[Opt
     identity, found = identity_of(model, series, options), _found(path, series.like.device)
     if found is None:
         saving = Checkpoint(path, identity, options.every, dict(spent))
-        saving.write(anew=True)
     else:
         if options.seed is None:  # any number will do, so it is that of the file
             identity["seed"] = found.identity.get("seed")
         _check(path, found.identity, identity)
         saving = Checkpoint(path, identity, options.every, found.work, found.loops)
+    saving.write(anew=True)  # so that a place where nothing can be written is known before any work
     with counted_from(saving.work):
         try:
             yield replace(options, seed=identity["seed"], saving=saving)
@@ -116,6 +116,8 @@ def _found(path: Path, device: torch.device) -> Checkpoint | None:
     """
     try:
         structure, tensors = unsealed(path.read_bytes(), FORMAT, path.name, "remove it")
+        if "loops" not in structure:
+            raise ValueError("it is a file of another kind")
         loops = loops_of(structure["loops"], tensors, device)
         return Checkpoint(path, dict(structure["identity"]), work=dict(structure["work"]), loops=loops)
     except FileNotFoundError:
@@ -126,8 +128,8 @@ def _found(path: Path, device: torch.device) -> Checkpoint | None:
     except Exception as error:  # parts and libraries can raise any error for such a file
         reason = " ".join(str(error).split()) or type(error).__name__
         raise ValueError(
-            f"checkpoint: {path} holds no state of a fit that can be read: {reason.rstrip('.')}; remove the "
-            "file, and the fit begins anew, or give another path."
+            f"checkpoint: {path} holds no state of a fit that can be read: {reason.rstrip('.')}; give "
+            "another path, or remove the file, and the fit begins anew."
         ) from error
 
 

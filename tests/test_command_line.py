@@ -54,6 +54,19 @@ def test_fit_writes_four_results_and_prints_the_redraw_of_1899(results):
     assert "kinds of start agree" in printed
 
 
+def test_a_command_with_a_checkpoint_goes_on_from_it_and_refuses_another(tmp_path):
+    words = ["fit", NILE, "--columns", "volume", "--restarts", 1, "--max-steps", 8, "--every", 0]
+    words += ["--checkpoint", tmp_path / "fit"]
+    for folder in ("first", "again"):
+        done = run(*words, "--out", tmp_path / folder)
+        assert done.exit_code == 0, done.output
+    first, again = (SwitchingSSM.load(tmp_path / folder / "model").values for folder in ("first", "again"))
+    assert all(torch.equal(value, again[name]) for name, value in first.items())
+    done = run(*words, "--seed", 1, "--out", tmp_path / "other")
+    assert done.exit_code == 2
+    assert "differs in seed=0, now 1" in " ".join(done.output.split())
+
+
 def test_the_saved_model_has_its_states_in_order_and_near_the_truth(results):
     model = SwitchingSSM.load(results[0] / "model")
     loc = model.describe()["loc"][:, 0]

@@ -15,7 +15,16 @@ def is_model(model: Any) -> bool:
 
 
 def split(options: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The data beside x among keywords, and the options of a fit."""
+    """The data beside x among keywords, and the options of a fit.
+
+    Raises:
+        ValueError: a checkpoint, as there are several fits.
+    """
+    if options.get("checkpoint") is not None:
+        raise ValueError(
+            f"checkpoint: got {options['checkpoint']!r}, but a file is of one fit, and here are several; call fit of "
+            "each model with a file of its own."
+        )
     given = {name: value for name, value in options.items() if name in Given.__annotations__}
     return given, {name: value for name, value in options.items() if name not in given}
 
