@@ -21,7 +21,7 @@ from torch import Tensor
 from ...inference.numerics.costs import count_from, repaid, spent
 from ..data.sealed import sealed
 from ..data.writing import write_file
-from .trees import read, written
+from .trees import copied, read, written
 
 FORMAT = 1
 
@@ -79,7 +79,7 @@ class Checkpoint:
         loop = self._next(name)
         self._place += 1
         self._count_from(loop)
-        return loop.tree
+        return copied(loop.tree, deep=False)
 
     def begun(self, name: str) -> Any:
         """Begin the next loop; its newest state if there is one, otherwise None."""
@@ -89,10 +89,13 @@ class Checkpoint:
             self.loops.append(Loop(name))
         loop = self._next(name)
         self._count_from(loop)
-        return loop.tree
+        return copied(loop.tree)
 
     def note(self, state: Callable[[], Any]) -> None:
-        """Keep the state of the loop that runs, and write it if it is time."""
+        """Keep the state of the loop that runs, and write it if it is time.
+
+        The state is a new tree, whose tensors do not change later.
+        """
         if not self._keeps:
             return
         before, self._repaid = self._repaid, repaid()
@@ -114,7 +117,7 @@ class Checkpoint:
         if known is None:
             self.begun(name)
             known = make()
-            self.end(lambda: known)
+            self.end(lambda: copied(known, deep=False))
         return known
 
     def write(self, anew: bool = False) -> None:

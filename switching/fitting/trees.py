@@ -54,11 +54,13 @@ def read(plain: Any, tensors: Mapping[str, Tensor], device: torch.device) -> Any
     return TABLES[plain["tables"]](*(read(part, tensors, device) for part in plain["parts"]))
 
 
-def copied(tree: Any) -> Any:
-    """A copy of a tree of dictionaries and lists, whose tensors are changed in place."""
+def copied(tree: Any, deep: bool = True) -> Any:
+    """A copy of a tree, of whose tensors too if it is deep."""
     if isinstance(tree, dict):
-        return {key: copied(value) for key, value in tree.items()}
-    return tree.clone() if isinstance(tree, Tensor) else list(tree) if isinstance(tree, list) else tree
+        return {key: copied(value, deep) for key, value in tree.items()}
+    if isinstance(tree, list):
+        return [copied(part, deep) for part in tree]
+    return tree.clone() if deep and isinstance(tree, Tensor) else tree
 
 
 def _distinct(shape: Any, stride: Any) -> list[int]:

@@ -140,7 +140,7 @@ def _most_probable(
         engine = graph.engine(points.tables_of(behind, graph.kept), check=False, linear=LINEAR)
         number = len(search.climbs)
         _run(search, Passing(engine, graph, fresh=False), [climb.kind for climb in behind], options, len(behind))
-        evidence += search.saving.once("evidence", lambda: _evidence(search.climbs[number:], graph, problem))
+        evidence = evidence + search.saving.once("evidence", lambda: _evidence(search.climbs[number:], graph, problem))
     ends = [i for i, climb in enumerate(search.climbs) if climb.ended != "left behind"]
     return replace(search.result(), best=search.climbs[max(ends, key=lambda i: evidence[i])])
 
