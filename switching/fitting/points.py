@@ -12,6 +12,7 @@ gradient, from where they were before, so they keep up with the steps, which are
 """
 
 from collections.abc import Collection, Mapping, Sequence
+from contextlib import nullcontext
 from functools import partial
 from typing import Any
 
@@ -29,6 +30,7 @@ from ...inference.families import (
     tree_map,
 )
 from ...inference.message_passing.engine import VMP, Block
+from ...inference.numerics.costs import repeated
 from ...inference.numerics.deferred import deferred
 from ..ascent import Ascent
 from ..definite import DefiniteTransform
@@ -74,10 +76,11 @@ def finish(search: MultiStart, climbs: Sequence[Climb], graph: Graph, max_steps:
 
 
 def _climb(search: MultiStart, climbs: Sequence[Climb], graph: Graph, max_steps: int) -> None:
-    surface = AtPoints(graph, tables_of(climbs, graph.kept))
+    known = search.saving.begun(ENDS)
+    with nullcontext() if known is None else repeated():
+        surface = AtPoints(graph, tables_of(climbs, graph.kept))
     ascent, steps = Ascent(surface, surface.start, RESTS * search.tol), len(climbs[0].trace)
     going = list(range(len(climbs)))
-    known = search.saving.begun(ENDS)
     if known is not None:
         search.set(climbs, known["climbs"])
         surface.set(known["surface"])
