@@ -240,11 +240,15 @@ def test_a_process_may_be_killed_at_any_moment(tmp_path):
         whole = sh.SwitchingSSM(sh.Markov(2), sh.Normal(1)).fit(x.tolist(), restarts=2, progress=False)
     script = KILLED.format(x=x.tolist(), path=str(path), out=str(out)).replace("torch.tensor(", "(")
     generator, kills = torch.Generator().manual_seed(0), 0
+
+    def written() -> int:
+        return path.stat().st_mtime_ns if path.exists() else 0
+
     while not out.exists():
-        before = path.stat().st_mtime_ns if path.exists() else 0
-        process = subprocess.Popen([sys.executable, "-c", script])
-        while process.poll() is None and (not path.exists() or path.stat().st_mtime_ns == before):
-            time.sleep(0.001)  # until it has written once, so that some way is made each time
+        process, seen = subprocess.Popen([sys.executable, "-c", script]), {written()}
+        while process.poll() is None and len(seen) < 3:  # until there is a new state, so that each process gets on
+            seen.add(written())
+            time.sleep(0.001)
         time.sleep(0.1 * float(torch.rand((), generator=generator)))
         process.send_signal(signal.SIGKILL)
         kills += process.wait() == -signal.SIGKILL
