@@ -2,7 +2,8 @@
 
 A file belongs to one call: to the data, the model and the options that decide its result. All others are refused by
 their names. `progress` and `every` may differ. A file is one safetensors with JSON (see `data.sealed`), written under
-another name, synced and renamed.
+another name, synced and renamed. Of processes that share the data, the first one reads and writes it. Then the data are
+known by a sum over sequences, so that another number of processes may go on.
 """
 
 import hashlib
@@ -16,6 +17,7 @@ import torch
 from torch import Tensor
 
 from ..inference.numerics.costs import counted_from, mode, spent
+from ..inference.numerics.ranks import Ranks
 from .data.cells import to_tensor
 from .data.packed import Packed
 from .data.sealed import unsealed
@@ -25,7 +27,15 @@ from .fitting.initialization import values_of_model
 from .fitting.options import Options
 from .storage import Storable, described
 
-OTHERS = "progress", "checkpoint", "every", "saving", "number", "prior"  # options that are compared elsewhere, or not
+OTHERS = (
+    "progress",
+    "checkpoint",
+    "every",
+    "saving",
+    "number",
+    "prior",
+    "group",
+)  # options that are compared elsewhere, or not
 LONGEST = 32  # text of an option that an error shows
 LABELS = "index", "features", "sequences", "drivers", "state_names", "subject_names", "stacked", "frame", "checked"
 
@@ -43,15 +53,18 @@ def resumable(model: Storable, series: Series, options: Options) -> Iterator[Opt
     if path is None:
         yield options
         return
-    identity, found = identity_of(model, series, options), _found(path, series.like.device)
+    ranks = Ranks.of(options.group)
+    identity = identity_of(model, series, options, ranks)
+    found = _found(path, ranks, series.like.device)
+    first = ranks.rank == 0
     if found is None:
-        saving = Checkpoint(path, identity, options.every, dict(spent))
+        saving = Checkpoint(path, identity, options.every, dict(spent), writes=first)
     else:
         if options.seed is None:  # any number will do, so it is that of the file
             identity["seed"] = found.identity.get("seed")
         _check(path, found.identity, identity)
-        saving = Checkpoint(path, identity, options.every, found.work, found.loops)
-    saving.write(anew=True)  # so that a place where nothing can be written is known before any work
+        saving = Checkpoint(path, identity, options.every, found.work, found.loops, first)
+    ranks.together(lambda: saving.write(anew=True))  # so that a place that takes no file is known before any work
     with counted_from(saving.work):
         try:
             yield replace(options, seed=identity["seed"], saving=saving)
@@ -63,11 +76,11 @@ def resumable(model: Storable, series: Series, options: Options) -> Iterator[Opt
         saving.write()
 
 
-def identity_of(model: Storable, series: Series, options: Options) -> dict[str, Any]:
+def identity_of(model: Storable, series: Series, options: Options, ranks: Ranks) -> dict[str, Any]:
     """What decides the result of a fit, by name, in JSON types."""
     parts, tensors = model.to_parts()
     prior = {name: table for name, table in tensors.items() if name.startswith("prior.")}
-    data = {f.name: _digest(getattr(series, f.name), f.name) for f in fields(series) if f.name not in LABELS}
+    data = {"x": sum_of_digests(series, ranks)} if series.on_disk or not ranks.alone else _digests(series)
     chosen = {f.name: _plain(getattr(options, f.name), f.name) for f in fields(options) if f.name not in OTHERS}
     return {
         "samplehold": _version(),
@@ -79,6 +92,23 @@ def identity_of(model: Storable, series: Series, options: Options) -> dict[str, 
         "prior": None if options.prior is None else _digest(prior, "prior"),
         "kernels": mode(),
     }
+
+
+def sum_of_digests(series: Series, ranks: Ranks) -> str:
+    """Text that differs for other sequences or another order of them, but not for other shares of the processes."""
+    there = ranks.gathered(lambda: series.n_sequences)
+    first, total = sum(there[: ranks.rank]), 0
+    for i in range(series.n_sequences):
+        one = series.part(torch.tensor([i], device="cpu"))
+        length = int(one.last) + 1
+        tables = _digests(one if length == one.n_steps else one.stretch(0, length))
+        total += int(_digest(str([first + i, tables | {"lengths": length}]), "x"), 16)
+        series.release()
+    return f"{sum(ranks.gathered(lambda: total)) % 2**256:x}"
+
+
+def _digests(series: Series) -> dict[str, Any]:
+    return {f.name: _digest(getattr(series, f.name), f.name) for f in fields(series) if f.name not in LABELS}
 
 
 def _plain(option: Any, name: str) -> Any:
@@ -108,23 +138,31 @@ def _version() -> str:
     return __version__
 
 
-def _found(path: Path, device: torch.device) -> Checkpoint | None:
-    """The checkpoint of a file; None: there is none.
+def _found(path: Path, ranks: Ranks, device: torch.device) -> Checkpoint | None:
+    """The checkpoint of a file, which the first process reads; None: there is none.
 
     Raises:
         ValueError: it cannot be read.
     """
+
+    def content() -> bytes | None:
+        try:
+            return path.read_bytes() if ranks.rank == 0 else None
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            reason = error.strerror or error
+            raise ValueError(f"checkpoint: {path} cannot be read ({reason}); give the path of a file.") from None
+
+    written = ranks.gathered(content)[0]
+    if written is None:
+        return None
     try:
-        structure, tensors = unsealed(path.read_bytes(), FORMAT, path.name, "remove it")
+        structure, tensors = unsealed(written, FORMAT, path.name, "remove it")
         if "loops" not in structure:
             raise ValueError("it is a file of another kind")
         loops = loops_of(structure["loops"], tensors, device)
         return Checkpoint(path, dict(structure["identity"]), work=dict(structure["work"]), loops=loops)
-    except FileNotFoundError:
-        return None
-    except OSError as error:
-        reason = error.strerror or error
-        raise ValueError(f"checkpoint: {path} cannot be read ({reason}); give the path of a file.") from None
     except Exception as error:  # parts and libraries can raise any error for such a file
         reason = " ".join(str(error).split()) or type(error).__name__
         raise ValueError(

@@ -53,6 +53,7 @@ class Checkpoint:
         every: seconds between two writes.
         work: of the process at the start of the fit.
         loops: those of the file.
+        writes: whether this process writes the file; another one of those that share the data may.
     """
 
     def __init__(
@@ -62,10 +63,11 @@ class Checkpoint:
         every: float = 0.0,
         work: dict[str, float] | None = None,
         loops: list[Loop] | None = None,
+        writes: bool = True,
     ) -> None:
         self.path, self.identity, self.every, self.work = path, identity, every, dict(work or {})
         self.loops, self._place = loops or [], 0
-        self._written_at, self._is_written = time.monotonic(), True
+        self._written_at, self._is_written, self._writes = time.monotonic(), True, writes
         self._repaid, self._keeps = repaid(), path is not None
 
     def stop(self) -> None:
@@ -126,7 +128,7 @@ class Checkpoint:
         Raises:
             OSError: the file cannot be written; an older one stays unchanged.
         """
-        if self.path is None or (self._is_written and not anew):
+        if self.path is None or not self._writes or (self._is_written and not anew):
             return
         tensors: dict[str, Tensor] = {}
         loops = [

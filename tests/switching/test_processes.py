@@ -11,7 +11,9 @@ from oracles.files import in_file
 from oracles.processes import in_processes
 from samplehold.inference.numerics.ranks import Ranks
 from samplehold.switching.fitting import whole
+from samplehold.switching.fitting.checkpoint import Checkpoint
 from samplehold.switching.fitting.whole import Whole
+from samplehold.switching.resuming import sum_of_digests
 
 MODELS = {
     "markov": sh.SwitchingSSM(sh.Markov(2), sh.Normal(2)),
@@ -157,3 +159,62 @@ def test_a_process_alone_computes_what_it_has():
         ranks.together(lambda: 1 / 0)
     with pytest.raises(TypeError, match=r"group: got int, expected a group of torch.distributed"):
         Ranks.of(3)
+
+
+class Stopped(Exception):
+    """The process has died."""
+
+
+def checkpointed(rank: int, cuts: list[int], path: str, writes: int) -> Any:
+    """A fit that goes on from a checkpoint, and dies after so many writes of it."""
+    whole.SAMPLE, true, count = 100, Checkpoint.note, 0
+
+    def note(self: Checkpoint, state: Any) -> None:
+        nonlocal count
+        true(self, state)
+        count += 1
+        if count == writes:
+            raise Stopped
+
+    Checkpoint.note = note  # type: ignore[method-assign]
+    options = {"restarts": 2, "max_steps": 20, "tol": 0.0, "progress": False, "checkpoint": path, "every": 0}
+    try:
+        fit = MODELS["markov"].fit(data()[cuts[rank] : cuts[rank + 1]], **options)
+        return fit.objective, fit.steps, dict(fit.model.values), fit.empty_states.tolist()
+    except Stopped:
+        return count
+    finally:
+        Checkpoint.note = true  # type: ignore[method-assign]
+
+
+@pytest.mark.usefixtures("group_of_one")
+def test_a_checkpoint_of_shared_data_goes_on(tmp_path):
+    path, cuts = str(tmp_path / "fit"), [0, 12]
+    expected = checkpointed(0, cuts, str(tmp_path / "other"), 0)
+    assert checkpointed(0, cuts, path, 4) == 4
+    found = checkpointed(0, cuts, path, 0)
+    assert torch.equal(found[0], expected[0])
+    check_same([found], [expected])
+
+
+@pytest.mark.slow
+def test_another_number_of_processes_goes_on_from_a_checkpoint(tmp_path):
+    path = str(tmp_path / "fit")
+    assert in_processes(2, checkpointed, [0, 5, 12], path, 5) == [5, 5]
+    begun = (tmp_path / "fit").read_bytes()
+    (expected,) = in_processes(1, checkpointed, [0, 12], str(tmp_path / "other"), 0)
+    (found,) = in_processes(1, checkpointed, [0, 12], path, 0)
+    check_same([found], [expected])
+    (tmp_path / "fit").write_bytes(begun)
+    for found in in_processes(3, checkpointed, [0, 2, 4, 12], path, 0):
+        check_same([found], [expected])
+
+
+def test_sequences_have_the_same_sum_of_digests_in_any_share():
+    x = data()
+    series = MODELS["markov"].read(x)
+    total = sum_of_digests(series, Ranks())
+    assert total == sum_of_digests(in_file(series), Ranks())
+    assert total != sum_of_digests(MODELS["markov"].read(x.flip(0)), Ranks())
+    x[3, 2, 1] += 1e-9
+    assert total != sum_of_digests(MODELS["markov"].read(x), Ranks())
