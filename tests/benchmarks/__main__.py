@@ -21,6 +21,7 @@ TITLES = {
     "bench_inference": "Chains, densities, EM, scans",
     "bench_inputs": "Inputs",
     "bench_kalman": "Kalman filters and smoothers",
+    "bench_large_data": "Data in files and processes",
     "bench_linear": "Linear models",
     "bench_networks": "Networks",
     "bench_portable": "This machine's devices",
