@@ -26,6 +26,7 @@ from .data.frames import Frame, plain
 from .data.lags import read_before, with_past
 from .data.reading import read_series, with_steps_to_come
 from .data.series import Given, Series
+from .data.sources import is_source, open_sequences
 from .data.subjects import with_subjects
 from .fitting.interrupts import interruptible
 from .inputs import Inputs, count_inputs
@@ -432,6 +433,7 @@ class Model(Named, ABC):
     def _series(self, x: Any, given: Given) -> Series:
         """The series before most checks; only the number of features is checked."""
         frame = None
+        x = open_sequences(x) if is_source(x) else x
         if not isinstance(x, Tensor | Series):
             frame, x = Frame.of(x), plain(x, "x")
         x = self._arranged(x)

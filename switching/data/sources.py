@@ -19,6 +19,7 @@ from .source_kinds import read_source
 from .spool import Block, Facts, Spool, Unit
 
 T = TypeVar("T")
+MAPPED = 2**28  # bytes of a memory map that is read into memory, at most
 
 
 def open_sequences(
@@ -84,6 +85,15 @@ def open_sequences(
         return facts
 
     return share_of(source, choice, rank, n_ranks, agree)
+
+
+def is_source(x: Any) -> bool:
+    """Whether x is not in memory, so that it is opened first: a `Dataset`, a dataset of Hugging Face, an array of zarr,
+    a large memory map, or an iterator."""
+    if isinstance(x, np.memmap):
+        return x.nbytes > MAPPED
+    library = type(x).__module__.partition(".")[0]
+    return isinstance(x, torch.utils.data.Dataset | Iterator) or library in ("datasets", "zarr")
 
 
 def share_of(

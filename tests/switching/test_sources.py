@@ -591,3 +591,33 @@ def test_two_processes_read_a_share_each_and_fail_together(tmp_path):
     healthy, failed = outputs_of_two(tmp_path, [*files, tmp_path / "part-3.parquet"])
     assert failed.startswith("time: t goes back in row 2 of")
     assert healthy == f"source: process 1 of 2 cannot read its part: {failed}"
+
+
+class Sequences(torch.utils.data.Dataset):
+    """Ten sequences of five steps."""
+
+    def __len__(self) -> int:
+        return 10
+
+    def __getitem__(self, i: int) -> torch.Tensor:
+        if not 0 <= i < 10:
+            raise IndexError
+        return torch.randn(5, 2, generator=torch.Generator().manual_seed(i), dtype=torch.float64)
+
+
+def test_a_dataset_an_iterator_and_a_large_memory_map_stand_in_place_of_x(tmp_path, monkeypatch):
+    monkeypatch.setattr("samplehold.switching.data.sources.MAPPED", 100)
+    model = sh.SwitchingSSM(sh.Markov(2), sh.Normal(2))
+    x = torch.stack([Sequences()[i] for i in range(10)])
+    mapped = np.memmap(tmp_path / "x.bin", np.float64, "w+", shape=(10, 5, 2))
+    mapped[:] = x.numpy()
+    small = np.memmap(tmp_path / "y.bin", np.float64, "w+", shape=(2, 5, 2))
+    small[:] = x[:2].numpy()
+    for source in (Sequences(), (one for one in x), mapped):
+        series = model.read(source)
+        assert series.on_disk
+        assert torch.equal(series.rows, x.flatten(0, 1))
+    monkeypatch.setattr("samplehold.switching.data.sources.MAPPED", 10_000)
+    assert not model.read(small).on_disk
+    with pytest.raises(ValueError, match="lengths: got some besides a Series"):
+        model.read(Sequences(), lengths=[5] * 10)
