@@ -83,7 +83,9 @@ def extremes(series: Series, ranks: Ranks) -> np.ndarray:
     """The least and the greatest value of each column of all processes `[2, F]`."""
 
     def here() -> tuple[Any, Any]:
-        least, most = (torch.full((series.n_features,), sign * torch.inf, dtype=torch.float64) for sign in (1, -1))
+        least, most = (
+            torch.full((series.n_features,), sign * torch.inf, dtype=torch.float64, device="cpu") for sign in (1, -1)
+        )
         for rows in blocks_of(series.rows):
             if len(rows):
                 least = torch.minimum(least, rows.double().nan_to_num(nan=torch.inf).amin(0))

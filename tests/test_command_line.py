@@ -529,7 +529,8 @@ FILES = {
     ("arguments", "message"),
     [
         (["fit", "absent.csv", "-o", "out"], "data: there is no file absent.csv"),
-        (["fit", ".", "-o", "out"], "data: . is not a file"),
+        (["fit", ".", "-o", "out"], "book.xlsx is a workbook; save its sheet as a CSV file"),
+        (["select", "."], "data: . is not a file"),
         (["fit", "empty.csv", "-o", "out"], "data: empty.csv is empty; give a table"),
         (["fit", "blank.csv", "-o", "out"], "blank.csv is empty; give a table"),
         (["fit", "header.csv", "-o", "out"], "data: header.csv has no rows"),

@@ -185,7 +185,7 @@ class Spool:
                     )
                 self._order = labels
             code = [self._labels.setdefault(label, len(self._labels)) for label in labels] or [0]
-            table = torch.tensor(code, dtype=torch.float64)
+            table = torch.tensor(code, dtype=torch.float64, device="cpu")
             numbers = torch.where(numbers >= 0, table[numbers.clamp(min=0).nan_to_num().long()], numbers)
         numbers = numbers.double().nan_to_num(nan=UNKNOWN)
         self._refuse((numbers % 1 != 0) | (numbers < UNKNOWN), numbers, "states", EXPECTED["states"], block)
@@ -235,7 +235,7 @@ class Spool:
         Raises:
             ValueError: processes with a sequence of the same name, or with rows of another width.
         """
-        lengths, names = torch.tensor(self._lengths, dtype=torch.int64), self._names
+        lengths, names = torch.tensor(self._lengths, dtype=torch.int64, device="cpu"), self._names
         _check_apart(facts, names)
         if any(fact.dtype == torch.float64 for fact in facts) and self._tables["x"].dtype == torch.float32:
             for name in self._tables.keys() - {"states"}:
@@ -273,7 +273,7 @@ class Spool:
             raise ValueError(f"states: got categories {' and '.join(map(str, orders))}; give all of them the same.")
         order = next(iter(orders), None) or ordered_labels(labels)
         number = {label: place for place, label in enumerate(order)}
-        change = torch.tensor([*(number[label] for label in self._labels), -1])
+        change = torch.tensor([*(number[label] for label in self._labels), -1], device="cpu")
         if "states" in self._tables:
             self._tables["states"] = self._tables["states"].map(lambda codes: change[codes])
         return tuple(map(str, order))

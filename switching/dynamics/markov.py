@@ -346,7 +346,10 @@ class Markov(Dynamics):
         if series.on_disk:
             alive = first
             for number, step, part in series.turns():
-                known, numbers = part.log_states(self.n_states), torch.arange(number, number + part.n_sequences)
+                known, numbers = (
+                    part.log_states(self.n_states),
+                    torch.arange(number, number + part.n_sequences, device="cpu"),
+                )
                 if known is not None:
                     start = alive if step else first
                     alive = check_known_states(known, part.inside, start, moves, numbers, step)

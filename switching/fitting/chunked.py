@@ -51,12 +51,16 @@ class ChunkedVMP:
     """
 
     def __init__(self, graph: ChainGraph, etas: Etas, linear: frozenset[str], under: Etas | None = None):
-        self.graph, self.etas, self._data = graph, etas, graph.data
         self._size = max(1, _room(graph) // (_restarts(etas) * graph.problem.n_states))  # steps of a chunk
-        self._groups = alike(self._data.series, self._size)
+        self._take(graph, etas)
         self._paths: list[Stats] = []  # of each group, if an evaluation continues from the previous one
         self.linear = linear
         self._now = self._contribution(etas, under)
+
+    def _take(self, graph: ChainGraph, etas: Etas) -> None:
+        self.graph, self.etas, self._data = graph, etas, graph.data
+        self._lengths = (self._data.series.last.flatten() + 1).cpu()
+        self._groups = alike(self._data.series, self._size)
 
     @property
     def contribution(self) -> Contribution:
@@ -135,10 +139,8 @@ class ChunkedVMP:
     def of_state(graph: ChainGraph, state: dict[str, Any]) -> "ChunkedVMP":
         """The engine that had this state."""
         engine, chunks = object.__new__(ChunkedVMP), state["chunks"]
-        engine.graph, engine.etas, engine.linear = graph, state["etas"], frozenset(state["linear"])
-        engine._size, engine._paths = chunks["size"], chunks["paths"]
-        engine._data = graph.data
-        engine._groups = alike(engine._data.series, engine._size)
+        engine._size, engine._paths, engine.linear = chunks["size"], chunks["paths"], frozenset(state["linear"])
+        engine._take(graph, state["etas"])
         engine._now = Contribution(chunks["elbo"], chunks["messages"])
         return engine
 
@@ -188,11 +190,11 @@ class ChunkedVMP:
 
     def _is_long(self, some: Int[Tensor, "n"], restarts: int) -> bool:
         """Whether this is a single sequence that is cut into stretches."""
-        return len(some) == 1 and is_long(self.graph, restarts, int(self._data.series.last.flatten()[some]) + 1)
+        return len(some) == 1 and is_long(self.graph, restarts, int(self._lengths[some]))
 
     def _stretches(self, member: Int[Tensor, "1"], share: float, etas: Etas, under: Etas | None) -> Iterator["Chunk"]:
         """The chunks of a single long sequence."""
-        n_steps = int(self._data.series.last.flatten()[member]) + 1
+        n_steps = int(self._lengths[member])
         firsts = range(0, max(1, n_steps - 1), self._size)
 
         def stretch(i: int, before: Tensor | None, after: Tensor | None) -> tuple[ChainGraph, VMP]:
