@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-PATIENCE = 60.0  # seconds until a process counts as hanging
+PATIENCE = 300.0  # seconds until a process counts as hanging
 
 
 def in_processes(n: int, function: Callable[..., Any], *arguments: Any) -> list[Any]:
@@ -34,7 +34,7 @@ def in_processes(n: int, function: Callable[..., Any], *arguments: Any) -> list[
 def _run(rank: int, n: int, folder: str, function: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
     torch.set_num_threads(1)
     torch.distributed.init_process_group(
-        "gloo", f"file://{folder}/meeting", timeout=timedelta(seconds=20), rank=rank, world_size=n
+        "gloo", f"file://{folder}/meeting", timeout=timedelta(seconds=120), rank=rank, world_size=n
     )
     try:
         result = function(rank, *arguments)
