@@ -321,7 +321,7 @@ class MultiStart:
             gains = [0.0] * len(going)
             if steps >= FIRST_EXTRAPOLATION * stride and run.steps == stride and not self.interrupted:
                 optimizer, gains = self._extrapolate(optimizer, before, going)
-            clear = run.steps >= CLEAR
+            clear = run.steps >= CLEAR or run.converged
             leave = [clear and self._has_settled(climb, gain) for climb, gain in zip(going, gains, strict=True)]
             if steps == look:
                 look *= 2

@@ -255,6 +255,17 @@ def test_what_has_converged_has_little_left_to_gain(flat_ridge, method):
     assert short.reason in repr(short)
 
 
+def test_a_fit_whose_objective_stands_still_has_converged():
+    """One state has no path to learn, so the second step changes nothing."""
+    x = two_levels(12, 4.0)
+    fit = sh.SwitchingSSM(sh.Markov(1), sh.Normal(1)).fit(x, "vmp", restarts=1, progress=False)
+    assert fit.converged
+    assert fit.steps < 10
+    later = fit.update(x)
+    assert later.converged
+    assert later.steps < 10
+
+
 def test_leaps_keep_what_is_impossible_and_stay_inside():
     now = torch.tensor([[0.5, 0.5, 0.0]], dtype=torch.float64)
     before = torch.tensor([[0.9, 0.1, 0.0]], dtype=torch.float64)
