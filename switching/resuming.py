@@ -6,6 +6,7 @@ another name, synced and renamed. Of processes that share the data, the first on
 known by a sum over sequences, so that another number of processes may go on.
 """
 
+import errno
 import hashlib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -49,10 +50,10 @@ def resumable(model: Storable, series: Series, options: Options) -> Iterator[Opt
         TypeError: the model has parts that cannot be stored.
         OSError: the file cannot be written.
     """
-    path = options.checkpoint
-    if path is None:
+    if options.checkpoint is None:
         yield options
         return
+    path = options.checkpoint.absolute()  # a fit may change the folder of its process
     ranks = Ranks.of(options.group)
     identity = identity_of(model, series, options, ranks)
     found = _found(path, ranks, series.like.device)
@@ -147,6 +148,8 @@ def _found(path: Path, ranks: Ranks, device: torch.device) -> Checkpoint | None:
 
     def content() -> bytes | None:
         try:
+            if path.exists() and not path.is_file() and not path.is_dir():
+                raise OSError(errno.EINVAL, "Is a pipe or a device")
             return path.read_bytes() if ranks.rank == 0 else None
         except FileNotFoundError:
             return None
@@ -158,7 +161,7 @@ def _found(path: Path, ranks: Ranks, device: torch.device) -> Checkpoint | None:
     if written is None:
         return None
     try:
-        structure, tensors = unsealed(written, FORMAT, path.name, "remove it")
+        structure, tensors = unsealed(written, FORMAT, path.name)
         if "loops" not in structure:
             raise ValueError("it is a file of another kind")
         loops = loops_of(structure["loops"], tensors, device)

@@ -166,7 +166,7 @@ def _read(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
         data = (path / FILE).read_bytes()
     except (FileNotFoundError, NotADirectoryError):
         raise ValueError(f"it has no {FILE}; give a folder that model.save has written.") from None
-    return unsealed(data, FORMAT, FILE, "save the model again")
+    return unsealed(data, FORMAT, FILE)
 
 
 def _built(structure: dict[str, Any], tensors: dict[str, Tensor]) -> Any:

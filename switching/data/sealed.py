@@ -27,27 +27,29 @@ def sealed(structure: Mapping[str, Any], tensors: Mapping[str, Tensor], version:
     return SEAL.sub(hashlib.sha256(data).hexdigest().encode(), data, 1)
 
 
-def unsealed(data: bytes, version: int, file: str, cure: str) -> tuple[dict[str, Any], dict[str, Tensor]]:
+def unsealed(data: bytes, version: int, file: str) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """The description and the tensors of a file, if they are as written.
 
     Arguments:
         version: of the format that is read.
         file: the name of the file, in errors.
-        cure: how to get another one.
 
     Raises:
-        ValueError: a file that is cut off, damaged, or of another version.
+        ValueError: a file that is cut off, damaged, of another kind, or of another version.
     """
     start = 8 + int.from_bytes(data[:8], "little")
     if len(data) < 8 or start > len(data):
-        raise ValueError(f"{file} is cut off or no safetensors file; {cure}.")
-    structure = _json(_json(data[8:start])["__metadata__"][KEY])
+        raise ValueError(f"{file} is cut off or no safetensors file; restore it from a copy.")
+    metadata = _json(data[8:start]).get("__metadata__", {})
+    if KEY not in metadata:
+        raise ValueError(f"{file} is of another kind: it has no description by samplehold.")
+    structure = _json(metadata[KEY])
     if structure["format"] != version:
         raise ValueError(f"it has format {structure['format']!r}, and this version reads {version}; update samplehold.")
     seal = SEAL.search(data, 0, start)
     without = b"" if seal is None else data[: seal.start()] + UNSEALED.encode() + data[seal.end() :]
     if structure["sha256"] != hashlib.sha256(without).hexdigest():
-        raise ValueError(f"{file} is damaged: its checksum differs; restore it from a copy, or {cure}.")
+        raise ValueError(f"{file} is damaged: its checksum differs; restore it from a copy.")
     return structure, tensors_of(data)
 
 
@@ -66,6 +68,8 @@ def _json(text: str | bytes) -> dict[str, Any]:
         structure = json.loads(text, object_pairs_hook=unique, parse_constant=refuse)
     except RecursionError:
         raise ValueError("its description is nested too deeply.") from None
+    except (json.JSONDecodeError, UnicodeDecodeError):
+        raise ValueError("its description is no JSON, so it is damaged or no safetensors file.") from None
     if not isinstance(structure, dict):
         raise ValueError(f"its description is a {type(structure).__name__}, expected an object.")
     return structure

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from ...inference.numerics.costs import count_from, repaid, spent
 from ..data.sealed import sealed
-from ..data.writing import write_file
+from ..data.writing import write_output
 from .trees import copied, read, written
 
 FORMAT = 1
@@ -138,7 +138,7 @@ class Checkpoint:
         ]
         structure = {"identity": self.identity, "work": self.work, "loops": loops}
         try:
-            write_file(self.path, sealed(structure, tensors, FORMAT))
+            write_output(self.path, sealed(structure, tensors, FORMAT))
         except OSError as error:
             reason = error.strerror or error
             raise OSError(

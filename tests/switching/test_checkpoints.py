@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import os
 import re
 import signal
 import subprocess
@@ -19,9 +20,12 @@ import torch
 from examples import slow
 from oracles.coupled import factorial_of
 from safetensors import safe_open
+from safetensors.torch import save
 from samplehold.inference.families import GaussianTables
 from samplehold.inference.numerics import costs
 from samplehold.inference.numerics.costs import COSTS, count_from, counted_from, repaid, repeated, spent
+from samplehold.switching import resuming
+from samplehold.switching.data.sealed import sealed
 from samplehold.switching.fitting import checkpoint, chunked, minibatches, points, search, trees
 from samplehold.switching.fitting.checkpoint import Checkpoint, Loop
 from samplehold.switching.fitting.em import EM
@@ -275,8 +279,8 @@ def test_the_file_is_json_and_tensors(tmp_path):
 
 def test_a_checkpoint_is_written_at_the_beginning_and_at_the_end_if_the_fit_is_short(tmp_path, monkeypatch):
     writes = []
-    true = checkpoint.write_file
-    monkeypatch.setattr(checkpoint, "write_file", lambda path, data: (writes.append(len(data)), true(path, data)))
+    true = checkpoint.write_output
+    monkeypatch.setattr(checkpoint, "write_output", lambda path, data: (writes.append(len(data)), true(path, data)))
     alone(ONE, checkpoint=tmp_path / "fit", every=1e9)
     assert len(writes) == 2
     assert [file.name for file in tmp_path.iterdir()] == ["fit"]
@@ -459,6 +463,7 @@ def test_a_damaged_file_is_refused_with_the_cure(kept, tmp_path, harm):
     ("path", "kind", "said"),
     [
         ("absent/fit", OSError, "absent/fit cannot be written (No such file or directory); see that its folder exists"),
+        ("pipe", ValueError, "pipe cannot be read (Is a pipe or a device); give the path of a file."),
         (".", ValueError, "cannot be read (Is a directory); give the path of a file."),
         ("file/fit", ValueError, "cannot be read (Not a directory)"),
         ("", ValueError, "checkpoint: got '', expected the path"),
@@ -467,10 +472,46 @@ def test_a_damaged_file_is_refused_with_the_cure(kept, tmp_path, harm):
 )
 def test_a_path_that_cannot_be_written_is_refused_before_any_work(tmp_path, monkeypatch, path, kind, said):
     (tmp_path / "file").write_text("")
+    os.mkfifo(tmp_path / "pipe")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sh.SwitchingSSM, "_fitted", None)
     with pytest.raises(kind, match=re.escape(said)):
         TWO.fit(X, progress=False, checkpoint=path)
+
+
+@pytest.mark.parametrize(
+    ("data", "said"),
+    [
+        (bytes(100), "its description is no JSON, so it is damaged or no safetensors file; give another path"),
+        (b"\x93NUMPY" + bytes([255]) * 90, "fit is cut off or no safetensors file; restore it from a copy; give"),
+        (save({"a": torch.zeros(2)}), "fit is of another kind: it has no description by samplehold; give another path"),
+        (sealed({"loops": []}, {}, 2), "it has format 2, and this version reads 1; update samplehold; give another"),
+    ],
+)
+def test_a_file_of_another_kind_is_refused_in_plain_words(tmp_path, data, said):
+    path = tmp_path / "fit"
+    path.write_bytes(data)
+    with pytest.raises(ValueError, match=re.escape(said)):
+        alone(ONE, checkpoint=path)
+    assert path.read_bytes() == data
+
+
+def test_a_link_stays_a_link_and_a_relative_path_is_that_of_the_beginning(tmp_path, monkeypatch):
+    (tmp_path / "there").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "there" / "fit")
+    monkeypatch.chdir(tmp_path)
+    begun = resuming.identity_of
+
+    def moved(*arguments: Any) -> Any:
+        os.chdir(tmp_path / "there")
+        return begun(*arguments)
+
+    monkeypatch.setattr(resuming, "identity_of", moved)
+    alone(ONE, checkpoint="link")
+    assert (tmp_path / "link").is_symlink()
+    assert [file.name for file in (tmp_path / "there").iterdir()] == ["fit"]
+    again = alone(ONE, checkpoint=tmp_path / "there" / "fit")
+    assert_same(alone(ONE), again)
 
 
 @pytest.mark.parametrize("every", [-1.0, float("nan"), "often"])
@@ -486,15 +527,15 @@ def test_choices_and_backtests_refuse_a_checkpoint_as_they_have_several_fits(tmp
 
 
 def test_a_full_disk_ends_the_fit_and_keeps_the_state_before(tmp_path, monkeypatch):
-    true, writes = checkpoint.write_file, []
+    true, writes = checkpoint.write_output, []
 
-    def write_file(path: Path, data: bytes) -> None:
+    def write_output(path: Path, data: bytes) -> None:
         writes.append(path)
         if len(writes) == 3:
             raise OSError(28, "No space left on device")
         true(path, data)
 
-    monkeypatch.setattr(checkpoint, "write_file", write_file)
+    monkeypatch.setattr(checkpoint, "write_output", write_output)
     with pytest.raises(OSError, match=r"^checkpoint: .*fit cannot be written \(No space left on device\)"):
         alone(ONE, checkpoint=tmp_path / "fit", every=0)
     assert_same(alone(ONE), alone(ONE, checkpoint=tmp_path / "fit"))
