@@ -109,6 +109,7 @@ def updated(
     limits: dict[str, Any] = {"max_steps": max_steps, "tol": tol}
     options = Options("vmp", 1, **{n: v for n, v in limits.items() if v is not None}, progress=False)
     series = fit.model.read(x, **given).detached()
+    _check_names(fit, series)
     problem = fit.model.problem(series.to(_wide(fit.values)))
     _check_kind(fit, problem)
     fixed = {name: table.to(problem.series.like) for name, table in fit.held.items()}
@@ -246,9 +247,24 @@ def _check_method(fit: Any, rule: StepRule, max_steps: Any, tol: Any) -> None:
             raise ValueError(f'{name}: got {value}, but an update by "em" is one step; leave it out.')
 
 
+def _check_names(fit: Any, series: Series) -> None:
+    """Raise ValueError if labels of states or names of features would be those of others in the fit."""
+    if series.state_names and not fit.state_names:
+        raise ValueError(
+            f"states: got label {series.state_names[0]!r}, but the states of this fit have numbers; give 0 to "
+            f"{fit.model.n_states - 1}."
+        )
+    here, there = series.features_of(), () if fit.series is None else fit.series.features_of()
+    if any(name in there and there.index(name) != place for place, name in enumerate(here)):
+        raise ValueError(
+            f"x: got the columns {', '.join(here)}, but those of the fit are {', '.join(there)}; give them in this "
+            "order."
+        )
+
+
 def _check_kind(fit: Any, problem: Any) -> None:
     model = fit.model
-    if not isinstance(problem, Problem):
+    if not isinstance(problem, Problem) or len(model.chain_sizes) > 1:
         raise TypeError(f"update: got a fit of a {model.name}, but only those of a SwitchingSSM go on; {AGAIN}.")
     if model.subjects:
         raise TypeError(

@@ -398,6 +398,26 @@ def test_a_batch_of_other_columns_is_refused(method):
 
 
 @pytest.mark.parametrize("method", ["em", "vmp"])
+def test_columns_of_the_fit_in_another_order_are_refused(method):
+    x = simulated(12, 1)[0].flatten().numpy()
+    frame = pd.DataFrame({"up": x, "down": -x})
+    fit = sh.SwitchingSSM(sh.Markov(2), sh.Normal(2)).fit(frame, method, **QUICK)
+    with pytest.raises(ValueError, match="x: got the columns down, up, but those of the fit are up, down; give them"):
+        fit.update(frame[["down", "up"]])
+    same = fit.update(frame)
+    for other in (frame.rename(columns={"up": "rise"}), frame.to_numpy()):
+        assert_close(fit.update(other).values, same.values, rtol=0, atol=0)
+    with pytest.raises(ValueError, match="got the columns down, up"):
+        same.update(frame[["down", "up"]])
+
+
+@pytest.mark.parametrize("method", ["em", "vmp"])
+def test_labels_are_refused_if_the_states_of_the_fit_have_numbers(method):
+    with pytest.raises(ValueError, match="states: got label 'high', but the states of this fit have numbers"):
+        small_fit(method).update(simulated(12, 1)[0], states=["high", *[None] * 11])
+
+
+@pytest.mark.parametrize("method", ["em", "vmp"])
 def test_observations_whose_squares_are_out_of_range_are_refused(method):
     fit, batch = small_fit(method, x=simulated(12, 4).float()), simulated(12, 1)[0]
     batch[3] = 1e25
@@ -423,6 +443,12 @@ def test_fits_whose_statistics_do_not_add_up_are_refused_with_a_cure():
     stationary = sh.SwitchingSSM(sh.Markov(2, initial="stationary"), sh.Normal(1)).fit(x, max_steps=2, **QUICK)
     refused(stationary, x, match="no closed form for transition_probs")
     refused(replace(by_vmp, method="svi"), x, match='got a fit by "svi", but only those by "em" and "vmp" go on')
+
+
+def test_a_fit_of_several_chains_is_refused():
+    x = simulated(12, 1)[0]
+    layered = sh.LayeredSSM([2, 2], sh.Normal(1)).fit(x, max_steps=2, **QUICK)
+    refused(layered, x, match="got a fit of a LayeredSSM, but only those of a SwitchingSSM go on")
 
 
 def test_processes_that_share_data_do_not_update(monkeypatch):
