@@ -478,7 +478,7 @@ class Model(Named, ABC):
 
                 with resumable(model, series, options) as resumed:
                     fit = model._fitted(series, resumed)
-            fit = replace(fit, series=series, prior=options.prior)
+            fit = replace(fit, series=series, prior=options.prior, shared=ranks.n > 1)
             posterior = None if fit.posterior is None else fit.posterior.labelled(fit.model, series)
             return replace(fit, posterior=posterior)
 

@@ -38,8 +38,8 @@ class Fit(Result, Generic[Model]):
 
     Attributes:
         model: the model with its fitted values.
-        series: the fitted series, after `update` the last batch; methods use it if they get no x. `save` writes only
-            the model.
+        series: the fitted series, after `update` the last batch; of shared data, the sequences of this process. Methods
+            use it if they get no x. `save` writes only the model.
         prior: the argument of `fit`.
         others: see `Result`.
 
@@ -99,7 +99,7 @@ class Fit(Result, Generic[Model]):
 
     @property
     def loglik(self) -> float:
-        """log p(x) of all fitted sequences, each times its weight, at the fitted values."""
+        """log p(x) of all sequences of `series`, each times its weight, at the fitted values."""
         with torch.no_grad():
             return float(self._given(None).weighed(self._model.log_evidence(self._given(None))).sum())
 
@@ -219,7 +219,7 @@ class Fit(Result, Generic[Model]):
 
         Raises:
             ValueError: as `fit`; an option out of range, or not of this method; known noise; several processes; a fit
-                by "svi" or "nuts".
+                by "svi" or "nuts", or by "em" of shared data.
             TypeError: a fit of another model than a `SwitchingSSM`, or by subject; by EM, with an M-step without a
                 closed form; parts without a conjugate prior.
 
@@ -342,6 +342,11 @@ class Fit(Result, Generic[Model]):
             raise ValueError(
                 f"{name}: this fit was continued by update and holds only the last batch, but {name} needs the "
                 "likelihood of all data; fit all data at once."
+            )
+        if self.shared:
+            raise ValueError(
+                f"{name}: several processes shared the data of this fit, but {name} needs the likelihood of all data; "
+                "take the sum of fit.loglik over the processes."
             )
         if self.posterior is not None:
             raise ValueError(

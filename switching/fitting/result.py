@@ -41,6 +41,7 @@ class Result:
         fixed: the names of the parameters of which all or some entries were held.
         held: the tables of these, with NaN where an entry was free.
         updates: the number of batches with which `Fit.update` has continued the fit.
+        shared: whether several processes shared the data.
         running: of a continued fit by EM, its statistics of all data so far: see `fitting.streaming`.
     """
 
@@ -59,7 +60,13 @@ class Result:
     fixed: tuple[str, ...] = ()
     held: Parameters = field(default_factory=dict)
     updates: int = 0
+    shared: bool = False
     running: Any = None
+
+    @property
+    def has_all(self) -> bool:
+        """Whether the fit still has all its data: it is not continued, and no other process has some."""
+        return not self.updates and not self.shared
 
 
 def result_of(

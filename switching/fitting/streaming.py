@@ -238,6 +238,11 @@ def _check_method(fit: Any, rule: StepRule, max_steps: Any, tol: Any) -> None:
         raise ValueError(f'update: got a fit by "{fit.method}", but only those by "em" and "vmp" go on; {AGAIN}.')
     if not Ranks.of(None).alone:
         raise ValueError(f"group: update is made by one process, but torch.distributed has several; {AGAIN}.")
+    if fit.method == "em" and fit.shared:
+        raise ValueError(
+            'update: got a fit by "em" whose data several processes shared, and this one has no statistics of the '
+            f'others; fit by method="vmp", which goes on in one process, or {AGAIN}.'
+        )
     if fit.method == "vmp" and rule.exponent != 1:
         raise ValueError(
             f'exponent: got {rule.exponent:g}, but message passing has no steps; use forgetting, or a fit by "em".'

@@ -43,6 +43,7 @@ class Finding(NamedTuple):
 
 
 LAST = Finding("data", "the last batch with which the fit was continued; lines about their amount are left out", True)
+SHARE = Finding("data", "those of this process of several; lines about their amount are left out", True)
 
 
 @dataclass(frozen=True, repr=False)
@@ -69,8 +70,8 @@ class Diagnosis:
 
 def diagnose(fit: Any, series: Series, seed: Seed = 0) -> Diagnosis:
     """The diagnosis of a fit: see `Fit.diagnose`."""
-    of_states, whole = bool(fit.model.chain_sizes) and not fit.model.latents, not fit.updates
-    findings = [*_search(fit), _size(fit, series) if whole else LAST]
+    of_states, whole = bool(fit.model.chain_sizes) and not fit.model.latents, fit.has_all
+    findings = [*_search(fit), _size(fit, series) if whole else LAST if fit.updates else SHARE]
     if of_states and whole:
         findings.append(_rare(fit, series))
     findings.append(_boundaries(fit))
@@ -112,7 +113,7 @@ def _boundaries(fit: Any) -> Finding:
     if fit.model.chain_sizes == (1,):  # no moves
         skipped |= {*fit.model.dynamics.parameters}
     names = [name for name in table.index[table["standard error"].isna()] if name.partition("[")[0] not in skipped]
-    without = not fit.model.differentiable or (fit.updates and fit.posterior is None)
+    without = not fit.model.differentiable or (not fit.has_all and fit.posterior is None)
     if without or len(names) == len(table):
         return Finding("boundaries", "unknown, because there are no standard errors", True)
     others = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""

@@ -92,10 +92,10 @@ def _grid(problem: Problem, column: int) -> tuple[Tensor, Drive]:
 
 
 def _draws(fit: Any, problem: Problem) -> Parameters | None:
-    """Draws of the parameters `[n, ...]`; None for a fit by EM without a prior, or one that was continued."""
+    """Draws of the parameters `[n, ...]`; None for a fit by EM without a prior, or one without all its data."""
     if fit.posterior is not None:
         return {name: value.cpu() for name, value in fit.posterior.sample(DRAWS, seed=0).items()}
-    if fit.prior is None or fit.updates:
+    if fit.prior is None or not fit.has_all:
         return None
     near = fit.model.values_like(problem.series.like)
     return {name: value[:DRAWS] for name, value in draw_posterior(problem, near)[0].items()}

@@ -49,6 +49,9 @@ CONTINUED = (
     "The fit was continued by update. Sequences, steps, the log-likelihood, the objective and the states are those of "
     "the last batch."
 )
+SHARED = (
+    "Several processes shared the data. Sequences, steps, the log-likelihood and the states are those of this process."
+)
 NOT_HELD = "Estimates have no standard errors, for which all data are needed."
 POINT = '{state} sits on a single point{where}, where the likelihood has no maximum. prior="weak" bounds it.'
 OF_BOUND = "The estimates maximise a bound on it, and may differ from its maximum."
@@ -155,7 +158,7 @@ def _table(
 def _errors(fit: Any, series: Series) -> Parameters:
     """Standard errors from the curvature of the log-likelihood, or with a prior of the log posterior."""
     model, coupled = fit.model, bool(fit.model.chain_name)
-    if not model.differentiable or _many(fit) or fit.updates:
+    if not model.differentiable or _many(fit) or not fit.has_all:
         return {name: torch.full_like(value, torch.nan) for name, value in described(model.known, model.values).items()}
     problem = model.problem(series)
     prior = None if coupled or fit.prior is None else {name: t.double().cpu() for name, t in problem.prior.items()}
@@ -279,7 +282,7 @@ def _statistics(fit: Any, series: Series) -> pd.Series:
         "log-likelihood": fit.loglik,
         "objective": float(fit.objective[-1]) if len(fit.objective) else math.nan,
     }
-    if fit.posterior is None and not fit.updates:
+    if fit.posterior is None and fit.has_all:
         well |= {"aic": fit.aic, "bic": fit.bic}
     return pd.Series(how | well, dtype=object)
 
@@ -298,9 +301,9 @@ def _exact(value: Any) -> str:
 
 
 def _notes(fit: Any, missing: bool) -> Iterator[str]:
-    at_maximum = fit.posterior is None and fit.model.differentiable and not fit.updates
-    if fit.updates:
-        yield " ".join([CONTINUED, *[NOT_HELD] * (fit.posterior is None)])
+    at_maximum = fit.posterior is None and fit.model.differentiable and fit.has_all
+    if not fit.has_all:
+        yield " ".join([CONTINUED if fit.updates else SHARED, *[NOT_HELD] * (fit.posterior is None)])
     elif fit.posterior is None and not fit.model.differentiable:
         yield APPROXIMATE
     if at_maximum:

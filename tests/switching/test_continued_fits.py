@@ -451,6 +451,22 @@ def test_a_fit_of_several_chains_is_refused():
     refused(layered, x, match="got a fit of a LayeredSSM, but only those of a SwitchingSSM go on")
 
 
+def test_a_fit_that_knows_one_share_of_the_data_has_no_number_of_all():
+    x = simulated(12, 4)
+    fit = replace(small_fit(x=x), shared=True)  # as in one of several processes, after their group has ended
+    assert not fit.has_all
+    refused(fit, x, match='got a fit by "em" whose data several processes shared, and this one has no statistics of')
+    for name in ("aic", "bic", "icl"):
+        with pytest.raises(ValueError, match=f"{name}: several processes shared .*sum of fit.loglik over"):
+            getattr(fit, name)
+    text = " ".join(str(fit.summary()).split())
+    assert "Several processes shared the data." in text
+    assert "no standard errors, for which all data are needed" in text
+    assert fit.summary().parameters["standard error"].isna().all()
+    assert "those of this process of several" in str(fit.diagnose())
+    assert replace(small_fit("vmp", x=x), shared=True).update(x).updates == 1
+
+
 def test_processes_that_share_data_do_not_update(monkeypatch):
     fit = small_fit()
     monkeypatch.setattr(Ranks, "alone", property(lambda self: False))

@@ -91,6 +91,31 @@ def test_two_processes_fit_what_one_fits():
     check_same(there, here)
 
 
+def shared(rank: int, cuts: list[int]) -> list[Any]:
+    """What a fit of shared data says of itself, and what it refuses, in the group and after it."""
+    x, said = data()[cuts[rank] : cuts[rank + 1]], []
+    fits = [MODELS["markov"].fit(x, method, restarts=1, progress=False) for method in ("em", "vmp")]
+    torch.distributed.destroy_process_group()
+    for refused in (lambda: fits[0].aic, lambda: fits[0].update(x)):
+        try:
+            refused()
+        except ValueError as error:
+            said.append(str(error))
+    text = " ".join(str(fits[0].summary()).split())
+    return [*said, text, str(fits[0].diagnose()), fits[1].update(x).updates]
+
+
+@pytest.mark.slow
+def test_a_fit_of_shared_data_gives_no_number_of_one_share_as_that_of_all():
+    for aic, update, summary, diagnosis, updates in in_processes(2, shared, [0, 5, 12]):
+        assert aic.startswith("aic: several processes shared the data of this fit, but aic needs")
+        assert update.startswith('update: got a fit by "em" whose data several processes shared')
+        assert "Several processes shared the data." in summary
+        assert "no standard errors, for which all data are needed" in summary
+        assert "those of this process of several" in diagnosis
+        assert updates == 1
+
+
 @pytest.mark.slow
 def test_any_share_of_sequences_in_files_gives_the_same():
     (expected,) = in_processes(1, fits, [0, 12], 2**16, True, RUNS[:1])
