@@ -10,7 +10,7 @@ from examples import slow
 FUZZ = Path(__file__).parent / "fuzz"
 
 
-@pytest.mark.parametrize("calls", [100, slow(2000)])
+@pytest.mark.parametrize("calls", [100, slow(1000)])
 def test_every_call_ends_in_a_right_answer_or_an_error_that_names_an_argument(calls):
     command = [sys.executable, "-W", "ignore", str(FUZZ), str(calls), "--seed", "0"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)

@@ -175,8 +175,10 @@ def test_under_autocast_states_stay_in_single_precision():
 
 @pytest.mark.slow
 @pytest.mark.hardware("torch's compiler knows few devices")
-@each_layer
-@pytest.mark.parametrize("lengths", [[2, 1, 3], torch.tensor([2, 1, 3])])
+@pytest.mark.parametrize(
+    ("kind", "lengths"),
+    [*((kind, torch.tensor([2, 1, 3])) for kind in (*OWN, *PEERS)), *((kind, [2, 1, 3]) for kind in (MinGRU, Elman))],
+)
 def test_the_compiler_takes_lengths_states_and_both_directions(kind, lengths):
     layer, x = made(kind, num_layers=2, bidirectional=True), normal(3, 3, 3)
     start = layer(x)[1]

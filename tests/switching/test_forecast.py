@@ -89,8 +89,8 @@ def test_the_quantile_of_one_state_is_that_of_its_normal():
 
 @pytest.mark.slow
 def test_what_is_printed_is_short():
-    x = torch.randn(300, 1, generator=torch.Generator().manual_seed(0))
-    fit = sh.SwitchingSSM(sh.Copy(2), sh.Normal(1)).fit(x, "vmp", restarts=2, progress=False)
+    x = torch.randn(60, 1, generator=torch.Generator().manual_seed(0))
+    fit = sh.SwitchingSSM(sh.Copy(2), sh.Normal(1)).fit(x, "vmp", restarts=1, progress=False)
     report = sh.compare(fit.model, sh.GRU(1, 4), x)
     for shown in (fit, fit.model, fit.posterior, fit.forecast(x, 5), report):
         assert len(repr(shown).splitlines()) <= 10
