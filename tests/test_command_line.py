@@ -799,9 +799,10 @@ def test_study_names_what_there_is(tmp_path):
 def test_compare_prints_the_table_of_claims_and_writes_their_figures(tmp_path, monkeypatch):
     from samplehold.models.studies import claims as shown
 
-    small = {"LAYERS": 9, "TRAINED": -1.0, "JUDGED": 8}
+    small = {"LAYERS": 9, "STACKS": 4, "ENGINE_STEPS": 20, "TRAINED": -1.0, "JUDGED": 8}
     for name, value in small.items():
         monkeypatch.setattr(shown, name, value)
+    monkeypatch.setattr(shown, "information_sweep", partial(shown.information_sweep, (0.0, 8.0), n_steps=200))
     monkeypatch.setattr(shown, "price_of_exactness", partial(shown.price_of_exactness, (0.02, 1.0), (0.3,), n_steps=60))
     monkeypatch.setattr(shown, "train_next_token", partial(shown.train_next_token, n_steps=5))
     done = run("compare", "--out", tmp_path / "out")
