@@ -261,11 +261,11 @@ def test_the_flow_is_drawn_of_one_chain_of_two_numbers() -> None:
 def test_gibbs_draws_agree_with_enumeration() -> None:
     model = two_chains()
     x = model.simulate(6, seed=2).x
-    exact, drawn = enumerate_paths(model.regimes(), x), model.sample_posterior(x, 398, seed=0)
+    exact, drawn = enumerate_paths(model.regimes(), x), model.sample_posterior(x, 198, seed=0)
     torch.testing.assert_close(drawn.state, exact.state, rtol=0, atol=0.1)
-    assert drawn.path.shape == (398, 6)  # of four chains, whose last sweeps are not all needed
-    assert drawn.latent.shape == (398, 6, 2)
-    assert drawn.share.shape == (1000, 4, 2)
+    assert drawn.path.shape == (198, 6)  # of four chains, whose last sweeps are not all needed
+    assert drawn.latent.shape == (198, 6, 2)
+    assert drawn.share.shape == (500, 4, 2)
     shares = torch.stack([(drawn.path == k).double().mean(0) for k in range(2)], -1)
     torch.testing.assert_close(shares, exact.state, rtol=0, atol=0.15)
 
