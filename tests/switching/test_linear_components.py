@@ -144,6 +144,7 @@ def test_the_evidence_of_a_damped_cycle_has_the_gradient_of_its_differences() ->
     assert_close(slope, differences, rtol=1e-6, atol=1e-6)
 
 
+@pytest.mark.kernels
 @pytest.mark.slow
 @pytest.mark.parametrize("damped", [False, True])
 def test_the_maximum_of_a_cycle_is_no_lower_than_that_of_statsmodels(damped: bool) -> None:
