@@ -16,6 +16,7 @@ from torch import Tensor
 
 from ..inference.numerics.checks import naming
 from ..inference.numerics.gradients import needs_gradients
+from ..inference.numerics.interrupts import interrupt_together, interruptible
 from ..inference.numerics.randomness import Seed
 from ..inference.numerics.ranks import Ranks
 from ..inference.numerics.records import LINES
@@ -28,7 +29,6 @@ from .data.reading import read_series, with_steps_to_come
 from .data.series import Given, Series
 from .data.sources import is_source, open_sequences
 from .data.subjects import with_subjects
-from .fitting.interrupts import interruptible
 from .inputs import Inputs, count_inputs
 from .parameters import (
     Named,
@@ -468,7 +468,13 @@ class Model(Named, ABC):
                 f"group: {self.name} is fitted by one process; fit it before init_process_group(), or in a process of "
                 "its own."
             )
+        if not ranks.alone:
+            interrupt_together()
         series = ranks.together(lambda: self.read(x, **given).detached())
+        if not ranks.alone:
+            from .fitting.agreement import check_alike
+
+            check_alike(ranks, self, options, series)
         model = self.with_prior(options.prior) if isinstance(options.prior, Mapping) else self
         with naming("x"), one_thread_if_small(options.restarts * series.like.numel()):
             if options.checkpoint is None:

@@ -10,11 +10,11 @@ import torch
 from torch import Tensor
 
 from ..inference.numerics.gradients import needs_gradients
+from ..inference.numerics.interrupts import interruptible
 from ..inference.numerics.randomness import Seed
 from .data.frames import plain
 from .data.knowledge import coded
 from .data.series import Given, Series
-from .fitting.interrupts import interruptible
 from .fitting.result import Result
 from .fitting.subject_posterior import subject_posterior
 from .parameters import of_subject

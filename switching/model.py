@@ -577,7 +577,7 @@ class SwitchingSSM(Model):
         pooling, ranks = Pooling.of(options.pooled, self.dynamics, self.emission), Ranks.of(options.group)
         whole = Whole.of(series, ranks) if series.on_disk or not ranks.alone else None
         if whole is not None:
-            whole.check(self, options, pooling is not None)
+            whole.check(options, pooling is not None)
             series = whole.sample(options.number)
         if pooling is not None:
             return self._fitted_by_subject(series, options, pooling)

@@ -13,13 +13,22 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
+from .deferred import deferred
+from .interrupts import heard
+
 T = TypeVar("T")
 FAILED, INTERRUPTED = 0, 1  # the first numbers of a sum: how many ranks have failed, and were interrupted
 MARKS = 2
+IMPOSSIBLE = (ValueError, torch.linalg.LinAlgError)  # pyright: ignore[reportPrivateImportUsage]
+"""The errors if the data are impossible, or if rounding moved parameters out of their support."""
 
 
 class RankError(ConnectionError):
     """Another process of the fit has failed, or cannot be reached."""
+
+
+class RankValueError(RankError, ValueError):
+    """Another process has failed with one of the errors `IMPOSSIBLE`, so all take back a step that all would."""
 
 
 class Ranks:
@@ -73,7 +82,8 @@ class Ranks:
             return compute()
         failure: BaseException | None = None
         try:
-            tables = compute()
+            with heard(), deferred():  # checks of this process's numbers fail here, not after the sum
+                tables = compute()
         except (Exception, KeyboardInterrupt) as error:
             tables, failure = zeros, error
         marks = torch.zeros(MARKS, dtype=torch.float64, device="cpu")
@@ -98,7 +108,8 @@ class Ranks:
         failure: BaseException | None = None
         computed: Any = None
         try:
-            computed = compute()
+            with heard():
+                computed = compute()
             pickle.dumps(computed)
         except (Exception, KeyboardInterrupt) as error:
             failure = error
@@ -115,16 +126,19 @@ class Ranks:
         return computed[0]
 
     def _fail(self, failure: BaseException | None) -> None:
-        """Raise the error of this rank, or that of the first rank that has one."""
+        """Raise the error of this rank, or that of the first rank that has one; errors that are not `IMPOSSIBLE` come
+        first."""
         said = None if failure is None or isinstance(failure, KeyboardInterrupt) else _in_words(failure)
-        errors: list[Any] = [None] * self.n
-        self._call(torch.distributed.all_gather_object, errors, said)
-        if failure is not None:
-            raise failure
-        first = next(((rank, error) for rank, error in enumerate(errors) if error is not None), None)
-        if first is None:
+        there: list[Any] = [None] * self.n
+        self._call(torch.distributed.all_gather_object, there, (said, isinstance(failure, IMPOSSIBLE)))
+        errors = sorted((mild, rank, error) for rank, (error, mild) in enumerate(there) if error is not None)
+        if not errors:
             raise KeyboardInterrupt
-        raise RankError(f"x: process {first[0]} of {self.n} has failed: {first[1]}")
+        mild, rank, error = errors[0]
+        if said is not None and failure is not None and isinstance(failure, IMPOSSIBLE) == mild:
+            raise failure
+        kind = RankValueError if mild else RankError
+        raise kind(f"x: process {rank} of {self.n} has failed: {error}")
 
     @property
     def _device(self) -> torch.device:

@@ -182,6 +182,16 @@ class Series(Record):
         return torch.where(best.sum(-1) == 1, best.long().argmax(-1), -1)
 
     @property
+    def knows_states(self) -> Bool[Tensor, "B"]:
+        """Whether something is known about the states of each sequence."""
+        none = torch.zeros(self.n_sequences, dtype=torch.bool, device="cpu")
+        if self.states is None or rows_of(self.states).is_floating_point():
+            return none if self.states is None else ~none
+        if not isinstance(self.states, Packed):
+            return (self.states >= 0).reshape(self.n_sequences, -1).any(-1).cpu()
+        return self.counted(lambda rows: (rows >= 0).long(), self.states.rows).cpu() > 0
+
+    @property
     def powers(self) -> Float[Tensor, "*b T"] | None:
         """The power of the density of each observation; None: all are 1."""
         return None if self.step_weights is None else padded(self.step_weights)
@@ -244,11 +254,14 @@ class Series(Record):
         """The number of steps of each sequence with an observed value."""
         return self.counted(lambda rows: (~rows.isnan()).any(-1).long()).reshape(self.batch_shape)
 
-    def counted(self, count: Callable[[Float[Tensor, "n F"]], Int[Tensor, "n"]]) -> Int[Tensor, "B"]:
-        """The sum over the steps of each sequence of a number of each step, computed block by block."""
+    def counted(
+        self, count: Callable[[Shaped[Tensor, "n *f"]], Int[Tensor, "n"]], table: Shaped[Tensor, "N *f"] | None = None
+    ) -> Int[Tensor, "B"]:
+        """The sum over the steps of each sequence of a number of each step, computed block by block from the rows of a
+        table; None: the observations."""
         ends, first = (self.last.flatten() + 1).cumsum(0), 0
         total = torch.zeros_like(ends)
-        for rows in blocks_of(self.rows):
+        for rows in blocks_of(self.rows if table is None else table):
             places = torch.arange(first, first + len(rows), device=ends.device)
             total.index_add_(0, torch.searchsorted(ends, places, right=True), count(rows))
             first += len(rows)

@@ -17,13 +17,11 @@ from torch import Tensor
 from torch.distributions import Transform, biject_to
 
 from ...inference.numerics.deferred import deferred
+from ...inference.numerics.ranks import IMPOSSIBLE
 from ..known import whole_parameters
 from ..parameters import Parameters
 from ..problem import Problem
 from .units import Units
-
-IMPOSSIBLE = (ValueError, torch.linalg.LinAlgError)  # pyright: ignore[reportPrivateImportUsage]
-"""The errors if the data are impossible, or if rounding moved parameters out of their support."""
 
 WIDEST = 10.0  # the largest variance of a coordinate; where the density is flatter, it is not normal
 STEP = 1e-4  # of differences between gradients, in coordinates in which the data have spread 1

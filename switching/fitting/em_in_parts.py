@@ -57,8 +57,10 @@ class EMInParts(EM):
         graph, points = self._graph, {}
         for name, family in graph.families.items():
             points[name] = family.expected(graph.priors[name] + now.messages[name])
-        values = self.problem.hold(graph.collect(points))
-        none = torch.zeros(len(now.elbo), self.problem.n_states, dtype=torch.bool, device=now.elbo.device)
+        held, n = self.problem.hold(graph.collect(points)), len(now.elbo)
+        # known parameters come without restarts
+        values = {name: table.expand(n, *self.tables[name].shape[1:]) for name, table in held.items()}
+        none = torch.zeros(n, self.problem.n_states, dtype=torch.bool, device=now.elbo.device)
         return values, none
 
     def _evidence(self, now: Contribution) -> Float[Tensor, "R"]:

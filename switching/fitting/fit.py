@@ -29,7 +29,7 @@ from .result import Result, result_of
 from .sampling import fit_nuts, fit_svi
 from .search import continued, search
 from .starts import opened
-from .whole import Whole
+from .whole import Whole, together
 
 
 def fit(problem: Problem, options: Options, whole: Whole | None = None) -> Result:
@@ -101,15 +101,12 @@ def _by_em(begin: Initialization, options: Options) -> Result:
     prior_volume = units.log_prior_volume(problem)
     volume = begin.volume + prior_volume
     optimizer: Callable[[Parameters], EM] = partial(EM, scaled)
+
+    def end(values: Parameters) -> End:
+        return End(values, scaled.chain(values).smooth().state)
+
     with reported(options, -volume) as report:
-        found = search(
-            scaled,
-            optimizer,
-            lambda values: End(values, scaled.chain(values).smooth().state),
-            options,
-            report,
-            begin.start,
-        )
+        found = together(whole, lambda: search(scaled, optimizer, end, options, report, begin.start))
         if whole is not None:
             optimizer = partial(EMInParts, scaled, whole)
             found = continued(found, lambda climb: climb.tables, optimizer, options, whole, report)

@@ -29,7 +29,7 @@ from .posterior import VariationalPosterior
 from .progress import Report
 from .search import best_ends, continued, multi_start, search
 from .starts import Starts, first_guesses, opened, stacked
-from .whole import Whole
+from .whole import Whole, together
 
 HALVINGS = 10  # of an extrapolation
 
@@ -166,7 +166,7 @@ def fit_vmp(
         guesses = first_guesses(problem, options.restarts, options.number, user_start)
         result = _by_batches(graph, guesses, options, report)
     else:
-        result = search(problem, begin, end, options, report, user_start)
+        result = together(whole, lambda: search(problem, begin, end, options, report, user_start))
         if by_batches:
             ends = best_ends(result.best, result.climbs, options.n_kept)
             tables = [{n: v.unsqueeze(0) for n, v in values_of(climb.tables).items()} for climb in ends]

@@ -22,11 +22,11 @@ from torch import Tensor
 
 from ...inference.message_passing.engine import VMP
 from ...inference.numerics.deferred import deferred
+from ...inference.numerics.interrupts import may_interrupt
 from ..dynamics.contract import PATHS
 from .chain_graph import ChainGraph
 from .chunked import engine_from, parameters_of
 from .graph import Etas
-from .interrupts import may_interrupt
 from .options import Options
 from .starts import Starts, sample_of
 

@@ -32,12 +32,12 @@ from ...inference.families import (
 from ...inference.message_passing.engine import VMP, Block
 from ...inference.numerics.costs import repeated
 from ...inference.numerics.deferred import deferred
+from ...inference.numerics.interrupts import may_interrupt
 from ..ascent import Ascent
 from ..definite import DefiniteTransform
 from .climbs import Climb
 from .density import IMPOSSIBLE
 from .graph import Graph
-from .interrupts import may_interrupt
 from .search import MultiStart, chosen
 
 ENDS = "ends"  # the name of its loop in a checkpoint

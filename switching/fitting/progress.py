@@ -18,7 +18,7 @@ with undrawn():
     from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
     from rich.progress import Progress as Bar
 
-from .interrupts import check_interrupt
+from ...inference.numerics.interrupts import check_interrupt
 from .options import Options
 
 Report = Callable[[int, float], None]

@@ -23,6 +23,7 @@ from torch.distributions import biject_to
 
 from ...inference.numerics.costs import repeated
 from ...inference.numerics.deferred import deferred
+from ...inference.numerics.interrupts import may_interrupt
 from ..known import whole_parameters
 from ..parameters import Parameters, reordered
 from ..priors import sample_sites
@@ -32,7 +33,6 @@ from ..seeding import draw_from, drawn_so_far, seeded
 from .alignment import match_states
 from .climbs import COLUMNS
 from .density import IMPOSSIBLE, Density, FreeDensity, Whitened
-from .interrupts import may_interrupt
 from .nuts import Sampler
 from .options import Options
 from .posterior import DrawnPosterior

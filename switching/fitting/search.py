@@ -35,12 +35,12 @@ from ...inference.families import tree_map
 from ...inference.message_passing.engine import Run
 from ...inference.numerics.costs import repeated
 from ...inference.numerics.deferred import deferred
+from ...inference.numerics.interrupts import may_interrupt
 from ..data.series import Series
 from ..parameters import Parameters
 from ..problem import Problem
 from .climbs import SAME, Climb, SearchResult, merged
 from .density import IMPOSSIBLE
-from .interrupts import may_interrupt
 from .options import Options
 from .perturbation import End, perturbed
 from .progress import Report, Reporter, reported
@@ -164,14 +164,19 @@ def continued(
     Arguments:
         values: the parameters of an end.
     """
-    multi = MultiStart(options, whole, report)
-    if found.interrupted:
+    multi, (interrupted,) = MultiStart(options, whole, report), whole.ranks.total(float(found.interrupted))
+    if interrupted:
         multi.max_steps = 1
-    ends = best_ends(found.best, found.climbs, options.n_kept)
-    tables = [values(climb) for climb in ends]
-    starts = {name: torch.stack([table[name] for table in tables]) for name in tables[0]}
-    multi.run(begin(starts), [climb.kind for climb in ends], options.n_kept)
-    return replace(multi.result(), interrupted=multi.interrupted or found.interrupted, sample=found)
+
+    def begun() -> tuple[Parameters, list[str]]:
+        ends = best_ends(found.best, found.climbs, options.n_kept)
+        tables = [values(climb) for climb in ends]
+        starts = {name: torch.stack([table[name] for table in tables]) for name in tables[0]}
+        return starts, [climb.kind for climb in ends]
+
+    starts, kinds = whole.ranks.gathered(begun)[0]  # the rounding of another machine may have led to other ends
+    multi.run(begin({name: table.to(whole.like) for name, table in starts.items()}), kinds, options.n_kept)
+    return replace(multi.result(), interrupted=multi.interrupted or interrupted > 0, sample=found)
 
 
 def _perturb(

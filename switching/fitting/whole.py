@@ -7,7 +7,7 @@ shared. A step of the fit reads the parts in turn and adds up what they contribu
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from jaxtyping import Int
@@ -15,9 +15,10 @@ from torch import Tensor
 
 from ...inference.numerics.ranks import Ranks
 from ..data.series import Series
-from .starts import sample_of, stretches_of
+from .starts import first_of, sample_of, stretches_of
 from .units import Units
 
+T = TypeVar("T")
 SAMPLE = 2**16  # steps on which the search for the best optimum is made
 
 
@@ -55,11 +56,11 @@ class Whole:
         ranks = Ranks() if ranks is None else ranks
         return Whole(series, ranks, tuple(ranks.gathered(lambda: Size.of(series))))
 
-    def check(self, model: Any, options: Any, pooled: bool) -> None:
-        """Raise an error if the data cannot be fitted so, or if the processes do not agree on what they fit.
+    def check(self, options: Any, pooled: bool) -> None:
+        """Raise an error if the data cannot be fitted so.
 
         Raises:
-            ValueError: a method that needs all data at once; processes with different models, options or data.
+            ValueError: a method that needs all data at once.
         """
         if pooled or options.method not in ("em", "vmp"):
             argument = "pooled" if pooled else "method"
@@ -74,27 +75,6 @@ class Whole:
             )
         if self.n_sequences == 0:
             raise ValueError("x: got no sequence; give at least one.")
-        there = self.ranks.gathered(lambda: self._described(model, options))
-        for name in dict.fromkeys(name for one in there for name in one):
-            known = [(rank, one[name]) for rank, one in enumerate(there) if name in one]
-            first, mine = known[0]
-            for rank, other in known[1:]:
-                if other != mine:
-                    raise ValueError(
-                        f"{name}: process {rank} has {other}, but process {first} has {mine}; all processes of a group "
-                        "fit the same model with the same arguments to sequences of the same columns."
-                    )
-
-    def _described(self, model: Any, options: Any) -> dict[str, str]:
-        """What all processes have in common, in words by argument."""
-        series, tables = self.series, ("inputs", "dt", "states", "weights", "step_weights", "noise", "past")
-        there = [name for name in tables if getattr(series, name) is not None]
-        numbers = ("method", "restarts", "max_steps", "tol", "number", "factorization", "prior", "batch_size")
-        described = {"model": repr(model)} | {name: repr(getattr(options, name)) for name in numbers}
-        if series.n_sequences:
-            described["x"] = f"columns {series.features_of()} of {series.like.dtype}"
-            described["beside x"] = f"{there} {series.drivers or ()}"
-        return described
 
     # ---- parts -------------------------------------------------------------------------------------------------------
 
@@ -165,15 +145,16 @@ class Whole:
     def _chosen(self, seed: int) -> Int[Tensor, "n"]:
         """The numbers of the sequences in the sample, among all; see `sample_of`."""
         n, first = self.n_sequences, self._first
-        order = torch.randperm(n, generator=torch.Generator().manual_seed(seed), device="cpu")[:SAMPLE]
+        order = torch.randperm(n, generator=torch.Generator().manual_seed(seed), device="cpu")
+        knows = torch.cat(self.ranks.gathered(lambda: self.series.knows_states))
+        order = order[(~knows[order]).long().argsort(stable=True)][:SAMPLE]  # as in `sample_of`
         mine = (order >= first) & (order < first + self.series.n_sequences)
         lengths = torch.zeros(len(order), dtype=torch.float64, device="cpu")
         lengths[mine] = (self.series.last.flatten().cpu()[order[mine] - first] + 1).double()
         (lengths,) = self.ranks.summed(partial(list, [lengths]), [lengths])
         if n * max(size.longest for size in self.by_rank) <= SAMPLE:
             return torch.arange(n, device="cpu")
-        fit = lengths.cummax(0).values * torch.arange(1, len(order) + 1, device="cpu") <= SAMPLE
-        return order[: max(1, int(fit.sum()))].sort().values
+        return first_of(order, lengths.long(), SAMPLE)
 
     def _in_memory(self, members: Int[Tensor, "n"]) -> Series:
         return self.series.part(members) if self.series.on_disk else self.series
@@ -182,8 +163,13 @@ class Whole:
         """This process's sequences of the sample, without files and labels; a long one that is alone in stretches."""
         if not len(members):
             return None
-        few = self.series.part(members).cpu()
+        few = self.series.part(members).cpu()._mapped(Tensor.clone, *Series._NUMBERS, *Series._PLACES)
         return replace(stretches_of(few, SAMPLE) if alone and few.n_steps > SAMPLE else few, checked=None, frame=None)
+
+
+def together(whole: Whole | None, compute: Callable[[], T]) -> T:
+    """What each process computes from the sample; an error of one, or Ctrl-C there, ends all."""
+    return compute() if whole is None else whole.ranks.together(compute)
 
 
 def _joined(parts: list[Series]) -> Series:

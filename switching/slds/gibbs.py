@@ -24,10 +24,10 @@ from ...inference.chains.switching_gaussian import op
 from ...inference.chains.switching_gaussian.paths import Paths
 from ...inference.chains.switching_gaussian.tables import stick_breaking
 from ...inference.numerics.costs import expected_calls
+from ...inference.numerics.interrupts import interruptible, may_interrupt
 from ...inference.numerics.randomness import Seed, generator_of
 from ...inference.numerics.records import Record
 from ...inference.numerics.scalars import check_choice, check_integer
-from ..fitting.interrupts import interruptible, may_interrupt
 from .gpb import check_density, read
 from .joint import COVARIANCES, Regimes
 

@@ -15,11 +15,11 @@ from torch.nn.functional import one_hot, pad
 
 from ...inference.families import GaussianTables
 from ...inference.message_passing.engine import VMP
+from ...inference.numerics.interrupts import may_interrupt
 from ..data.series import Series
 from ..emissions.clusters import clusters_among
 from ..fitting.checkpoint import Checkpoint
 from ..fitting.graph import Etas
-from ..fitting.interrupts import may_interrupt
 from ..linear.starts import near_path
 from ..parameters import Parameters
 from .graph import CHAIN, LINEAR, SWITCH, annealed, engine_in, graph_of, priors_of, step_variance

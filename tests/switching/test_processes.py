@@ -1,7 +1,10 @@
 """Fits whose data are shared by real processes, against fits in one process."""
 
 import os
+import pickle
 import re
+import signal
+from functools import partial
 from typing import Any
 
 import pytest
@@ -9,9 +12,12 @@ import samplehold as sh
 import torch
 from oracles.files import in_file
 from oracles.processes import in_processes
+from samplehold.inference.numerics.deferred import deferred, refuse_if
+from samplehold.inference.numerics.interrupts import interrupt_together, interruptible, may_interrupt
 from samplehold.inference.numerics.ranks import Ranks
 from samplehold.switching.fitting import whole
 from samplehold.switching.fitting.checkpoint import Checkpoint
+from samplehold.switching.fitting.starts import first_of, sample_of
 from samplehold.switching.fitting.whole import Whole
 from samplehold.switching.resuming import sum_of_digests
 
@@ -163,7 +169,7 @@ def test_an_error_of_one_process_ends_all_with_its_place():
     for text, words in zip(
         said,
         [
-            "RankError: x: process 1 of 2 has failed: ValueError: x: got an infinite value at .*reading.py, line",
+            "RankValueError: x: process 1 of 2 has failed: ValueError: x: got an infinite value at .*reading.py, line",
             "ValueError: model: process 1 has SwitchingSSM.Copy.* but process 0 has SwitchingSSM.Markov",
             "ValueError: tol: process 1 has 0.001, but process 0 has 1e-06",
             "ValueError: batch_size: got 2, but 2 processes share the data",
@@ -245,3 +251,134 @@ def test_sequences_have_the_same_sum_of_digests_in_any_share():
     assert total != sum_of_digests(MODELS["markov"].read(x.flip(0)), Ranks())
     x[3, 2, 1] += 1e-9
     assert total != sum_of_digests(MODELS["markov"].read(x), Ranks())
+
+
+def differing(rank: int) -> list[str]:
+    """The errors of arguments that differ between processes, and of states that are impossible in one of them."""
+    x, model, said = data()[6 * rank : 6 * rank + 6], MODELS["markov"], []
+    states = torch.full((6, 30), -1)
+    states[:, 0] = 0
+    if rank:
+        states[0, 10:12] = torch.tensor([1, 0])
+    whole.SAMPLE = 100
+    for x_and_states, options in [
+        (x, {"start": {"loc": [[0.0, 1.0], [4.0 + rank, -2.0]]}}),
+        (x, {"seed": rank}),
+        (x, {"method": ["em", "svi"][rank]}),
+        (x, {"checkpoint": [None, "here"][rank]}),
+        (model.read(x, states=states), {"fixed": {"transition_probs": [[0.9, 0.1], [0.0, 1.0]]}}),
+    ]:
+        try:
+            model.fit(x_and_states, progress=False, restarts=2, **options)
+        except Exception as error:
+            said.append(f"{type(error).__name__}: {error}")
+    return said
+
+
+@pytest.mark.slow
+def test_what_differs_between_processes_is_told_by_all():
+    here, there = in_processes(2, differing)
+    assert here[:4] == there[:4]
+    for text, words in zip(
+        [*here, there[-1]],
+        [
+            r"start: process 1 has \{'loc': \[\[0.0, 1.0\], \[5.0, -2.0\]\]\}, but process 0 has",
+            "seed: process 1 has 1, but process 0 has 0",
+            "method: process 1 has 'svi', but process 0 has 'em'",
+            "checkpoint: process 1 has 'a path', but process 0 has None",
+            "RankValueError: x: process 1 of 2 has failed: .* is impossible under every state",
+            "ImpossibleError: .* is impossible under every state",
+        ],
+        strict=True,
+    ):
+        assert re.search(words, text), text
+
+
+def interrupted(rank: int) -> tuple[int, bool]:
+    """The number of steps of a fit during which Ctrl-C reaches one process after its sum."""
+    if rank == 1:
+        original, calls = Ranks.summed, []
+
+        def summed(self: Ranks, *arguments: Any) -> Any:
+            found = original(self, *arguments)
+            calls.append(0)
+            if len(calls) == 8:
+                signal.raise_signal(signal.SIGINT)
+            return found
+
+        Ranks.summed = summed  # type: ignore[method-assign]
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    fit = MODELS["markov"].fit(data()[6 * rank : 6 * rank + 6], progress=False, restarts=2, tol=0.0)
+    return fit.steps, fit.interrupted
+
+
+@pytest.mark.slow
+def test_an_interrupt_of_one_process_ends_all_at_one_step():
+    here, there = in_processes(2, interrupted)
+    assert here == there
+    assert here[1]
+    assert here[0] < 20
+
+
+@pytest.mark.usefixtures("group_of_one")
+def test_an_interrupt_waits_for_the_next_sum_of_processes():
+    ranks, zero, steps = Ranks.of(None), [torch.zeros(1)], []
+
+    @interruptible()
+    def loop() -> None:
+        interrupt_together()
+        with may_interrupt():
+            while True:
+                steps.append("begun")
+                ranks.summed(lambda: zero, zero)
+                signal.raise_signal(signal.SIGINT)
+                steps.append("ended")
+
+    with pytest.raises(KeyboardInterrupt):
+        loop()
+    assert steps == ["begun", "ended", "begun"]
+
+
+@pytest.mark.usefixtures("group_of_one")
+def test_a_check_that_waits_fails_before_the_sum():
+    def compute() -> list[torch.Tensor]:
+        refuse_if(torch.tensor(True), partial(int, "no number"))
+        return [torch.ones(1)]
+
+    with deferred() as checks:
+        with pytest.raises(ValueError, match="no number"):
+            Ranks.of(None).summed(compute, [torch.zeros(1)])
+        assert not checks.pending
+
+
+@pytest.mark.usefixtures("group_of_one")
+def test_a_sample_is_sent_without_the_rest_of_the_data():
+    there = Whole.of(MODELS["markov"].read(torch.zeros(1000, 30, 2)), Ranks.of(None))
+    assert len(pickle.dumps(there._tables(torch.tensor([3]), alone=False))) < 20_000
+
+
+@pytest.mark.parametrize("fixed", [{"transition_probs": [[0.9, 0.1], [0.2, 0.8]]}, {"initial_probs": [0.5, 0.5]}])
+def test_known_parameters_of_the_dynamics_stay_in_files(fixed):
+    x, model = MODELS["markov"].read(data()), MODELS["markov"]
+    expected, found = (
+        model.fit(series, progress=False, restarts=1, max_steps=40, fixed=fixed) for series in (x, in_file(x))
+    )
+    torch.testing.assert_close(found.objective[-1], expected.objective[-1], rtol=0, atol=1e-3)
+    for name, table in fixed.items():
+        assert found.model.values[name].tolist() == table
+
+
+def test_a_sample_is_no_short_sequence_before_a_long_one():
+    lengths = torch.tensor([1, 60, 60])
+    assert first_of(torch.tensor([0, 2, 1]), lengths[[0, 2, 1]], 100).tolist() == [2]
+    assert first_of(torch.tensor([2, 0, 1]), lengths[[2, 0, 1]], 130).tolist() == [0, 2]
+
+
+@pytest.mark.parametrize("stored", [False, True])
+def test_a_sample_has_sequences_with_known_states(stored):
+    states = torch.full((12, 30), -1)
+    states[[4, 9], 3] = 1
+    series = MODELS["markov"].read(data(), states=states)
+    series = in_file(series) if stored else series
+    assert series.knows_states.nonzero().flatten().tolist() == [4, 9]
+    assert (sample_of(series, 0, 70).states[:, 3] == 1).all()

@@ -4,6 +4,9 @@ The loops of a fit are blocks of `may_interrupt`. Ctrl-C raises KeyboardInterrup
 and inside the blocks. Between blocks a result is assembled, so Ctrl-C waits for the next block, or for the end. A
 second Ctrl-C raises at once anywhere. Only the main thread is interrupted.
 
+If several processes share the data, one that leaves a step alone breaks the sums of the others. So Ctrl-C, the second
+one too, waits for the computation of the next sum, after which all processes raise KeyboardInterrupt.
+
 A module whose import is broken off stays incomplete for the rest of the process. So Ctrl-C waits for the end of an
 import, even if it is the second.
 """
@@ -26,6 +29,7 @@ class Keys:
     open: int = 0  # number of nested open blocks
     waiting: bool = False  # a press came while no block was open
     heard: bool = False  # a press has interrupted the open block, or the preparation
+    shared: bool = False  # other processes take the same steps
 
 
 _keys: Keys | None = None  # of the current fit
@@ -48,7 +52,7 @@ def interruptible() -> Iterator[None]:
             again.daemon = True
             again.start()
             return
-        if keys.preparing or keys.open or keys.waiting:
+        if not keys.shared and (keys.preparing or keys.open or keys.waiting):
             keys.waiting, keys.heard = False, keys.preparing or keys.open > 0
             before(number, frame)  # which raises KeyboardInterrupt
         keys.waiting = True
@@ -79,7 +83,8 @@ def may_interrupt() -> Iterator[None]:
         return
     keys.preparing, keys.open = False, keys.open + 1
     try:
-        if keys.waiting or (keys.heard and keys.open == 1):  # heard before this block: in vain, as in a finaliser
+        in_vain = keys.heard and keys.open == 1  # heard before this block, as in a finaliser
+        if not keys.shared and (keys.waiting or in_vain):
             keys.waiting = False
             raise KeyboardInterrupt
         yield
@@ -91,9 +96,32 @@ def may_interrupt() -> Iterator[None]:
 
 def check_interrupt() -> None:
     """Raise KeyboardInterrupt if an earlier one was lost, as in a finaliser, which ignores errors, or had to wait."""
-    if _keys is not None and (_keys.heard or (_keys.waiting and _keys.open)):
+    if _keys is not None and not _keys.shared and (_keys.heard or (_keys.waiting and _keys.open)):
         _keys.waiting, _keys.heard = False, True
         raise KeyboardInterrupt
+
+
+def interrupt_together() -> None:
+    """From now on, Ctrl-C waits for a block of `heard`: other processes take the same steps of this fit."""
+    if _keys is not None:
+        _keys.shared = True
+
+
+@contextmanager
+def heard() -> Iterator[None]:
+    """A block in which Ctrl-C interrupts as in a fit of one process, because the others will know of it."""
+    keys = _keys
+    if keys is None or not keys.shared:
+        yield
+        return
+    keys.shared = False
+    try:
+        if keys.waiting and (keys.preparing or keys.open):
+            keys.waiting = False
+            raise KeyboardInterrupt
+        yield
+    finally:
+        keys.shared = True
 
 
 def _imports(frame: FrameType | None) -> bool:
