@@ -41,6 +41,8 @@ def fit(problem: Problem, options: Options, whole: Whole | None = None) -> Resul
     """
     with explains_singularity():
         problem = with_fixed(problem, options.fixed)
+        if whole is not None:  # beyond the sample too
+            together(whole, lambda: _check_states(problem, whole.series))
         if problem.prior is not None:
             check_fit(problem.dynamics.any_priors, problem.series, problem.fixed)
             for block in problem.dynamics.any_priors:
@@ -53,6 +55,11 @@ def fit(problem: Problem, options: Options, whole: Whole | None = None) -> Resul
             check_sums(problem)
         begin = Initialization.of(problem, options, near_prior=by_messages, whole=whole)
         return replace(_fit(begin, options, by_messages), fixed=tuple(problem.fixed), held=problem.fixed)
+
+
+def _check_states(problem: Problem, series: Series) -> None:
+    if series.n_sequences:
+        problem.dynamics.check_states(series, problem.fixed)
 
 
 def _passes_messages(problem: Problem) -> bool:
