@@ -83,6 +83,7 @@ INSIDE = [("copy", "normal, shared"), ("copy", "counts, all shared"), ("copy", "
 symbols has no maximum if states share no coefficients: inputs separate the observations of a state."""
 
 
+@pytest.mark.kernels
 @pytest.mark.few(3)
 @pytest.mark.parametrize(
     ("dynamics", "emission", "prior"), [*((*kind, "weak") for kind in KINDS), *((*kind, None) for kind in INSIDE)]
