@@ -39,6 +39,7 @@ def fitted(dynamics, emission, x, **options):
     return sh.SwitchingSSM(dynamics, emission).fit(x, restarts=1, progress=False, **options)
 
 
+@pytest.mark.kernels
 @pytest.mark.few(2)
 @pytest.mark.parametrize("method", ["em", "vmp"])
 @pytest.mark.parametrize("kind", EMISSIONS)
@@ -60,6 +61,7 @@ def test_parameters_of_each_subject_are_those_of_separate_fits(kind, method):
     assert bool((fit.objective.diff() >= -1e-9).all())
 
 
+@pytest.mark.kernels
 @pytest.mark.few(2)
 @pytest.mark.parametrize("method", ["em", "vmp"])
 @pytest.mark.parametrize("pooled", [{"emission": "none"}, {"dynamics": "none"}, {"transition": "none"}])
