@@ -76,8 +76,18 @@ def _default(problem: Problem) -> Parameters:
 
 
 def check_sums(problem: Problem) -> None:
-    """Raise TypeError unless an M-step needs only sums over the data, which messages at a point are."""
+    """Raise an error unless an M-step needs only sums over the data, which messages at a point are.
+
+    Raises:
+        TypeError: dynamics or an emission whose M-step needs more.
+        ValueError: known noise.
+    """
     dynamics = problem.dynamics
+    if problem.series.noise is not None:
+        raise ValueError(
+            "noise: got some, but x is in a file or shared by processes, where no fit takes any; leave it out, or fit "
+            "some of the sequences in memory."
+        )
     not_sums = [dynamics.name] if dynamics.no_messages else []
     not_sums += [f"{dynamics.name} with inputs"] if dynamics.n_inputs else []
     for part in problem.emission.parts:

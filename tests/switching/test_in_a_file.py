@@ -164,6 +164,13 @@ def test_a_fit_that_needs_all_data_at_once_says_so(model, options, said):
         model.fit(x, progress=False, **options)
 
 
+def test_noise_is_refused_with_a_cure_that_works():
+    model = sh.SwitchingSSM(sh.Markov(2), sh.Normal(2))
+    x = in_file(model.read(data(4), noise=torch.ones(4, 40)))
+    with pytest.raises(ValueError, match="noise: got some, but x is in a file or shared by processes, where no fit"):
+        model.fit(x, progress=False)
+
+
 MEMORY = """
 import sys, torch
 import samplehold as sh
