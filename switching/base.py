@@ -433,9 +433,8 @@ class Model(Named, ABC):
     def _series(self, x: Any, given: Given) -> Series:
         """The series before most checks; only the number of features is checked."""
         frame = None
-        x = open_sequences(x) if is_source(x) else x
         if not isinstance(x, Tensor | Series):
-            frame, x = Frame.of(x), plain(x, "x")
+            frame, x = Frame.of(x), open_sequences(x) if is_source(x) else plain(x, "x")
         x = self._arranged(x)
         if not isinstance(x, Series):
             known: Any = {name: plain(table, name) for name, table in given.items()} if given else {}

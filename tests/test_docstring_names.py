@@ -11,7 +11,7 @@ import samplehold
 
 ROOT = Path(samplehold.__file__).parent
 DOTTED = re.compile(r"`((?:[A-Za-z_]\w*\.)+[A-Za-z_]\w*)(?=[`(\[])")
-FILES = {"csv", "json", "md", "nc", "png", "py", "safetensors"}
+FILES = {"csv", "json", "md", "nc", "parquet", "png", "py", "safetensors"}
 OTHERS = ("automata.fa.", "sh.__")  # automata-lib's modules are called as a folder of ours
 
 

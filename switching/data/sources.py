@@ -89,11 +89,11 @@ def open_sequences(
 
 def is_source(x: Any) -> bool:
     """Whether x is not in memory, so that it is opened first: a `Dataset`, a dataset of Hugging Face, an array of zarr,
-    a large memory map, or an iterator."""
+    or a large memory map. An iterator can be read only once, so it is none."""
     if isinstance(x, np.memmap):
         return x.nbytes > MAPPED
     library = type(x).__module__.partition(".")[0]
-    return isinstance(x, torch.utils.data.Dataset | Iterator) or library in ("datasets", "zarr")
+    return isinstance(x, torch.utils.data.Dataset) or library in ("datasets", "zarr")
 
 
 def share_of(

@@ -362,14 +362,14 @@ def sample_of(series: Series, seed: int, most: int | None = None) -> Series:
         return series
     order = torch.randperm(n_sequences, generator=torch.Generator().manual_seed(seed), device="cpu")
     order = order[(~series.knows_states[order]).long().argsort(stable=True)]  # they tell the numbers of the states
-    few = series.part(first_of(order, series.last.flatten().cpu()[order] + 1, most))
+    few = series.part(first_of(order, series.last.flatten()[order.to(series.last.device)] + 1, most))
     return few if few.n_steps <= most else stretches_of(few, most)
 
 
 def first_of(order: Int[Tensor, "n"], lengths: Int[Tensor, "n"], most: int) -> Int[Tensor, "m"]:
     """The first sequences of an order that have at most `most` steps with padding, or the next one alone if it is
     longer than all of them."""
-    places = torch.arange(1, len(order) + 1, device="cpu")
+    places = torch.arange(1, len(order) + 1, device=lengths.device)
     n = max(1, int((lengths.cummax(0).values * places <= most).sum()))
     alone = n < len(order) and bool(lengths[n] > lengths[:n].sum())
     return order[n : n + 1] if alone else order[:n].sort().values

@@ -100,16 +100,20 @@ def test_a_chain_has_the_draws_and_the_warmup_that_it_is_given(monkeypatch):
     monkeypatch.setattr(sampling, "CHAINS", 1)
     asked = []
 
-    class Watched(sampling.MCMC):
-        def __init__(self, kernel, num_samples, warmup_steps, **keywords):
-            asked.append((num_samples, warmup_steps))
-            super().__init__(kernel, num_samples, warmup_steps, **keywords)
+    class Watched(sampling.Sampler):
+        def __init__(self, potential, start, n_warmup):
+            asked.append([n_warmup, 0])
+            super().__init__(potential, start, n_warmup)
 
-    monkeypatch.setattr(sampling, "MCMC", Watched)
+        def draw(self):
+            asked[-1][1] += 1
+            return super().draw()
+
+    monkeypatch.setattr(sampling, "Sampler", Watched)
     model, x = sh.SwitchingSSM(sh.Copy(1), sh.Normal(1)), torch.tensor([0.1, -0.3, 0.5, 0.2])
     fit = model.fit(x, "nuts", restarts=1, num_samples=4, warmup_steps=3, progress=False)
     model.fit(x, "nuts", restarts=1, num_samples=4, progress=False)
-    assert asked == [(4, 3), (4, 2)]
+    assert asked == [[3, 3 + 4], [2, 2 + 4]]
     assert fit.posterior.draws["loc"].shape[:2] == (1, 4)
 
 

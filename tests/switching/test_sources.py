@@ -605,7 +605,7 @@ class Sequences(torch.utils.data.Dataset):
         return torch.randn(5, 2, generator=torch.Generator().manual_seed(i), dtype=torch.float64)
 
 
-def test_a_dataset_an_iterator_and_a_large_memory_map_stand_in_place_of_x(tmp_path, monkeypatch):
+def test_a_dataset_and_a_large_memory_map_stand_in_place_of_x(tmp_path, monkeypatch):
     monkeypatch.setattr("samplehold.switching.data.sources.MAPPED", 100)
     model = sh.SwitchingSSM(sh.Markov(2), sh.Normal(2))
     x = torch.stack([Sequences()[i] for i in range(10)])
@@ -613,7 +613,7 @@ def test_a_dataset_an_iterator_and_a_large_memory_map_stand_in_place_of_x(tmp_pa
     mapped[:] = x.numpy()
     small = np.memmap(tmp_path / "y.bin", np.float64, "w+", shape=(2, 5, 2))
     small[:] = x[:2].numpy()
-    for source in (Sequences(), (one for one in x), mapped):
+    for source in (Sequences(), mapped):
         series = model.read(source)
         assert series.on_disk
         assert torch.equal(series.rows, x.flatten(0, 1))
