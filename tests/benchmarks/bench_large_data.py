@@ -54,6 +54,7 @@ def in_a_process(rank: int, n: int, meeting: str, put: Callable[[float], None]) 
     whole = Whole.of(model.read(share), Ranks.of(None))
     with kernels("always"):
         took = seconds_a_step(EMInParts(small, whole, first_guesses(small, RESTARTS, 0).values))
+    torch.distributed.destroy_process_group()
     if rank == 0:
         put(took)
 
