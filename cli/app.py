@@ -5,7 +5,6 @@
 Commands import heavy libraries when they run, so `--help` is fast.
 """
 
-import os
 import re
 import warnings
 from collections.abc import Callable, Iterator
@@ -18,7 +17,7 @@ import typer
 
 from ..switching.data.files import check_file, check_files, check_model
 from .questions import modules, question
-from .startup import announcements, rare_collections
+from .startup import announcements, is_shared, rare_collections
 
 app = typer.Typer(
     name="samplehold",
@@ -257,16 +256,12 @@ def fit(
             "checkpoint": checkpoint,
             "every": every,
         }
-        if data.is_dir() or int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        if data.is_dir() or is_shared():
             from .folders import fit_folder
 
-            if inputs or emission_inputs:
-                raise ValueError(
-                    f"--{'inputs' if inputs else 'emission-inputs'}: got some, but a folder or several processes take "
-                    "none; give one file, or call open_sequences and fit in Python."
-                )
-            named = _split(columns), sequence, time
-            fit_folder(data, out, (states, emission.value, dynamics.value, order), named, force, **options)
+            specification, named = (states, emission.value, dynamics.value, order), (_split(columns), sequence, time)
+            drivers = {"inputs": inputs, "emission-inputs": emission_inputs}
+            fit_folder(data, out, specification, named, drivers, force, **options)
             return
         table = read_table(data)
         of_moves, of_emission = _split(inputs) or [], _split(emission_inputs) or []

@@ -4,7 +4,6 @@ The results are `model/`, as of a table, and the states of every row in Parquet:
 process.
 """
 
-import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -23,11 +22,7 @@ from ..switching.storage import save_model
 from .console import build, check_folder, check_new
 from .printing import show_diagnostics
 from .results import MODEL
-
-
-def is_shared() -> bool:
-    """Whether this is one of several processes that `torchrun` or another launcher has started."""
-    return int(os.environ.get("WORLD_SIZE", "1")) > 1
+from .startup import is_shared
 
 
 def fit_folder(
@@ -35,6 +30,7 @@ def fit_folder(
     out: Path,
     specification: tuple[int, str, str, int],
     names: tuple[Sequence[str] | None, str | None, str | None],
+    inputs: dict[str, str | None],
     force: bool,
     **options: Any,
 ) -> None:
@@ -43,7 +39,14 @@ def fit_folder(
     Arguments:
         specification: the number of states, the emission, the dynamics, the order of the emission.
         names: the columns, and those of the sequence and the time.
+        inputs: options that name inputs, of which a folder takes none.
     """
+    for option, named in inputs.items():
+        if named:
+            raise ValueError(
+                f"--{option}: got {named}, but a folder or several processes take no inputs; give one file, or call "
+                "open_sequences and fit in Python."
+            )
     if is_shared():
         torch.distributed.init_process_group("gloo")
     ranks = Ranks.of(None)

@@ -1,7 +1,8 @@
-"""The frame of a command: fast start, and end by a signal."""
+"""The frame of a command: fast start, other processes beside it, and end by a signal."""
 
 import gc
 import logging
+import os
 import signal
 import threading
 from collections.abc import Iterator
@@ -11,6 +12,11 @@ from types import FrameType, TracebackType
 import typer
 
 MANY = 100_000  # new objects between two collections; loading the libraries makes several times as many
+
+
+def is_shared() -> bool:
+    """Whether this is one of several processes that `torchrun` or another launcher has started."""
+    return int(os.environ.get("WORLD_SIZE", "1")) > 1
 
 
 @contextmanager

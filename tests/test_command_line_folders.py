@@ -51,7 +51,7 @@ def test_a_folder_is_fitted_and_its_states_are_written(folder, tmp_path):
 @pytest.mark.parametrize(
     ("more", "said"),
     [
-        (["--inputs", "b"], "--inputs: got some, but a folder"),
+        (["--inputs", "b"], "--inputs: got b, but a folder or several processes take no inputs"),
         (["--emission", "poisson"], "x: got -"),
         (["--columns", "a,c"], "columns: got 'c'"),
     ],

@@ -174,8 +174,9 @@ def continued(
         starts = {name: torch.stack([table[name] for table in tables]) for name in tables[0]}
         return starts, [climb.kind for climb in ends]
 
-    starts, kinds = whole.ranks.gathered(begun)[0]  # the rounding of another machine may have led to other ends
-    multi.run(begin({name: table.to(whole.like) for name, table in starts.items()}), kinds, options.n_kept)
+    if not multi.replayed():
+        starts, kinds = whole.ranks.gathered(begun)[0]  # the rounding of another machine may have led to other ends
+        multi.run(begin({name: table.to(whole.like) for name, table in starts.items()}), kinds, options.n_kept)
     return replace(multi.result(), interrupted=multi.interrupted or interrupted > 0, sample=found)
 
 
