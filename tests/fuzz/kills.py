@@ -1,6 +1,7 @@
 """Kills a process that saves (SIGKILL, at random moments), again and again: nothing may be lost or mixed.
 
-python tests/fuzz/kills.py 1000 [SEED]     saves over a model, and over a command line's folder of results
+python tests/fuzz/kills.py 1000 [SEED]     saves over a model, over a command line's folder of results, and over the
+                                           checkpoint of a fit
 """
 
 import os
@@ -12,10 +13,12 @@ import time
 from collections.abc import Callable
 from itertools import cycle
 from pathlib import Path
+from typing import Any
 
 import samplehold as sh
 import torch
 from samplehold.cli.results import replacing
+from samplehold.inference.numerics.costs import spent
 from samplehold.switching.data.writing import SETTLED
 
 LONGEST = 0.02  # seconds from the start of a process to its end: some ten saves
@@ -88,9 +91,50 @@ def of_results(folder: Path, kills: int, delays: random.Random) -> None:
     assert sorted(path.name for path in out.iterdir()) == ["model", "own", "plot.png", "posterior.nc", "states.csv"]
 
 
+def of_fits(folder: Path, kills: int, delays: random.Random) -> None:
+    """Fits with a checkpoint. Each is killed and called again until it ends as if nothing had happened."""
+    sh.kernels("never")
+    model, checkpoint, end = sh.SwitchingSSM(sh.Markov(2), sh.Normal(1)), folder / "checkpoint", folder / "end"
+    x = torch.cat([torch.randn(30, generator=torch.Generator().manual_seed(k)) + 2.0 * k for k in range(2)])
+
+    def fit(method: str, **options: Any) -> list[Any]:
+        spent.clear()  # as in a process of its own
+        size = {"num_samples": 20, "warmup_steps": 20} if method == "nuts" else {"max_steps": 40}
+        done = model.fit(x, method=method, restarts=2, progress=False, **size, **options)
+        return [done.objective, done.restarts.to_csv(), done.model.values]
+
+    def begun() -> int:
+        """A child that fits, and the number of its process."""
+        child = os.fork()
+        if child == 0:
+            torch.set_num_threads(1)
+            torch.save(fit(method, checkpoint=checkpoint, every=0), folder / "new")
+            os.replace(folder / "new", end)
+            os._exit(0)
+        return child
+
+    done = 0
+    for method in cycle(("em", "vmp", "svi", "nuts")):
+        expected, most = fit(method), 2 * LONGEST
+        while not end.exists():
+            child = begun()
+            time.sleep(delays.uniform(0, most))
+            os.kill(child, signal.SIGKILL)
+            done += os.WIFSIGNALED(os.waitpid(child, 0)[1])
+            most *= 1.02  # at last even a slow machine gets on
+        objective, restarts, values = torch.load(end, weights_only=True)
+        assert torch.equal(objective, expected[0]), method
+        assert restarts == expected[1], method
+        assert all(torch.equal(value, expected[2][name]) for name, value in values.items()), method
+        for path in (end, checkpoint):
+            path.unlink(missing_ok=True)
+        if done >= kills:
+            return
+
+
 if __name__ == "__main__":
     kills, seed = int(sys.argv[1]), int(sys.argv[2]) if len(sys.argv) > 2 else time.time_ns()
-    for kind in (of_saves, of_results):
+    for kind in (of_saves, of_results, of_fits):
         with tempfile.TemporaryDirectory() as folder:
             kind(Path(folder), kills, random.Random(seed))
         print(f"{kind.__name__}: {kills} kills, none lost, none mixed (seed {seed})", flush=True)

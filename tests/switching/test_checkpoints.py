@@ -4,10 +4,6 @@ import contextlib
 import json
 import os
 import re
-import signal
-import subprocess
-import sys
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -224,44 +220,6 @@ def test_a_seed_of_none_is_that_of_the_file(tmp_path):
     fit = alone(fitting(TWO, X, seed=None, **SHORT), checkpoint=tmp_path / "fit")
     again = alone(fitting(TWO, X, seed=None, **SHORT), checkpoint=tmp_path / "fit")
     assert_same(fit, again)
-
-
-KILLED = """
-import os, torch
-import samplehold as sh
-sh.kernels("never")
-x = torch.tensor({x})
-fit = sh.SwitchingSSM(sh.Markov(2), sh.Normal(1)).fit(x, restarts=2, progress=False, checkpoint={path!r}, every=0)
-torch.save([fit.objective, fit.model.values, fit.restarts.to_csv()], {out!r} + ".new")
-os.replace({out!r} + ".new", {out!r})
-"""
-
-
-@pytest.mark.slow
-def test_a_process_may_be_killed_at_any_moment(tmp_path):
-    """Real processes, killed by the system at random moments after their checkpoint has begun to change."""
-    x, path, out = levels(steps=60), tmp_path / "fit", tmp_path / "out"
-    with sh.kernels("never"):
-        whole = sh.SwitchingSSM(sh.Markov(2), sh.Normal(1)).fit(x.tolist(), restarts=2, progress=False)
-    script = KILLED.format(x=x.tolist(), path=str(path), out=str(out)).replace("torch.tensor(", "(")
-    generator, kills = torch.Generator().manual_seed(0), 0
-
-    def written() -> int:
-        return path.stat().st_mtime_ns if path.exists() else 0
-
-    while not out.exists():
-        process, seen = subprocess.Popen([sys.executable, "-c", script]), {written()}
-        while process.poll() is None and len(seen) < 3:  # until there is a new state, so that each process gets on
-            seen.add(written())
-            time.sleep(0.001)
-        time.sleep(0.01 * float(torch.rand((), generator=generator)))
-        process.send_signal(signal.SIGKILL)
-        kills += process.wait() == -signal.SIGKILL
-    objective, values, restarts = torch.load(out, weights_only=True)
-    assert kills >= 2
-    assert torch.equal(objective, whole.objective)
-    assert restarts == whole.restarts.to_csv()
-    assert all(torch.equal(value, whole.model.values[name]) for name, value in values.items())
 
 
 # ---- what is kept ---------------------------------------------------------------------------------------------------

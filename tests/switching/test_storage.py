@@ -349,8 +349,8 @@ def test_a_new_process_reads_an_emission_that_is_made_by_another_name(tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.skipif(os.name != "posix", reason="signals")
-def test_kills_leave_all_of_one_model():
+def test_kills_leave_all_of_one_model_and_the_end_of_a_fit():
     script = Path(__file__).parents[1] / "fuzz" / "kills.py"
-    done = subprocess.run([sys.executable, script, "30"], capture_output=True, text=True, check=False)
+    done = subprocess.run([sys.executable, script, "100"], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    assert done.stdout.count("30 kills, none lost, none mixed") == 2
+    assert done.stdout.count("100 kills, none lost, none mixed") == 3
