@@ -186,6 +186,10 @@ class Model(Named, ABC):
         """The parameters of the chain in `problem`."""
         return values
 
+    def of_product(self, path: Tensor) -> Tensor:
+        """The states of the model, from a path of the chain in `problem`."""
+        return path
+
     def _checked(self, values: Parameters) -> Parameters:
         """The parameters under their names; ValueError if they are not valid."""
         return check_parameters(self.known, values, self.sizes, self.name)

@@ -320,7 +320,7 @@ class CoupledSSM(Model):
     def viterbi(self, x: Any, **given: Unpack[Given]) -> CoupledViterbi:
         """The most probable path of all states, `[*batch, T, D]`, gates summed out."""
         best = self.product.viterbi(self.read(x, **given))
-        return CoupledViterbi(self._apart(best.path), best.log_probability)
+        return CoupledViterbi(self.of_product(best.path), best.log_probability)
 
     @by_sequence(draws=True)
     def sample_posterior(self, x: Any, n: int, seed: Seed = None, **given: Unpack[Given]) -> CoupledSampled:
@@ -333,7 +333,7 @@ class CoupledSSM(Model):
         first = probability.new_ones(*steps.shape[:-1], 1, self.n_chains)  # the first step redraws
         whole = torch.cat([first, probability], -2)
         uniform = torch.rand(whole.shape, generator=generator, dtype=whole.dtype, device=whole.device)
-        return CoupledSampled(self._apart(joint), (uniform < whole) & (joint >= 0).unsqueeze(-1))
+        return CoupledSampled(self.of_product(joint), (uniform < whole) & (joint >= 0).unsqueeze(-1))
 
     def simulate(self, n_steps: int, batch_shape: tuple[int, ...] = (), *, seed: Seed = None) -> CoupledDraw:
         """A draw of states, gates and observations. A seed makes it repeatable and does not touch global state."""
@@ -483,7 +483,7 @@ class CoupledSSM(Model):
         """The beliefs about each chain, from the belief about the joint state."""
         return marginals(joint, self._axes)[-self.n_chains :]
 
-    def _apart(self, path: Tensor) -> Tensor:
+    def of_product(self, path: Tensor) -> Tensor:
         """Joint states as the states of the chains: `[*b, D]`."""
         return coordinates(path, self._axes)[..., -self.n_chains :]
 

@@ -8,6 +8,7 @@ Sequences of very different lengths are stored one after another, and padded onl
 
 import re
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, TypedDict
 
@@ -521,10 +522,8 @@ class Series(Record):
             return
         if self.on_disk:
             for first, step, part in self.turns():
-                try:
+                with numbered_from(first, step):
                     check(part)
-                except ValueError as error:
-                    raise ValueError(_renumbered(str(error), first, step)) from None
             return
         for part in self.parts():
             with recompute(lambda: check(self), ValueError):
@@ -636,10 +635,15 @@ def _unequal(least: int, most: int) -> ValueError:
     )
 
 
-def _renumbered(text: str, sequence: int, step: int) -> str:
-    """The error of a part, with the numbers of a sequence and a step among all."""
-    text = re.sub(r"\bsequence (\d+)", lambda found: f"sequence {int(found[1]) + sequence}", text)
-    return re.sub(r"\bstep (\d+)", lambda found: f"step {int(found[1]) + step}", text)
+@contextmanager
+def numbered_from(sequence: int, step: int) -> Iterator[None]:
+    """Inside, errors of a part have the numbers of a sequence and a step among all."""
+    try:
+        yield
+    except ValueError as error:
+        text = re.sub(r"\bsequence (\d+)", lambda found: f"sequence {int(found[1]) + sequence}", str(error))
+        text = re.sub(r"\bstep (\d+)", lambda found: f"step {int(found[1]) + step}", text)
+        raise ValueError(text) from None
 
 
 def place(bad: Bool[Tensor, "*b T F"]) -> str:

@@ -1,8 +1,6 @@
 """`model.write`: results with a row for each row of the data, written to a Parquet file one part after another.
 
-The states of a sequence longer than a part are computed in stretches, each of which begins with the last step of the
-one before. A forward pass keeps the belief a_t at each cut. A backward pass keeps b_t(s) = P(s_t = s | x) / a_t(s), the
-evidence of all later steps. A last pass smooths each stretch between the two (`Chain.between`).
+States and best paths of a sequence longer than a part are computed in stretches (see `stretches`).
 """
 
 from collections.abc import Callable, Iterator
@@ -20,10 +18,11 @@ from ...inference.numerics.extras import needs
 from ...inference.numerics.randomness import Seed
 from ...inference.numerics.scalars import check_choice, check_integer, check_path
 from ..data.ragged import seeds_of
-from ..data.series import Given, Series
+from ..data.series import Given, Series, numbered_from
 from ..data.timeline import time_index
 from ..data.writing import whole_file
 from .states import columns_of, states
+from .stretches import Stretches
 
 STEPS = 2**17  # of a part
 RESULTS = ("states", "viterbi", "forecast", "draws")
@@ -87,27 +86,37 @@ def _tables(
     names: tuple[str, ...] | None,
 ) -> Iterator[Columns]:
     """The columns of each part, those that name the rows first."""
-    with torch.no_grad(), naming("x"):
+    with torch.no_grad():
         for first, step, part in series.turns(STEPS) if series.on_disk else [(0, 0, series)]:
             if step:
                 continue  # of a sequence that is taken at once
             members = range(first, first + part.n_sequences)
-            n = int(series.last[first]) + 1 if series.on_disk else part.n_steps
-            if n <= STEPS or not series.on_disk:
-                yield _beside(_keys(series, members, result, horizon), table(part))
-                continue
-            whole = series.part(torch.tensor([first], device="cpu"))
-            stretches = _stretches(model, whole, STEPS - 1) if result == "states" else None
             keys = _keys(series, members, result, horizon)
-            if stretches is None:
-                yield _beside(keys, table(whole))
+            if not series.on_disk or int(series.last[first]) < STEPS:
+                with numbered_from(first, 0), naming("x"):
+                    columns = table(part)
+                yield _beside(keys, columns)
                 continue
-            begin = 0
-            for steps, axes in stretches:
-                size = len(next(iter(steps.values())))
-                some = {name: column[begin : begin + size] for name, column in keys.items()}
-                yield _beside(some, columns_of(model, steps, axes, names))
-                begin += size
+            with numbered_from(first, 0), naming("x"):
+                for columns in _columns_of_one(
+                    model, series.part(torch.tensor([first], device="cpu")), table, result, names
+                ):
+                    size = len(next(iter(columns.values())))
+                    yield _beside({name: column[:size] for name, column in keys.items()}, columns)
+                    keys = {name: column[size:] for name, column in keys.items()}
+
+
+def _columns_of_one(
+    model: Any, whole: Series, table: Callable[[Series], Columns], result: str, names: tuple[str, ...] | None
+) -> Iterator[Columns]:
+    """The columns of a sequence longer than a part, those of some steps at a time."""
+    stretches = Stretches(model, whole, STEPS - 1)
+    if result == "states" and stretches.exist:
+        yield from (columns_of(model, steps, axes, names) for steps, axes in stretches.smoothed())
+    elif result == "viterbi" and stretches.exist:
+        yield from (_path_columns(steps, names) for steps in stretches.best())
+    else:
+        yield table(whole)
 
 
 def _beside(keys: Columns, columns: Columns) -> Columns:
@@ -182,40 +191,3 @@ def _drawn(model: Any, part: Series, seed: Any, names: tuple[str, ...] | None, s
     if not hasattr(draw, "path"):
         return columns
     return columns | _path_columns({name: part.steps_of(table) for name, table in _paths(draw).items()}, names)
-
-
-# ---- a sequence in stretches -----------------------------------------------------------------------------------------
-
-
-def _stretches(
-    model: Any, whole: Series, size: int
-) -> Iterator[tuple[dict[str, Tensor], dict[str, tuple[str, ...]]]] | None:
-    """The probabilities of each step of one sequence, `[n, ...]` of a stretch at a time, and the names of their axes;
-    None if chains of the model cannot be cut."""
-    firsts = range(0, whole.n_steps - 1, size)
-    values = model.values_like(whole.like)
-    product = model.product_of(values)
-
-    def chain(i: int, before: Tensor | None, after: Tensor | None) -> Any:
-        part = model.problem(whole.stretch(firsts[i], size + 1)).chain(product)
-        return part if before is None and after is None else part.between(before, after)
-
-    if not hasattr(model.problem(whole.stretch(0, 2)).chain(product), "between"):
-        return None
-    befores: list[Tensor | None] = [None]
-    for i in range(len(firsts) - 1):
-        befores.append(chain(i, befores[i], None).filter().state[..., -1, :].log())
-    afters: list[Tensor | None] = [None] * len(firsts)
-    for i in reversed(range(1, len(firsts))):
-        before = befores[i]
-        assert before is not None
-        belief = chain(i, before, afters[i]).smooth().state[..., 0, :].log()
-        afters[i - 1] = torch.where(before == -torch.inf, 0.0, belief - before)
-
-    def tables() -> Iterator[tuple[dict[str, Tensor], dict[str, tuple[str, ...]]]]:
-        for i in range(len(firsts)):
-            found = model.probabilities(chain(i, befores[i], afters[i]), values)
-            steps = {name: table[0, int(i > 0) :] for name, (table, _) in found.items()}
-            yield steps, {name: axes for name, (_, axes) in found.items()}
-
-    return tables()

@@ -94,6 +94,18 @@ def test_a_long_sequence_in_stretches_is_smoothed_exactly(n, seed, kind, tmp_pat
     assert_close(ours, theirs)
 
 
+@given(
+    n=st.integers(8, 40),
+    seed=st.integers(0, 9),
+    kind=st.sampled_from(["copy", "markov", "driven", "lagged", "factorial"]),
+)
+@examples(25)
+def test_the_best_path_of_a_long_sequence_in_stretches_is_that_in_memory(n, seed, kind, tmp_path_factory):
+    path, frame = tmp_path_factory.mktemp("stretches"), frame_of([3, n], seed)
+    ours, theirs = both(MODELS[kind], path, "viterbi", frame, **named_for(kind))
+    assert_close(ours, theirs)
+
+
 @pytest.mark.parametrize("result", ["viterbi", "forecast", "draws"])
 @pytest.mark.parametrize("name", MODELS)
 def test_other_results(name, result, tmp_path):
@@ -128,6 +140,32 @@ def test_other_results(name, result, tmp_path):
     labels = model.read(series).state_names or (0, 1)
     columns = [column for column in ours if column.startswith("state")]
     assert ours[columns].to_numpy().tolist() == [[labels[k] for k in row] for row in torch.cat(best).tolist()]
+
+
+CYCLE = sh.SwitchingSSM(sh.Markov(3), sh.Categorical(2)).with_values(
+    initial_probs=[1.0, 0.0, 0.0],
+    transition_probs=[[0.5, 0.5, 0.0], [0.0, 0.5, 0.5], [0.5, 0.0, 0.5]],
+    probs=[[1.0, 0.0], [0.4, 0.6], [0.7, 0.3]],
+)
+
+
+@pytest.mark.parametrize("result", ["states", "viterbi"])
+def test_states_that_cannot_be_reached_are_in_no_path_of_a_long_sequence(result, tmp_path):
+    frame = pd.DataFrame({"who": 0, "t": range(40), "x": ([0, 0, 0, 1, 1, 0, 1, 0] * 5)})
+    ours, theirs = both(CYCLE, tmp_path, result, frame)
+    assert_close(ours, theirs)
+
+
+@pytest.mark.parametrize("result", ["states", "viterbi"])
+@pytest.mark.parametrize("length", [4, 30])
+def test_an_impossible_observation_is_named_by_its_sequence_and_step(result, length, tmp_path):
+    stuck = {"transition_probs": [[1.0, 0.0, 0.0], [0.0, 0.5, 0.5], [0.5, 0.0, 0.5]]}
+    model = CYCLE.with_values(CYCLE.values | stuck)
+    x = [0] * (length - 1) + [1]
+    frame = pd.DataFrame({"who": [0] * 9 + [1] * length, "t": [*range(9), *range(length)], "x": [0] * 9 + x})
+    with pytest.raises(ValueError, match=rf"^x: the observation at step {length - 1} of sequence 1 is impossible"):
+        model.write(sh.open_sequences(frame, "who", "t", ["x"]), tmp_path / "x.parquet", result)
+    assert not (tmp_path / "x.parquet").exists()
 
 
 def test_draws_are_repeatable_and_parts_differ(tmp_path):
