@@ -3,13 +3,14 @@
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import Any
 
 import torch
 from jaxtyping import Int, Shaped
 from torch import Tensor
 
 from ...inference.numerics.records import Record
-from .scratch import Scratch
+from .scratch import Scratch, blocks_of
 
 WASTE = 2.0  # the ratio of steps with padding to steps without, from which sequences are processed in groups
 
@@ -34,6 +35,12 @@ class Packed(Record):
     def on_disk(scratch: Scratch, lengths: Int[Tensor, "B"], beyond: float) -> "Packed":
         """The sequences whose steps are in a file."""
         return Packed(scratch.rows(), lengths, beyond, scratch)
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        """A copy or a pickle of a table in a file has a file of its own."""
+        if self.scratch is None:
+            return super().__reduce_ex__(protocol)
+        return _of_rows, (self.rows, self.lengths, self.beyond)
 
     @cached_property
     def _ends(self) -> list[int]:
@@ -78,6 +85,11 @@ class Packed(Record):
         """The sequence and the step of a row."""
         sequence = int(torch.searchsorted(self.lengths.cumsum(0).cpu(), row, right=True))
         return sequence, row - self._ends[sequence] + int(self.lengths[sequence])
+
+
+def _of_rows(rows: Tensor, lengths: Tensor, beyond: float) -> Packed:
+    """The table in a file, from a pickle."""
+    return Packed.on_disk(Scratch.of(blocks_of(rows)), lengths, beyond)
 
 
 def wasteful(lengths: Int[Tensor, "*b"], n_steps: int) -> bool:

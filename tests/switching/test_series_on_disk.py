@@ -1,5 +1,7 @@
 """A series on disk is read in parts, and has the numbers and the errors of the same series in memory."""
 
+import copy
+import pickle
 from dataclasses import replace
 
 import numpy as np
@@ -33,6 +35,19 @@ def frame_of(lengths: list[int], seed: int = 0) -> pd.DataFrame:
 def both(frame: pd.DataFrame, columns=("u", "v"), **named) -> tuple[Series, Series]:
     """A series on disk, and the same in memory."""
     return (read(frame, "who", columns=list(columns), **named) for read in (sh.open_sequences, sh.read_panel))
+
+
+@pytest.mark.parametrize("again", [copy.deepcopy, lambda series: pickle.loads(pickle.dumps(series))])
+def test_a_copy_and_a_pickle_have_files_of_their_own(again):
+    series, _ = both(frame_of([7, 2, 12]), dt="gap")
+    other = again(series)
+    assert other.on_disk
+    assert torch.equal(other.rows.nan_to_num(), series.rows.nan_to_num())
+    assert torch.equal(other.lengths, series.lengths)
+    other.rows[0] = 7.0
+    assert not torch.equal(other.rows.nan_to_num(), series.rows.nan_to_num())
+    fit = sh.SwitchingSSM(sh.Copy(1), sh.Normal(2)).fit(series, restarts=1, max_steps=2, progress=False)
+    assert torch.equal(again(fit).objective, fit.objective)
 
 
 @given(lengths=st.lists(st.integers(1, 20), min_size=1, max_size=6), steps=st.integers(2, 12))
