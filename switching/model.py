@@ -492,7 +492,8 @@ class SwitchingSSM(Model):
                 "vmp", variational message passing: q(parameters) q(paths), which maximises a bound on the evidence.
                 "svi" and "nuts" use Pyro on the density with the paths summed out. They continue from a fit by message
                 passing, or by EM if some part has no conjugate prior. SVI has a normal guide in each unconstrained
-                parameter. NUTS draws from the posterior. The last three methods set `Fit.posterior`.
+                parameter. NUTS draws from the posterior. The last three methods set `Fit.posterior`. Of data in files
+                or shared by processes, SVI starts from the fit of a sample.
             restarts: the size of the search. Four times as many starts are tried briefly, of several kinds (see
                 `fitting.starts`), and the most promising are run to convergence; then come starts from the best ends,
                 changed at random (see `fitting.search`). A small series has up to four times as many, if few kinds

@@ -17,6 +17,7 @@ import torch
 from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor
 
+from ...inference.numerics.checks import ImpossibleError
 from ...inference.numerics.deferred import recompute
 from ...inference.numerics.records import Record
 from ...inference.numerics.scalars import MOST, check_integer
@@ -638,12 +639,17 @@ def _unequal(least: int, most: int) -> ValueError:
 @contextmanager
 def numbered_from(sequence: int, step: int) -> Iterator[None]:
     """Inside, errors of a part have the numbers of a sequence and a step among all."""
+
+    def among_all(text: str) -> str:
+        text = re.sub(r"\bsequence (\d+)", lambda found: f"sequence {int(found[1]) + sequence}", text)
+        return re.sub(r"\bstep (\d+)", lambda found: f"step {int(found[1]) + step}", text)
+
     try:
         yield
+    except ImpossibleError as error:
+        raise ImpossibleError("x", among_all(error.message), error.failed) from None
     except ValueError as error:
-        text = re.sub(r"\bsequence (\d+)", lambda found: f"sequence {int(found[1]) + sequence}", str(error))
-        text = re.sub(r"\bstep (\d+)", lambda found: f"step {int(found[1]) + step}", text)
-        raise ValueError(text) from None
+        raise ValueError(among_all(str(error))) from None
 
 
 def place(bad: Bool[Tensor, "*b T F"]) -> str:

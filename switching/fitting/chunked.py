@@ -272,8 +272,12 @@ def is_large(graph: ChainGraph, restarts: int) -> bool:
 
 def _room(graph: ChainGraph) -> int:
     """Steps of a chunk, times restarts and states."""
-    room = ROOM if graph.problem.series.like.device.type == "cpu" else ON_GPU * ROOM
-    return room // graph.width
+    return room(graph.problem.series.like) // graph.width
+
+
+def room(like: Tensor) -> int:
+    """The numbers in one table of a chunk, on the device of a tensor."""
+    return ROOM if like.device.type == "cpu" else ON_GPU * ROOM
 
 
 def occupancy_of(engine: VMP | ChunkedVMP, counted: Tensor | None = None) -> Tensor:

@@ -85,8 +85,8 @@ def check_sums(problem: Problem) -> None:
     dynamics = problem.dynamics
     if problem.series.noise is not None:
         raise ValueError(
-            "noise: got some, but x is in a file or shared by processes, where no fit takes any; leave it out, or fit "
-            "some of the sequences in memory."
+            "noise: got some, but x is in a file or shared by processes, where EM takes none; leave it out, use "
+            'method="svi", or fit some of the sequences in memory.'
         )
     not_sums = [dynamics.name] if dynamics.no_messages else []
     not_sums += [f"{dynamics.name} with inputs"] if dynamics.n_inputs else []
@@ -97,5 +97,5 @@ def check_sums(problem: Problem) -> None:
     if not_sums:
         raise TypeError(
             f"x: is in a file or shared by processes, but EM of {not_sums[0]} needs all observations at once; use "
-            'method="vmp" where it takes this model, or fit some of the sequences in memory.'
+            'method="svi", method="vmp" where it takes this model, or fit some of the sequences in memory.'
         )

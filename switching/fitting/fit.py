@@ -53,8 +53,10 @@ def fit(problem: Problem, options: Options, whole: Whole | None = None) -> Resul
             check_held(problem)
         if whole is not None and options.method == "em":
             check_sums(problem)
-        begin = Initialization.of(problem, options, near_prior=by_messages, whole=whole)
-        return replace(_fit(begin, options, by_messages), fixed=tuple(problem.fixed), held=problem.fixed)
+        by_draws = options.method in ("svi", "nuts")
+        begin = Initialization.of(problem, options, near_prior=by_messages, whole=None if by_draws else whole)
+        result = _by_draws(begin, options, by_messages, whole) if by_draws else _climb(by_messages)(begin, options)
+        return replace(result, fixed=tuple(problem.fixed), held=problem.fixed)
 
 
 def _check_states(problem: Problem, series: Series) -> None:
@@ -75,18 +77,31 @@ def _passes_messages(problem: Problem) -> bool:
     return True
 
 
-def _fit(begin: Initialization, options: Options, by_messages: bool) -> Result:
-    """Samplers continue from a fit by message passing, or by EM if the emission has no conjugate prior."""
-    climb = _by_message_passing if by_messages else _by_em
-    if options.method in ("em", "vmp"):
-        return climb(begin, options)
-    quiet = options.before_draws("vmp" if by_messages else "em")
-    start = climb(begin, quiet)
+def _climb(by_messages: bool) -> Callable[[Initialization, Options], Result]:
+    return _by_message_passing if by_messages else _by_em
+
+
+def _by_draws(begin: Initialization, options: Options, by_messages: bool, whole: Whole | None) -> Result:
+    """Samplers continue from a fit by message passing, or by EM if the emission has no conjugate prior; of more data,
+    from that of the sample."""
+    problem = begin.problem
+
+    def begun() -> tuple[Result, Parameters]:
+        start = _climb(by_messages)(begin, options.before_draws("vmp" if by_messages else "em"))
+        # the mode may have probabilities of 0, which are infinitely far away in free coordinates
+        return start, start.values if by_messages else problem.hold(opened(problem, start.values))
+
+    start, near = together(whole, begun)
+    if whole is not None:
+        there = whole.ranks.gathered(lambda: (near, start.interrupted))
+        near = {name: table.to(whole.like) for name, table in there[0][0].items()}  # see `continued`
+        sampled = None if any(interrupted for _, interrupted in there) else fit_svi(problem, options, near, whole)
+        if sampled is None:
+            raise KeyboardInterrupt  # nothing of all data has been reached yet
+        return sampled
     if start.interrupted:
         return start
-    # the mode may have probabilities of 0, which are infinitely far away in free coordinates
-    near = start.values if by_messages else begin.problem.hold(opened(begin.problem, start.values))
-    sampled = (fit_svi if options.method == "svi" else fit_nuts)(begin.problem, options, near)
+    sampled = (fit_svi if options.method == "svi" else fit_nuts)(problem, options, near)
     return sampled if sampled is not None else replace(start, interrupted=True)
 
 

@@ -7,7 +7,7 @@ aligned to those of the start.
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, cast
 
@@ -31,6 +31,7 @@ from ..problem import Problem
 from ..program import collapsed_program
 from ..seeding import draw_from, drawn_so_far, seeded
 from .alignment import match_states
+from .chains_in_parts import log_evidence, occupancy
 from .climbs import COLUMNS
 from .density import IMPOSSIBLE, Density, FreeDensity, Whitened
 from .nuts import Sampler
@@ -41,6 +42,7 @@ from .refinement import peak
 from .result import Result
 from .trees import copied
 from .units import Units
+from .whole import Whole
 
 DRAWS = 1000  # from the guide of SVI
 LEARNING_RATE, DECAY = 0.05, 0.02  # the initial rate, and the ratio of the final rate to it
@@ -48,13 +50,21 @@ CHAINS = 4
 MIXED = 1.05  # split R-hat below which chains agree (Vehtari et al. 2021 ask for 1.01 from long chains)
 
 
-def fit_svi(problem: Problem, options: Options, start: Parameters) -> Result | None:
-    """`max_steps` steps of SVI; None if it was interrupted before the first step."""
+def fit_svi(problem: Problem, options: Options, start: Parameters, whole: Whole | None = None) -> Result | None:
+    """`max_steps` steps of SVI; None if it was interrupted before the first step.
+
+    Arguments:
+        whole: all data, if the series of the problem is a sample of them.
+    """
     units = Units.of(problem.emission, problem.series, problem.fixed)
-    inner, volume = units.problem(problem), float(units.log_volume(problem.series).sum())
+    inner, data = units.problem(problem), whole and replace(whole, units=units)
+    volume = float(units.log_volume(problem.series).sum()) if whole is None else whole.log_volume(units)
     with seeded(options.number, problem.series.like), pyro.get_param_store().scope():
-        program = pyro.condition(partial(_program, inner), whole_parameters(inner.fixed))
-        guide = AutoNormal(program, init_loc_fn=init_to_value(values=units.values(start)), init_scale=0.05)
+        program, parameters = (
+            pyro.condition(part, whole_parameters(inner.fixed))
+            for part in (partial(_program, inner, data), partial(sample_sites, inner.sites))
+        )
+        guide = AutoNormal(parameters, init_loc_fn=init_to_value(values=units.values(start)), init_scale=0.05)
         losses, interrupted = climb_guide(program, guide, options, -volume)
         if not losses:
             return None
@@ -62,12 +72,18 @@ def fit_svi(problem: Problem, options: Options, start: Parameters) -> Result | N
         free = {name: draw_guide(guide, name)[None] for name in start if name not in fixed}
     every = problem.hold(units.back(free)) | fixed
     draws = {name: every[name] for name in start}
-    return _result(problem, "svi", DrawnPosterior(draws, problem), sampled_diagnostics(*bound_of(losses), interrupted))
+    posterior = DrawnPosterior(draws, problem if whole is None else None)  # whose density would take all data
+    return _result(problem, "svi", posterior, sampled_diagnostics(*bound_of(losses), interrupted), whole)
 
 
-def _program(problem: Problem) -> Tensor:
-    """A program that draws the parameters from their prior, and the series given the parameters."""
-    return collapsed_program(problem, sample_sites(problem.sites), observed=True)
+def _program(problem: Problem, whole: Whole | None) -> Tensor:
+    """A program that draws the parameters from their prior, and the series, or all data, given the parameters."""
+    values = sample_sites(problem.sites)
+    if whole is None:
+        return collapsed_program(problem, values, observed=True)
+    evidence = log_evidence(problem, whole, values)
+    pyro.factor("x", evidence)
+    return evidence
 
 
 def bound_of(losses: list[float]) -> tuple[Tensor, int, bool, str]:
@@ -342,9 +358,11 @@ def sampled_diagnostics(trace: Tensor, n_runs: int, converged: bool, reason: str
     }
 
 
-def _result(problem: Problem, method: str, posterior: DrawnPosterior, how: dict[str, Any]) -> Result:
+def _result(
+    problem: Problem, method: str, posterior: DrawnPosterior, how: dict[str, Any], whole: Whole | None = None
+) -> Result:
     values = problem.hold(posterior.mean)
-    empty = problem.occupancy(values) < 1.0
+    empty = (problem.occupancy(values) if whole is None else occupancy(problem, whole, values)) < 1.0
     collapsed = torch.zeros_like(empty)
     return Result(
         values=values, method=method, empty_states=empty, collapsed_states=collapsed, posterior=posterior, **how

@@ -62,11 +62,11 @@ class Whole:
         Raises:
             ValueError: a method that needs all data at once.
         """
-        if pooled or options.method not in ("em", "vmp"):
-            argument = "pooled" if pooled else "method"
+        if pooled or options.method == "nuts":
+            argument, cure = ("pooled", "leave it out") if pooled else ("method", 'use method="em", "vmp" or "svi"')
             raise ValueError(
                 f"{argument}: got {getattr(options, argument)!r}, but x is in a file or shared by processes, and this "
-                'needs all of it at once; use method="em" or "vmp", or fit some of the sequences in memory.'
+                f"needs all of it at once; {cure}, or fit some of the sequences in memory."
             )
         if options.batch_size is not None and not self.ranks.alone:
             raise ValueError(

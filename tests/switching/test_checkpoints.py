@@ -15,6 +15,7 @@ import samplehold as sh
 import torch
 from examples import slow
 from oracles.coupled import factorial_of
+from oracles.files import in_file
 from safetensors import safe_open
 from safetensors.torch import save
 from samplehold.inference.families import GaussianTables
@@ -109,6 +110,7 @@ FITS: dict[str, Fitting] = {
     "passes": fitting(TWO, SEVERAL, "vmp", batch_size=3, restarts=3, max_steps=3, tol=0.0),
     "population": fitting(TWO, SEVERAL, "vmp", pooled="partial", **SHORT),
     "svi": fitting(TWO, X, "svi", restarts=1, max_steps=4),
+    "svi in a file": fitting(TWO, in_file(TWO.read(SEVERAL)), "svi", restarts=1, max_steps=4),
     "nuts": fitting(TWO, X[:8], "nuts", restarts=1, num_samples=2, warmup_steps=3),
     "factorial": fitting(FACTORIAL, X, restarts=2, max_steps=16, tol=0.0),
     "layers": fitting(sh.LayeredSSM([2, 2], sh.Normal(1)), X, "vmp", **SHORT),

@@ -152,8 +152,6 @@ def test_the_sample_is_a_part_of_the_data_and_depends_on_the_seed(monkeypatch):
 @pytest.mark.parametrize(
     ("model", "options", "said"),
     [
-        (sh.SwitchingSSM(sh.Markov(2), sh.StudentT(2)), {}, "x: is in a file .* EM of StudentT"),
-        (sh.SwitchingSSM(sh.Markov(2), sh.Gamma(2)), {}, "x: is in a file .* EM of Gamma"),
         (sh.SwitchingSSM(sh.Markov(2), sh.Normal(2)), {"method": "nuts"}, "method: got 'nuts', but x is in a file"),
         (sh.SwitchingSSM(sh.Markov(2), sh.Normal(2)), {"pooled": "none"}, "pooled: got 'none', but x is in a file"),
     ],
@@ -164,11 +162,19 @@ def test_a_fit_that_needs_all_data_at_once_says_so(model, options, said):
         model.fit(x, progress=False, **options)
 
 
-def test_noise_is_refused_with_a_cure_that_works():
-    model = sh.SwitchingSSM(sh.Markov(2), sh.Normal(2))
-    x = in_file(model.read(data(4), noise=torch.ones(4, 40)))
-    with pytest.raises(ValueError, match="noise: got some, but x is in a file or shared by processes, where no fit"):
+@pytest.mark.parametrize(
+    ("model", "given", "said"),
+    [
+        (sh.SwitchingSSM(sh.Markov(2), sh.Normal(2)), {"noise": torch.ones(4, 40)}, "noise: got some, but x is in a"),
+        (sh.SwitchingSSM(sh.Markov(2), sh.StudentT(2)), {}, "x: is in a file .* EM of StudentT needs all"),
+        (sh.SwitchingSSM(sh.Markov(2), sh.Gamma(2)), {}, "x: is in a file .* EM of Gamma needs all"),
+    ],
+)
+def test_em_that_needs_all_data_at_once_is_refused_with_a_cure_that_works(model, given, said):
+    x = in_file(model.read(data(4).abs() / 1e4, **given))
+    with pytest.raises((TypeError, ValueError), match=f'{said} .* use method="svi"'):
         model.fit(x, progress=False)
+    assert model.fit(x, "svi", restarts=1, max_steps=1, progress=False).steps == 1
 
 
 MEMORY = """

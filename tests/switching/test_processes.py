@@ -24,12 +24,15 @@ from samplehold.switching.resuming import sum_of_digests
 MODELS = {
     "markov": sh.SwitchingSSM(sh.Markov(2), sh.Normal(2)),
     "copy": sh.SwitchingSSM(sh.Copy(2), sh.MultivariateNormal(2)),
+    "student": sh.SwitchingSSM(sh.Markov(2), sh.StudentT(2)),
 }
 RUNS: list[tuple[str, dict[str, Any]]] = [
     ("markov", {}),
     ("markov", {"prior": None}),
     ("copy", {"method": "vmp"}),
     ("copy", {"start": {"loc": [[0.0, 1.0], [4.0, -2.0]]}, "restarts": 1}),
+    ("markov", {"method": "svi", "restarts": 1, "max_steps": 3}),
+    ("student", {"method": "svi", "restarts": 1, "max_steps": 20}),
 ]
 
 
@@ -82,9 +85,10 @@ def group_of_one(tmp_path, monkeypatch):
 @pytest.mark.parametrize("sample", [100, 2**16])
 @pytest.mark.usefixtures("group_of_one")
 def test_a_group_of_one_process_fits_what_this_process_fits_from_files(sample):
-    found = fits(0, [0, 12], sample, False, RUNS[:1] + RUNS[2:3])
+    runs = [RUNS[0], RUNS[2], RUNS[4]]
+    found = fits(0, [0, 12], sample, False, runs)
     torch.distributed.destroy_process_group()
-    expected = fits(0, [0, 12], sample, True, RUNS[:1] + RUNS[2:3])
+    expected = fits(0, [0, 12], sample, True, runs)
     torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
     check_same(found, expected)
 
@@ -126,8 +130,9 @@ def test_a_fit_of_shared_data_gives_no_number_of_one_share_as_that_of_all():
 @pytest.mark.slow
 @pytest.mark.usefixtures("group_of_one")
 def test_any_share_of_sequences_in_files_gives_the_same():
-    expected = fits(0, [0, 12], 2**16, True, RUNS[:1])
-    for found in in_processes(3, fits, [0, 3, 3, 12], 2**16, True, RUNS[:1]):
+    runs = [RUNS[0], *RUNS[4:]]
+    expected = fits(0, [0, 12], 2**16, True, runs)
+    for found in in_processes(3, fits, [0, 3, 3, 12], 2**16, True, runs):
         check_same(found, expected)
 
 
@@ -198,19 +203,23 @@ class Stopped(Exception):
     """The process has died."""
 
 
-def checkpointed(rank: int, cuts: list[int], path: str, writes: int) -> Any:
-    """A fit that goes on from a checkpoint, and dies after so many writes of it."""
+EM: dict[str, Any] = {"restarts": 2, "max_steps": 20, "tol": 0.0}
+SVI: dict[str, Any] = {"method": "svi", "restarts": 1, "max_steps": 6}
+
+
+def checkpointed(rank: int, cuts: list[int], path: str, writes: int, chosen: dict[str, Any]) -> Any:
+    """A fit that goes on from a checkpoint, and dies after so many states of it, those of the start excluded."""
     whole.SAMPLE, true, count = 100, Checkpoint.note, 0
 
     def note(self: Checkpoint, state: Any) -> None:
         nonlocal count
         true(self, state)
-        count += 1
+        count += chosen == EM or self.loops[-1].name == "svi"
         if count == writes:
             raise Stopped
 
     Checkpoint.note = note  # type: ignore[method-assign]
-    options = {"restarts": 2, "max_steps": 20, "tol": 0.0, "progress": False, "checkpoint": path, "every": 0}
+    options = chosen | {"progress": False, "checkpoint": path, "every": 0}
     try:
         fit = MODELS["markov"].fit(data()[cuts[rank] : cuts[rank + 1]], **options)
         return fit.objective, fit.steps, dict(fit.model.values), fit.empty_states.tolist()
@@ -221,25 +230,27 @@ def checkpointed(rank: int, cuts: list[int], path: str, writes: int) -> Any:
 
 
 @pytest.mark.usefixtures("group_of_one")
-def test_a_checkpoint_of_shared_data_goes_on(tmp_path):
+@pytest.mark.parametrize("chosen", [EM, SVI])
+def test_a_checkpoint_of_shared_data_goes_on(tmp_path, chosen):
     path, cuts = str(tmp_path / "fit"), [0, 12]
-    expected = checkpointed(0, cuts, str(tmp_path / "other"), 0)
-    assert checkpointed(0, cuts, path, 4) == 4
-    found = checkpointed(0, cuts, path, 0)
+    expected = checkpointed(0, cuts, str(tmp_path / "other"), 0, chosen)
+    assert checkpointed(0, cuts, path, 4, chosen) == 4
+    found = checkpointed(0, cuts, path, 0, chosen)
     assert torch.equal(found[0], expected[0])
     check_same([found], [expected])
 
 
 @pytest.mark.slow
-def test_another_number_of_processes_goes_on_from_a_checkpoint(tmp_path):
+@pytest.mark.parametrize("chosen", [EM, SVI])
+def test_another_number_of_processes_goes_on_from_a_checkpoint(tmp_path, chosen):
     path = str(tmp_path / "fit")
-    assert in_processes(2, checkpointed, [0, 5, 12], path, 5) == [5, 5]
+    assert in_processes(2, checkpointed, [0, 5, 12], path, 5, chosen) == [5, 5]
     begun = (tmp_path / "fit").read_bytes()
-    (expected,) = in_processes(1, checkpointed, [0, 12], str(tmp_path / "other"), 0)
-    (found,) = in_processes(1, checkpointed, [0, 12], path, 0)
+    (expected,) = in_processes(1, checkpointed, [0, 12], str(tmp_path / "other"), 0, chosen)
+    (found,) = in_processes(1, checkpointed, [0, 12], path, 0, chosen)
     check_same([found], [expected])
     (tmp_path / "fit").write_bytes(begun)
-    for found in in_processes(3, checkpointed, [0, 2, 4, 12], path, 0):
+    for found in in_processes(3, checkpointed, [0, 2, 4, 12], path, 0, chosen):
         check_same([found], [expected])
 
 
@@ -294,29 +305,34 @@ def test_what_differs_between_processes_is_told_by_all():
         assert re.search(words, text), text
 
 
-def interrupted(rank: int) -> tuple[int, bool]:
-    """The number of steps of a fit during which Ctrl-C reaches one process after its sum."""
+def interrupted(rank: int, method: str, call: int) -> tuple[int, bool]:
+    """The number of steps of a fit during which Ctrl-C reaches one process after so many sums."""
     if rank == 1:
         original, calls = Ranks.summed, []
 
         def summed(self: Ranks, *arguments: Any) -> Any:
             found = original(self, *arguments)
             calls.append(0)
-            if len(calls) == 8:
+            if len(calls) == call:
                 signal.raise_signal(signal.SIGINT)
             return found
 
         Ranks.summed = summed  # type: ignore[method-assign]
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    fit = MODELS["markov"].fit(data()[6 * rank : 6 * rank + 6], progress=False, restarts=2, tol=0.0)
+    try:
+        fit = MODELS["markov"].fit(data()[6 * rank : 6 * rank + 6], method, progress=False, restarts=2, tol=0.0)
+    except KeyboardInterrupt:
+        return 0, True
     return fit.steps, fit.interrupted
 
 
 @pytest.mark.slow
-def test_an_interrupt_of_one_process_ends_all_at_one_step():
-    here, there = in_processes(2, interrupted)
+@pytest.mark.parametrize(("method", "call"), [("em", 8), ("svi", 8), ("svi", 1)])
+def test_an_interrupt_of_one_process_ends_all_at_one_step(method, call):
+    here, there = in_processes(2, interrupted, method, call)
     assert here == there
     assert here[1]
+    assert (here[0] > 0) == (call > 1)
     assert here[0] < 20
 
 
