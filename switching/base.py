@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from ..inference.numerics.checks import naming
+from ..inference.numerics.clock import timed
 from ..inference.numerics.gradients import needs_gradients
 from ..inference.numerics.interrupts import interrupt_together, interruptible
 from ..inference.numerics.randomness import Seed
@@ -438,7 +439,7 @@ class Model(Named, ABC):
         """The series before most checks; only the number of features is checked."""
         frame = None
         if not isinstance(x, Tensor | Series):
-            frame, x = Frame.of(x), open_sequences(x) if is_source(x) else plain(x, "x")
+            frame, x = Frame.of(x), open_sequences(x, progress=False) if is_source(x) else plain(x, "x")
         x = self._arranged(x)
         if not isinstance(x, Series):
             known: Any = {name: plain(table, name) for name, table in given.items()} if given else {}
@@ -465,6 +466,12 @@ class Model(Named, ABC):
     def _fit(self, x: Any, given: Given, options: "Options") -> "Fit[Any]":
         """The fit of a series by `_fitted`, under the prior in the options."""
         check_choice("method", options.method, self.methods)
+        with timed() as clock:
+            fit = self._read_and_fitted(x, given, options)
+        return fit.reported(clock)
+
+    def _read_and_fitted(self, x: Any, given: Given, options: "Options") -> "Fit[Any]":
+        """The fit of data that are read here."""
         ranks = Ranks.of(options.group)
         if not ranks.alone and not self.can_share:
             raise ValueError(

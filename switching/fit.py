@@ -9,12 +9,14 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar, Unpack
 import torch
 from torch import Tensor
 
+from ..inference.numerics.clock import Clock, timed
 from ..inference.numerics.gradients import needs_gradients
 from ..inference.numerics.interrupts import interruptible
 from ..inference.numerics.randomness import Seed
 from .data.frames import plain
 from .data.knowledge import coded
 from .data.series import Given, Series
+from .fitting.report import Report
 from .fitting.result import Result
 from .fitting.subject_posterior import subject_posterior
 from .parameters import of_subject
@@ -67,6 +69,10 @@ class Fit(Result, Generic[Model]):
         if hasattr(result.posterior, "forecast"):
             fields["posterior"] = replace(result.posterior, model=reader)
         return cls(model=model, **fields)
+
+    def reported(self, clock: Clock) -> "Fit[Model]":
+        """The fit with the report of its time, which is over."""
+        return self if self.series is None else replace(self, report=Report.of(clock, self.series, self.steps))
 
     @property
     def state_names(self) -> tuple[str, ...] | None:
@@ -232,7 +238,9 @@ class Fit(Result, Generic[Model]):
         """
         from .fitting.streaming import StepRule, updated
 
-        return updated(self, x, StepRule(forgetting, exponent), max_steps, tol, self._numbered(dict(given)))
+        with timed() as clock:
+            fit = updated(self, x, StepRule(forgetting, exponent), max_steps, tol, self._numbered(dict(given)))
+        return fit if fit is self else fit.reported(clock)
 
     # ---- what its model says ----------------------------------------------------------------------------------------
 

@@ -62,7 +62,7 @@ def test_tables_show_as_tables(outputs, cell, said):
 
 def test_a_fit_shows_how_far_it_is_and_clears_up_behind_it():
     (_, bar, quiet, short) = executed(
-        "from samplehold.switching.fitting.progress import INTERVAL, Progress\n"
+        "from samplehold.switching.progress import INTERVAL, Progress\n"
         "import time, IPython.display as d\n"
         "seen, true = [], d.DisplayHandle.update\n"
         "d.DisplayHandle.update = lambda self, data, **k: (seen.append(data['text/plain']), true(self, data, **k))[1]",

@@ -22,7 +22,7 @@ from samplehold.cli.console import write_figure, write_table
 from samplehold.cli.results import replacing
 from samplehold.switching.data import writing
 from samplehold.switching.fit import Fit
-from samplehold.switching.fitting.progress import Progress
+from samplehold.switching.progress import Progress
 from samplehold.switching.views.arviz import to_groups
 from samplehold.switching.views.groups import netcdf
 from typer.testing import CliRunner

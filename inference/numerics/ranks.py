@@ -8,11 +8,13 @@ carries a mark of failure, so an error of one rank ends all of them, each with t
 import pickle
 import traceback
 from collections.abc import Callable
+from functools import partial
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
+from .clock import WAITING, during
 from .deferred import deferred
 from .interrupts import heard
 
@@ -44,6 +46,7 @@ class Ranks:
 
     def __init__(self, group: Any = None) -> None:
         self.group, self.rank, self.n = group, 0, 1
+        self._known: BaseException | None = None  # the last error that all ranks know
         if group is not None:
             self.rank, self.n = self._call(torch.distributed.get_rank), self._call(torch.distributed.get_world_size)
 
@@ -125,6 +128,24 @@ class Ranks:
         self.gathered(lambda: computed.append(compute()))
         return computed[0]
 
+    def jointly(self, compute: Callable[[], T]) -> T:
+        """What this rank computes, with sums and gatherings inside. An error outside of these ends the next gathering
+        of the others, and so all of them."""
+        if self.alone:
+            return compute()
+        try:
+            computed = compute()
+        except (Exception, KeyboardInterrupt) as error:
+            if not self._is_known(error):
+                self.gathered(partial(_raised, error))
+            raise
+        self.gathered(lambda: None)
+        return computed
+
+    def _is_known(self, error: BaseException | None) -> bool:
+        """Whether all ranks have raised an error, or that from which it comes."""
+        return error is not None and (error is self._known or self._is_known(error.__cause__ or error.__context__))
+
     def _fail(self, failure: BaseException | None) -> None:
         """Raise the error of this rank, or that of the first rank that has one; errors that are not `IMPOSSIBLE` come
         first."""
@@ -132,13 +153,14 @@ class Ranks:
         there: list[Any] = [None] * self.n
         self._call(torch.distributed.all_gather_object, there, (said, isinstance(failure, IMPOSSIBLE)))
         errors = sorted((mild, rank, error) for rank, (error, mild) in enumerate(there) if error is not None)
-        if not errors:
-            raise KeyboardInterrupt
-        mild, rank, error = errors[0]
-        if said is not None and failure is not None and isinstance(failure, IMPOSSIBLE) == mild:
-            raise failure
-        kind = RankValueError if mild else RankError
-        raise kind(f"x: process {rank} of {self.n} has failed: {error}")
+        self._known = KeyboardInterrupt()
+        if errors:
+            mild, rank, error = errors[0]
+            kind = RankValueError if mild else RankError
+            is_own = said is not None and failure is not None and isinstance(failure, IMPOSSIBLE) == mild
+            self._known = failure if is_own else kind(f"x: process {rank} of {self.n} has failed: {error}")
+        assert self._known is not None
+        raise self._known
 
     @property
     def _device(self) -> torch.device:
@@ -153,12 +175,18 @@ class Ranks:
             RankError: the connection to some process is lost, or it did not answer in the time of the group.
         """
         try:
-            return operation(*arguments, group=self.group)
+            with during(WAITING):
+                return operation(*arguments, group=self.group)
         except (RuntimeError, torch.distributed.DistError) as error:
-            raise RankError(
+            self._known = RankError(
                 f"group: process {self.rank} of {self.n} lost the others, which have ended or did not answer "
                 f"({str(error).splitlines()[0]}); see their output, and start all of them again."
-            ) from None
+            )
+            raise self._known from None
+
+
+def _raised(error: BaseException) -> None:
+    raise error
 
 
 def _in_words(error: BaseException) -> str:

@@ -28,7 +28,7 @@ class TableReader:
         self.choice = choice
         self._first: Table | None = None
         self._named: dict[str, list[Any]] = {}
-        self._listed = False  # whether each row holds a sequence
+        self.listed = False  # whether each row holds a sequence
 
     @property
     def naming(self) -> Naming | None:
@@ -65,11 +65,11 @@ class TableReader:
         if self._first is None:
             self._named = self.choice.among(schema.names, place)
             steps = [schema.field(name).type for name in self._of_steps()]
-            self._listed = any(map(_is_list, steps))
+            self.listed = any(map(_is_list, steps))
         else:
             self._check_same(table, self._first)
         for name in self._of_steps():
-            if _is_list(schema.field(name).type) != self._listed:
+            if _is_list(schema.field(name).type) != self.listed:
                 raise ValueError(
                     f"source: {place} has column {name!r} of {schema.field(name).type}, but lists in other columns; a "
                     "row of lists is a sequence, so give lists in all columns of its steps, or in none."
@@ -112,9 +112,9 @@ class TableReader:
     def _blocks(self, table: Table, skip: int) -> Iterator[Block]:
         names = list(dict.fromkeys(name for names in self._named.values() for name in names))
         row = skip
-        for batch in table.read(names, skip, CELLS if self._listed else ROWS):
+        for batch in table.read(names, skip, CELLS if self.listed else ROWS):
             columns = {name: _stored(batch.column(name)) for name in names}
-            block = self._of_lists(columns, table, row) if self._listed else self._of_rows(columns, table, row)
+            block = self._of_lists(columns, table, row) if self.listed else self._of_rows(columns, table, row)
             yield replace(block, joins=block.joins and not (table.alone and row == skip))
             row += batch.num_rows
 
@@ -213,7 +213,7 @@ def table_of_frame(frame: Any, place: str, alone: bool = False, key: Any = None)
         batches = reader.to_batches(max_chunksize=rows) if isinstance(reader, pa.Table) else reader
         yield from sliced(after((batch.select(names) for batch in batches), skip), rows)
 
-    return Table(place, reader.schema, count, read, alone=alone, key=key)
+    return Table(place, reader.schema, count, read, counted=isinstance(reader, pa.Table), alone=alone, key=key)
 
 
 # ---- columns ---------------------------------------------------------------------------------------------------------

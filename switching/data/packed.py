@@ -1,9 +1,9 @@
 """`Packed`: a number or a vector for each step of several sequences, stored one sequence after another."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from jaxtyping import Int, Shaped
@@ -12,6 +12,7 @@ from torch import Tensor
 from ...inference.numerics.records import Record
 from .scratch import Scratch, blocks_of
 
+T = TypeVar("T")
 WASTE = 2.0  # the ratio of steps with padding to steps without, from which sequences are processed in groups
 
 
@@ -70,6 +71,18 @@ class Packed(Record):
             return parts[0].unsqueeze(0)
         return torch.nn.utils.rnn.pad_sequence(parts, True, padding_value=self.beyond)
 
+    def fetch(self, members: Int[Tensor, "n"], first: int, size: int) -> None:
+        """See `Series.fetch`."""
+        lengths = self.lengths.cpu()
+        members = members[lengths[members] > first]
+        if self.scratch is None or not len(members):
+            return
+        starts, steps = (lengths.cumsum(0) - lengths)[members] + first, (lengths[members] - first).clamp(0, size)
+        begins = torch.cat([torch.ones(1, dtype=torch.bool, device="cpu"), starts[1:] != (starts + steps)[:-1]])
+        ends = torch.cat([begins[1:], begins[:1]])  # consecutive sequences together
+        for start, stop in zip(starts[begins].tolist(), (starts + steps)[ends].tolist(), strict=True):
+            self.scratch.fetch(start, stop)
+
     def map(self, change: Callable[[Tensor], Tensor]) -> "Packed":
         """The same with a change of the rows, which does not depend on their places."""
         if self.scratch is not None:
@@ -105,6 +118,16 @@ def consecutive(lengths: Int[Tensor, "n"], most: int) -> Iterator[Int[Tensor, "m
         fit = int((longest * torch.arange(1, len(longest) + 1, device="cpu") <= most).sum())
         yield torch.arange(first, first + max(1, fit), device="cpu")
         first += max(1, fit)
+
+
+def ahead(items: Iterable[T]) -> Iterator[tuple[T, T | None]]:
+    """Each item with the next one; None after the last."""
+    items = iter(items)
+    now = next(items, None)
+    while now is not None:
+        later = next(items, None)
+        yield now, later
+        now = later
 
 
 def stored(parts: Sequence[Tensor], lengths: Int[Tensor, "B"], beyond: float) -> Shaped[Tensor, "B N *f"] | Packed:

@@ -69,9 +69,16 @@ class Scratch:
         """A table of changed rows, made block by block."""
         return Scratch.of(map(change, blocks_of(self.rows())))
 
+    def fetch(self, first: int, stop: int) -> None:
+        """Have the system read the rows from `first` up to `stop` in the background, where it can."""
+        if self._map is not None and hasattr(mmap, "MADV_WILLNEED") and first < stop:
+            begin, end = (row * len(self._map) // self._n for row in (first, stop))
+            begin -= begin % mmap.PAGESIZE
+            self._map.madvise(mmap.MADV_WILLNEED, begin, end - begin)
+
     def release(self) -> None:
-        """Give the memory of the rows that were read back to the system."""
-        if self._map is not None:
+        """Give the memory of the rows that were read back to the system, where it can take it."""
+        if self._map is not None and hasattr(mmap, "MADV_DONTNEED"):
             self._map.madvise(mmap.MADV_DONTNEED)
 
 

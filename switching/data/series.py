@@ -8,7 +8,7 @@ Sequences of very different lengths are stored one after another, and padded onl
 
 import re
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, TypedDict
 
@@ -18,11 +18,12 @@ from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor
 
 from ...inference.numerics.checks import ImpossibleError
+from ...inference.numerics.clock import READING, during
 from ...inference.numerics.deferred import recompute
 from ...inference.numerics.records import Record
 from ...inference.numerics.scalars import MOST, check_integer
 from .frames import Frame
-from .packed import Packed, consecutive, padded, rows_of, wasteful
+from .packed import Packed, ahead, consecutive, padded, rows_of, wasteful
 from .scratch import blocks_of
 from .stacked import Stacked
 from .timeline import time_index
@@ -492,8 +493,10 @@ class Series(Record):
         steps = check_integer("steps", TURN if steps is None else steps, least=2)
         lengths = (self.last.flatten() + 1).cpu()
         features = None if self.features and isinstance(self.features[0], tuple) else self.features
-        for members in consecutive(lengths, steps):
-            part, first = replace(self.part(members), features=features), int(members[0])
+        for members, later in ahead(consecutive(lengths, steps)):
+            with self.reading():
+                part, first = replace(self.part(members), features=features), int(members[0])
+                self.fetch(later)
             if part.n_steps <= steps or len(members) > 1:
                 yield first, 0, part
             else:
@@ -501,6 +504,18 @@ class Series(Record):
                     yield first, step, replace(part.stretch(step, steps), features=features)
                     self.release()
             self.release()
+
+    def reading(self) -> AbstractContextManager[None]:
+        """A block whose time is that of reading, if the steps are in a file."""
+        return during(READING) if self.on_disk else nullcontext()
+
+    def fetch(self, members: Int[Tensor, "n"] | None, first: int = 0, size: int = MOST) -> None:
+        """Have the system read at most `size` steps of some sequences, from `first` on, while others are in use."""
+        if members is None or not self.on_disk:
+            return
+        for table in vars(self).values():
+            if isinstance(table, Packed):
+                table.fetch(members, first, size)
 
     def release(self) -> None:
         """Give the memory of steps that were read from a file back to the system."""

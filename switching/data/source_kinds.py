@@ -1,5 +1,6 @@
 """Each kind of source as units: files, tables, arrays, and collections of sequences."""
 
+import math
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
@@ -27,11 +28,13 @@ class Source:
     Attributes:
         naming: the names of the series, which are known after the first block.
         in_files: whether reading waits for a disk, so that another thread may read ahead.
+        n_rows: their number, or an estimate; None: it is not known before they are read.
     """
 
     units: Iterable[Unit]
     naming: Callable[[], Naming]
     in_files: bool = False
+    n_rows: Callable[[], int | None] = lambda: None
 
 
 def read_source(source: Any, choice: Choice) -> Source:
@@ -54,7 +57,8 @@ def read_source(source: Any, choice: Choice) -> Source:
         source = to_tensor(source, "source")
     if _is_array(source):
         _check_nothing_named(choice, "an array")
-        return Source(_units_of_array(source), Naming)
+        shape = source.shape[:2] if len(source.shape) == 3 else source.shape[:1]
+        return Source(_units_of_array(source), Naming, n_rows=lambda: math.prod(shape))
     if isinstance(source, torch.utils.data.DataLoader):
         raise TypeError("source: got a DataLoader, whose items are batches; give its dataset.")
     if isinstance(source, Mapping | Iterable) or _has_length(source):
@@ -96,9 +100,14 @@ def _check_nothing_named(choice: Choice, kind: str) -> None:
 
 
 def _tables(tables: Iterable[Table], choice: Choice, in_files: bool = False) -> Source:
-    reader = TableReader(choice)
+    reader, tables = TableReader(choice), list(tables)
     units = [reader.unit(table) for table in tables]
-    return Source(units, lambda: reader.naming or Naming(), in_files)
+
+    def n_rows() -> int | None:
+        known = not reader.listed and all(table.counted for table in tables)
+        return sum(table.count() for table in tables) if known else None
+
+    return Source(units, lambda: reader.naming or Naming(), in_files, n_rows)
 
 
 def _files(paths: Sequence[Any], choice: Choice) -> Source:
@@ -110,7 +119,7 @@ def _files(paths: Sequence[Any], choice: Choice) -> Source:
 
 def _fragments(dataset: Any) -> Iterator[Table]:
     """The parts of a dataset of pyarrow; a dataset with a filter is one part."""
-    schema = dataset.schema
+    schema, is_text = dataset.schema, type(getattr(dataset, "format", None)).__name__[:3] in ("Csv", "Jso")
     try:
         parts = list(dataset.get_fragments())
     except ValueError:  # of a filter
@@ -122,7 +131,8 @@ def _fragments(dataset: Any) -> Iterator[Table]:
             batches = part.to_batches(columns=names, batch_size=rows, batch_readahead=2, fragment_readahead=1, **known)
             yield from sliced(after((batch.select(names) for batch in batches), skip), rows)
 
-        yield Table(place, schema, part.count_rows, guarded(place, "a dataset", read))
+        counted = part is not dataset and not is_text
+        yield Table(place, schema, part.count_rows, guarded(place, "a dataset", read), counted=counted)
 
 
 def _hugging_face(dataset: Any) -> Table:

@@ -13,6 +13,8 @@ from typing import Any, TypeVar
 import numpy as np
 import torch
 
+from ...inference.numerics.clock import READING, WAITING, during
+from ...inference.numerics.scalars import check_flag
 from .panel import Choice
 from .series import Series
 from .source_kinds import read_source
@@ -33,6 +35,7 @@ def open_sequences(
     states: Any = None,
     weights: Any = None,
     noise: Any = None,
+    progress: bool = True,
 ) -> Series:
     """Read data that need not fit in memory, once, into a temporary file, as a `Series` that every method accepts.
 
@@ -51,6 +54,7 @@ def open_sequences(
             lists is a whole sequence.
         sequence, time, columns, inputs, dt, states, weights, noise: the names of columns, as in `read_panel`. Labels
             of states have sorted order, unless they are categories that have one.
+        progress: show a progress bar on a terminal, of the first process.
 
     Returns:
         `Series` of B sequences on disk, also if B is 1. Columns of float32 stay float32; all other numbers become
@@ -74,17 +78,20 @@ def open_sequences(
         (('a', 'b'), tensor([3, 2]), True)
     """
     choice = Choice(sequence, time, columns, inputs, dt, states, weights, noise)
+    check_flag("progress", progress)
     group = torch.distributed
-    if not (group.is_available() and group.is_initialized()):
-        return share_of(source, choice)
-    rank, n_ranks = group.get_rank(), group.get_world_size()
+    with during(READING):
+        if not (group.is_available() and group.is_initialized()):
+            return share_of(source, choice, progress=progress)
+        rank, n_ranks = group.get_rank(), group.get_world_size()
 
-    def agree(fact: Any) -> list[Any]:
-        facts: list[Any] = [None] * n_ranks
-        group.all_gather_object(facts, fact)
-        return facts
+        def agree(fact: Any) -> list[Any]:
+            facts: list[Any] = [None] * n_ranks
+            with during(WAITING):
+                group.all_gather_object(facts, fact)
+            return facts
 
-    return share_of(source, choice, rank, n_ranks, agree)
+        return share_of(source, choice, rank, n_ranks, agree, progress and rank == 0)
 
 
 def is_source(x: Any) -> bool:
@@ -102,15 +109,17 @@ def share_of(
     rank: int = 0,
     n_ranks: int = 1,
     agree: Callable[[Any], list[Any]] = lambda fact: [fact],
+    progress: bool = False,
 ) -> Series:
     """The part of a source for one of several processes; see `open_sequences`.
 
     Arguments:
         agree: from a fact of this process, those of all processes.
+        progress: whether to show a bar.
     """
     spool, error = None, None
     try:
-        spool = spooled(source, choice, rank, n_ranks)
+        spool = spooled(source, choice, rank, n_ranks, progress)
     except Exception as raised:
         error = raised
     facts = agree(str(error) if spool is None else spool.facts)
@@ -123,14 +132,23 @@ def share_of(
     return spool.series(facts)
 
 
-def spooled(source: Any, choice: Choice, rank: int, n_ranks: int) -> Spool:
+def spooled(source: Any, choice: Choice, rank: int, n_ranks: int, progress: bool = False) -> Spool:
     """The rows of a share, checked and written to disk."""
+    from ..progress import reading  # which imports rich
+
     found = read_source(source, choice)
     blocks = _blocks(found.units, rank, n_ranks)
     spool = None
-    for block in _ahead(blocks) if found.in_files else blocks:
-        spool = spool or Spool(found.naming())
-        spool.add(block)
+
+    def n_rows() -> int | None:
+        total = found.n_rows()
+        return total and -(-total // n_ranks)
+
+    with reading(n_rows, progress) as passed:
+        for block in _ahead(blocks) if found.in_files else blocks:
+            spool = spool or Spool(found.naming())
+            spool.add(block)
+            passed(len(block.x))
     if spool is None and n_ranks > 1:  # a share without sequences
         first = next(_blocks(found.units, 0, 1), None)
         spool = None if first is None else Spool(found.naming())

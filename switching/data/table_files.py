@@ -26,6 +26,7 @@ class Table:
         schema: its columns.
         count: its number of rows, or an estimate if it is not `exact`.
         read: batches of some columns, from a row on, with so many rows each.
+        counted: whether this number is known before the rows are read.
         alone: whether a sequence begins with it, whose name is `key`.
     """
 
@@ -34,6 +35,7 @@ class Table:
     count: Callable[[], int]
     read: Callable[[list[str], int, int], Iterator[Any]]
     exact: bool = True
+    counted: bool = True
     alone: bool = False
     key: Any = None
 

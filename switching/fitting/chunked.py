@@ -22,7 +22,9 @@ from torch import Tensor
 
 from ...inference.families import Stats, tree_map
 from ...inference.message_passing.engine import HALVINGS, ROUNDINGS, VMP, Run, per_restart
+from ...inference.numerics.clock import passed
 from ...inference.numerics.deferred import deferred, recompute
+from ..data.packed import ahead
 from ..data.series import Series
 from ..dynamics.contract import PATHS
 from ..parameters import Parameters
@@ -59,7 +61,7 @@ class ChunkedVMP:
 
     def _take(self, graph: ChainGraph, etas: Etas) -> None:
         self.graph, self.etas, self._data = graph, etas, graph.data
-        self._lengths = (self._data.series.last.flatten() + 1).cpu()
+        self._lengths = self._data.lengths
         self._groups = alike(self._data.series, self._size)
 
     @property
@@ -173,12 +175,13 @@ class ChunkedVMP:
 
     def _chunks(self, etas: Etas, under: Etas | None) -> Iterator["Chunk"]:
         known, self._paths = self._paths, []
-        for i, some in enumerate(self._groups):
+        for i, (some, later) in enumerate(ahead(self._groups)):
             share = len(some) / self._data.n_sequences
             if self._is_long(some, _restarts(etas)):
                 yield from self._stretches(some, share, etas, under)
                 continue
             part = self.graph.to(self._data.part(some), share)
+            self._data.series.fetch(later)
             engine = part.engine(etas, check=False, linear=self.linear)
             if i < len(known):
                 engine.put(engine.blocks[PATHS], near=known[i])
@@ -187,6 +190,12 @@ class ChunkedVMP:
                 self._paths.append(engine.stats(PATHS))
             yield Chunk(engine, engine.normalizer(PATHS), None)
             self._data.series.release()
+            self._passed(int(self._lengths[some].sum()))
+
+    def _passed(self, rows: int) -> None:
+        """Count rows, if they are of all data and not of a sample."""
+        if self.graph.whole is not None:
+            passed(rows)
 
     def _is_long(self, some: Int[Tensor, "n"], restarts: int) -> bool:
         """Whether this is a single sequence that is cut into stretches."""
@@ -197,8 +206,10 @@ class ChunkedVMP:
         n_steps = int(self._lengths[member])
         firsts = range(0, max(1, n_steps - 1), self._size)
 
-        def stretch(i: int, before: Tensor | None, after: Tensor | None) -> tuple[ChainGraph, VMP]:
+        def stretch(i: int, before: Tensor | None, after: Tensor | None, way: int) -> tuple[ChainGraph, VMP]:
             series = self._data.stretch(member, firsts[i], self._size + 1)
+            if 0 <= i + way < len(firsts):
+                self._data.series.fetch(member, firsts[i + way], self._size + 1)
             part = self.graph.to(series, share / len(firsts), before=before, after=after)
             engine = part.engine(etas, check=False, linear=self.linear)
             engine.update(PATHS, under)
@@ -206,7 +217,7 @@ class ChunkedVMP:
 
         passed, log_belief = [], None  # the log belief before each stretch, and its part of the evidence
         for i in range(len(firsts)):
-            part, engine = stretch(i, log_belief, None)
+            part, engine = stretch(i, log_belief, None, 1)
             paths = engine.blocks[PATHS]
             filtered = paths.family.chain(paths.eta).filter()  # type: ignore[attr-defined]
             evidence = part.problem.series.weighed(filtered.log_normalizer)
@@ -218,8 +229,9 @@ class ChunkedVMP:
         log_after = None
         for i in reversed(range(len(firsts))):
             before, evidence = passed[i]
-            part, engine = stretch(i, before, log_after)
+            part, engine = stretch(i, before, log_after, -1)
             yield Chunk(engine, evidence, part.counted)
+            self._passed(min(self._size, n_steps - firsts[i]))
             if before is not None:
                 family: Any = engine.blocks[PATHS].family
                 belief = family.probabilities(engine.stats(PATHS).steps[0])[..., 0, :]

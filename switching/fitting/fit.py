@@ -127,7 +127,7 @@ def _by_em(begin: Initialization, options: Options) -> Result:
     def end(values: Parameters) -> End:
         return End(values, scaled.chain(values).smooth().state)
 
-    with reported(options, -volume) as report:
+    with reported(options, -volume, whole) as report:
         found = together(whole, lambda: search(scaled, optimizer, end, options, report, begin.start))
         if whole is not None:
             optimizer = partial(EMInParts, scaled, whole)
@@ -152,7 +152,7 @@ def _by_message_passing(begin: Initialization, options: Options) -> Result:
     if is_curved(scaled.emission):
         wide = scaled.double()
         start = None if start is None else {name: value.double() for name, value in start.items()}
-    with reported(options, -begin.volume) as report:
+    with reported(options, -begin.volume, begin.whole) as report:
         ended = fit_vmp(wide, options, report, start, begin.whole)
     known = problem if begin.whole is None else None  # the density of draws would take all data
     posterior = VariationalPosterior.of_chain(ended.etas, ended.graph.blocks, units, known)

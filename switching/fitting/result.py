@@ -10,6 +10,7 @@ from torch import Tensor
 
 from ..parameters import Parameters
 from .climbs import SearchResult
+from .report import Report
 
 
 @dataclass(frozen=True, repr=False, kw_only=True)
@@ -42,6 +43,7 @@ class Result:
         held: the tables of these, with NaN where an entry was free.
         updates: the number of batches with which `Fit.update` has continued the fit.
         shared: whether several processes shared the data.
+        report: the time that the fit took, and the rows that it went through: see `Report`.
         running: of a continued fit by EM, its statistics of all data so far: see `fitting.streaming`.
     """
 
@@ -61,6 +63,7 @@ class Result:
     held: Parameters = field(default_factory=dict)
     updates: int = 0
     shared: bool = False
+    report: Report = field(default=Report(), compare=False)
     running: Any = None
 
     @property

@@ -76,15 +76,22 @@ class Whole:
         if self.n_sequences == 0:
             raise ValueError("x: got no sequence; give at least one.")
 
+    @cached_property
+    def lengths(self) -> Int[Tensor, "B"]:
+        """The number of steps of each sequence of this process, on the CPU."""
+        return (self.series.last.flatten() + 1).cpu()
+
     # ---- parts -------------------------------------------------------------------------------------------------------
 
     def part(self, members: Int[Tensor, "n"]) -> Series:
         """Some of the sequences, in the units."""
-        return self._in_units(self.series.part(members))
+        with self.series.reading():
+            return self._in_units(self.series.part(members))
 
     def stretch(self, member: Int[Tensor, "1"], first: int, size: int) -> Series:
         """At most `size` steps of one sequence, in the units."""
-        return self._in_units(self.series.part(member).stretch(first, size))
+        with self.series.reading():
+            return self._in_units(self.series.part(member).stretch(first, size))
 
     def _in_units(self, series: Series) -> Series:
         return series if self.units is None else self.units.series(series)
@@ -92,7 +99,9 @@ class Whole:
     def turns(self) -> Iterator[Series]:
         """All sequences of this process in their order, a part at a time; a long one in stretches, each step once."""
         for _, step, part in self.series.turns():
-            yield self._in_units(part.stretch(1, part.n_steps) if step else part)
+            with self.series.reading():
+                some = self._in_units(part.stretch(1, part.n_steps) if step else part)
+            yield some
 
     # ---- numbers of all data -----------------------------------------------------------------------------------------
 
@@ -170,6 +179,11 @@ class Whole:
 def together(whole: Whole | None, compute: Callable[[], T]) -> T:
     """What each process computes from the sample; an error of one, or Ctrl-C there, ends all."""
     return compute() if whole is None else whole.ranks.together(compute)
+
+
+def jointly(whole: Whole | None, compute: Callable[[], T]) -> T:
+    """The same, of which each process computes a part (see `Spread`)."""
+    return whole.ranks.jointly(compute) if whole is not None and whole.ranks.n > 1 else together(whole, compute)
 
 
 def _joined(parts: list[Series]) -> Series:

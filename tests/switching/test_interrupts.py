@@ -20,7 +20,7 @@ from samplehold.switching.ascent import Ascent
 from samplehold.switching.fitting import fit as fits
 from samplehold.switching.fitting import sampling, search
 from samplehold.switching.fitting.em import EM
-from samplehold.switching.fitting.progress import Progress
+from samplehold.switching.progress import Progress
 from samplehold.switching.slds import starts as slds_starts
 from torch.testing import assert_close
 

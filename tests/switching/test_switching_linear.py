@@ -8,7 +8,7 @@ import samplehold as sh
 import torch
 from oracles.regime_paths import enumerate_paths
 from oracles.switching_linear import ENUMERABLE, KINDS, model_of
-from samplehold.switching.fitting.progress import Progress
+from samplehold.switching.progress import Progress
 from samplehold.switching.slds import starts
 from torch.distributions import MultivariateNormal
 
