@@ -28,8 +28,9 @@ from .progress import reported
 from .result import Result, result_of
 from .sampling import fit_nuts, fit_svi
 from .search import continued, search
+from .spread import spread
 from .starts import opened
-from .whole import Whole, together
+from .whole import Whole, jointly, together
 
 
 def fit(problem: Problem, options: Options, whole: Whole | None = None) -> Result:
@@ -128,7 +129,8 @@ def _by_em(begin: Initialization, options: Options) -> Result:
         return End(values, scaled.chain(values).smooth().state)
 
     with reported(options, -volume, whole) as report:
-        found = together(whole, lambda: search(scaled, optimizer, end, options, report, begin.start))
+        begun = spread(optimizer, whole)
+        found = jointly(whole, lambda: search(scaled, begun, end, options, report, begin.start))
         if whole is not None:
             optimizer = partial(EMInParts, scaled, whole)
             found = continued(found, lambda climb: climb.tables, optimizer, options, whole, report)

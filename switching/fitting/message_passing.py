@@ -28,8 +28,9 @@ from .perturbation import End
 from .posterior import VariationalPosterior
 from .progress import Report
 from .search import best_ends, continued, multi_start, search
+from .spread import spread
 from .starts import Starts, first_guesses, opened, stacked
-from .whole import Whole, together
+from .whole import Whole, jointly
 
 HALVINGS = 10  # of an extrapolation
 
@@ -166,7 +167,7 @@ def fit_vmp(
         guesses = first_guesses(problem, options.restarts, options.number, user_start)
         result = _by_batches(graph, guesses, options, report)
     else:
-        result = together(whole, lambda: search(problem, begin, end, options, report, user_start))
+        result = jointly(whole, lambda: search(problem, spread(begin, whole), end, options, report, user_start))
         if by_batches:
             ends = best_ends(result.best, result.climbs, options.n_kept)
             tables = [{n: v.unsqueeze(0) for n, v in values_of(climb.tables).items()} for climb in ends]

@@ -48,6 +48,7 @@ from .starts import SAMPLE, first_guesses
 from .whole import Whole
 
 BATCH = "batch"  # the name of its loop in a checkpoint
+SPREAD = "spread"  # the name of the tables there, if processes have shared the restarts
 FIRST_LOOK = 8  # steps before the first half stops
 FIRST_EXTRAPOLATION = 2  # strides before the first extrapolation
 CLEAR = 3  # steps after an extrapolation, whose last two rises contain nothing of it
@@ -317,7 +318,7 @@ class MultiStart:
             self.set(batch, known["climbs"])
             going, steps, look = [climb for climb in batch if not climb.ended], known["steps"], known["look"]
             with repeated():
-                optimizer = optimizer.resumed(known["optimizer"])
+                optimizer = resumed(optimizer, known["optimizer"])
         while going and steps < self.max_steps and not self.interrupted:
             before = optimizer.tables
             run = optimizer.run(min(stride, self.max_steps - steps))
@@ -417,6 +418,11 @@ class MultiStart:
             if leave[-1]:
                 climb.ended = "left behind"
         return leave
+
+
+def resumed(optimizer: Optimizer, state: dict[str, Any]) -> Optimizer:
+    """The batch with a state of a checkpoint; one of processes that share the restarts is their tables."""
+    return optimizer.at(state[SPREAD]) if SPREAD in state else optimizer.resumed(state)
 
 
 def best_ends(best: Climb, climbs: list[Climb], most: int) -> list[Climb]:
