@@ -1,6 +1,5 @@
 """`Fit`: the result of a fit together with the model and the series."""
 
-import math
 from dataclasses import dataclass, replace
 from numbers import Integral
 from pathlib import Path
@@ -117,27 +116,19 @@ class Fit(Result, Generic[Model]):
     @property
     def aic(self) -> float:
         """Akaike's criterion, 2 n_parameters - 2 loglik, for a fit by EM."""
-        self._check_point("aic")
-        return 2 * self.n_parameters - 2 * self.loglik
+        return self._criterion("aic")
 
     @property
     def bic(self) -> float:
         """Schwarz's criterion, log(n) n_parameters - 2 loglik, for a fit by EM; n is the number of steps with a
         density."""
-        self._check_point("bic")
-        series = self._given(None)
-        model = self._model
-        seen = model.scored(series).any(-1).sum(-1) if model.order else series.n_seen
-        return math.log(float(series.weighed(seen).sum())) * self.n_parameters - 2 * self.loglik
+        return self._criterion("bic")
 
     @property
     def icl(self) -> float:
         """The integrated completed likelihood, bic plus twice the entropy of the states given x, for a fit by EM of a
         `SwitchingSSM`: it prefers states that are told apart (Biernacki, Celeux & Govaert 2000)."""
-        from .judging.entropy import states_entropy
-
-        self._check_point("icl")
-        return self.bic + 2 * states_entropy(self._model, self._given(None))
+        return self._criterion("icl")
 
     @needs_gradients
     def summary(self, level: float = 0.9) -> "Summary":
@@ -345,6 +336,13 @@ class Fit(Result, Generic[Model]):
             return given
         return given | {"states": coded(plain(given["states"], "states"), self.state_names)[0]}
 
+    def _criterion(self, name: str) -> float:
+        from .judging.criteria import Criteria
+
+        self._check_point(name)
+        self._given(None)
+        return getattr(Criteria.of(self, (name,)), name)
+
     def _check_point(self, name: str) -> None:
         if self.updates:
             raise ValueError(
@@ -354,7 +352,7 @@ class Fit(Result, Generic[Model]):
         if self.shared:
             raise ValueError(
                 f"{name}: several processes shared the data of this fit, but {name} needs the likelihood of all data; "
-                "take the sum of fit.loglik over the processes."
+                "call select with this model as the only candidate, or take the sum of fit.loglik over the processes."
             )
         if self.posterior is not None:
             raise ValueError(

@@ -71,6 +71,14 @@ class Packed(Record):
             return parts[0].unsqueeze(0)
         return torch.nn.utils.rnn.pad_sequence(parts, True, padding_value=self.beyond)
 
+    def subset(self, members: Int[Tensor, "n"]) -> "Packed":
+        """Some of the sequences; those of a file in another file."""
+        ends, lengths = self._ends, self.lengths[members.to(self.lengths.device)]
+        steps = [self.rows[ends[i] - n : ends[i]] for i, n in zip(members.tolist(), lengths.tolist(), strict=True)]
+        if self.scratch is None:
+            return Packed(torch.cat([self.rows[:0], *steps]), lengths, self.beyond)
+        return Packed.on_disk(Scratch.of([self.rows[:0], *steps]), lengths, self.beyond)
+
     def fetch(self, members: Int[Tensor, "n"], first: int, size: int) -> None:
         """See `Series.fetch`."""
         lengths = self.lengths.cpu()

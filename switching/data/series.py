@@ -439,6 +439,20 @@ class Series(Record):
         names["frame"] = self.frame and replace(self.frame, keys=None)
         return Series(some(self.x), lengths, inputs, dt, **names, **known)  # pyright: ignore[reportArgumentType]
 
+    def subset(self, members: Int[Tensor, "n"]) -> "Series":
+        """Some of the sequences, perhaps none; those of a file are copied to another one."""
+        if not self.on_disk and len(members):
+            return self.part(members)
+        n_axes, some = len(self.batch_shape), {}
+        for name in (*self._NUMBERS, *self._PLACES):
+            table = getattr(self, name)
+            if isinstance(table, Packed):
+                some[name] = table.subset(members)
+            elif table is not None:
+                some[name] = table.flatten(0, n_axes - 1)[members.to(table.device)]
+        nothing: Any = dict.fromkeys(("index", "sequences", "stacked", "frame"))
+        return replace(self, **some, **nothing)
+
     def groups(self) -> list[Int[Tensor, "n"]]:
         """Numbers of the sequences in groups, in which none is more than twice as long as another; one group of all if
         there is little padding; of steps in a file, consecutive groups that fit in memory."""

@@ -1,6 +1,6 @@
 """What the processes that share a fit have in common. A difference would end in wrong sums, or without an end."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from typing import Any
 
@@ -17,7 +17,11 @@ LONGEST = 200  # text of an argument that an error shows
 
 def check_alike(ranks: Ranks, model: Any, options: Any, series: Series) -> None:
     """Raise ValueError if the processes do not agree on what they fit: on the model, the options, or the columns."""
-    there = ranks.gathered(lambda: _described(model, options, series))
+    check_equal(ranks.gathered(lambda: _described(model, options, series)))
+
+
+def check_equal(there: Sequence[dict[str, str]]) -> None:
+    """Raise ValueError if an argument in words differs between processes; `there` has those of each."""
     for name in dict.fromkeys(name for one in there for name in one):
         known = [(rank, one[name]) for rank, one in enumerate(there) if name in one]
         first, mine = known[0]

@@ -9,18 +9,23 @@ $\sum_i \log p(x_{a_i + 1 : a_{i + 1}} \mid x_{1 : a_i}, \hat\theta_{1 : a_i})$.
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 import torch
+from jaxtyping import Int
 from torch import Tensor
 from torch.distributions import constraints
 
+from ...inference.numerics.ranks import Ranks
 from ...inference.numerics.scalars import check_choice, check_integer
 from ..data.series import Series
+from ..fitting.agreement import check_equal
 from ..problem import Problem
 from ..views.tables import html, number
+from .criteria import Criteria
 from .fits import fitted, is_model, possible, split
 
 if TYPE_CHECKING:
@@ -101,6 +106,9 @@ def select(
         options: those of `fit` (`method`, `restarts`, `seed`, `prior`, ...), and data beside x (`inputs`, ...), of
             which each model has what it reads.
 
+    If several processes share the data, each candidate is fitted by all of them, and the table is of all data, the same
+    in all. Then held-out data are sequences, of all processes.
+
     Raises:
         TypeError: `make` makes something else than a model.
         ValueError: no candidate; models that describe different data, whose likelihoods cannot be compared: other
@@ -113,33 +121,44 @@ def select(
     >>> chosen.best, chosen.fit.model.n_states
     (2, 2)
     """
-    check_choice("criterion", criterion, CRITERIA)
-    folds = check_integer("folds", folds, least=2)
-    tried = _candidates(candidates)
-    method = options.get("method", "em")
-    if criterion in POINT and method != "em":
-        raise ValueError(
-            f'criterion: got {criterion!r}, but a fit by {method!r} is no point estimate; use method="em", or '
-            'criterion="heldout".'
-        )
+    ranks = Ranks.of(options.get("group"))
     given, options = split(options)
-    if criterion == "heldout" and options.get("pooled", "complete") != "complete":
-        raise ValueError("pooled: parameters by subject say nothing about subjects left out; use another criterion.")
-    models = [_model(make, one) for one in tried]
-    whole = _same_data(models, tried, x, given)
+
+    def prepared() -> tuple[tuple[Any, ...], list[Any], list[Series]]:
+        tried = _candidates(candidates)
+        _check(criterion, folds, options)
+        models = [_model(make, one) for one in tried]
+        return tried, models, _same_data(models, tried, x, given)
+
+    tried, models, whole = ranks.together(prepared)
+    arguments = {"candidates": repr(tried), "criterion": criterion, "folds": str(folds)}
+    check_equal(ranks.gathered(lambda: arguments))
     fits, rows = [], []
     for one, model, series in zip(tried, models, whole, strict=True):
         try:
             fit = fitted(model, series, options)
-            row = _row(fit, criterion)
+            row = _row(fit, criterion, ranks)
             if criterion == "heldout":
-                row["heldout"] = _heldout(model, series, folds, options)
+                row["heldout"] = _heldout(model, series, folds, options, ranks)
         except ValueError as error:
             raise ValueError(f"candidates: {one!r} fails. {error}") from error
         fits.append(fit)
         ends = {"converged": fit.converged, "agreeing": fit.agreeing, "n_kinds": fit.n_kinds}
         rows.append({"candidate": one, **row, **ends})
     return Selection(criterion, tried, tuple(fits), pd.DataFrame(rows))
+
+
+def _check(criterion: str, folds: int, options: dict[str, Any]) -> None:
+    check_choice("criterion", criterion, CRITERIA)
+    check_integer("folds", folds, least=2)
+    method = options.get("method", "em")
+    if criterion in POINT and method != "em":
+        raise ValueError(
+            f'criterion: got {criterion!r}, but a fit by {method!r} is no point estimate; use method="em", or '
+            'criterion="heldout".'
+        )
+    if criterion == "heldout" and options.get("pooled", "complete") != "complete":
+        raise ValueError("pooled: parameters by subject say nothing about subjects left out; use another criterion.")
 
 
 def _candidates(candidates: Any) -> tuple[Any, ...]:
@@ -181,6 +200,8 @@ def _same_data(models: list[Any], tried: tuple[Any, ...], x: Any, given: dict[st
     kinds = ["probabilities of whole numbers" if support.is_discrete else "densities" for support in supports]
     same(kinds, str, "compare models of counts with each other, and models of measurements with each other")
     whole = [model.read(x, **_read_by(model, given, models)).detached() for model in models]
+    if not any(model.order for model in models):
+        return whole
     seen = [model.scored(series) for model, series in zip(models, whole, strict=True)]
     cure = "give the observations before x by before=, enough for the most lags"
     same(seen, lambda table: f"{int(table.any(-1).sum())} step(s) with a density", cure)
@@ -196,24 +217,31 @@ def _read_by(model: Any, given: dict[str, Any], models: list[Any]) -> dict[str, 
     return {name: value for name, value in given.items() if name not in others}
 
 
-def _row(fit: Any, criterion: str) -> dict[str, Any]:
+def _row(fit: Any, criterion: str, ranks: Ranks) -> dict[str, Any]:
     """The numbers of a fit that has all data."""
-    row: dict[str, Any] = {"loglik": fit.loglik, "n_parameters": fit.n_parameters}
+    names: tuple[str, ...] = ()
     if fit.posterior is None:
         names = POINT if isinstance(fit.model.problem(fit.series), Problem) else POINT[:2]
-        row |= {name: getattr(fit, name) for name in names}
-    if criterion != "heldout" and criterion not in row:
-        try:
-            getattr(fit, criterion)  # whose error has the cure
-        except TypeError as error:
-            raise ValueError(f"criterion: {error}") from None
-    return row
+    try:
+        parts = ranks.gathered(lambda: Criteria.of(fit, {*names, criterion}))
+    except TypeError as error:  # with the cure
+        raise ValueError(f"criterion: {error}") from None
+    whole = Criteria.total(parts)
+    row = {"loglik": whole.loglik, "n_parameters": whole.n_parameters}
+    return row | {name: getattr(whole, name) for name in names}
 
 
-def _heldout(model: Any, series: Series, folds: int, options: dict[str, Any]) -> float:
+def _heldout(model: Any, series: Series, folds: int, options: dict[str, Any], ranks: Ranks) -> float:
     """log p of what each fold leaves out, added up."""
-    if series.n_sequences > 1:
-        return _left_out(model, series, min(folds, series.n_sequences), options)
+    sizes = ranks.gathered(lambda: series.n_sequences)
+    if sum(sizes) > 1:
+        number_of = torch.arange(series.n_sequences, device="cpu") + sum(sizes[: ranks.rank])
+        return _left_out(model, series, number_of, min(folds, sum(sizes)), options, ranks)
+    if ranks.n > 1:
+        raise ValueError(
+            f'criterion: got "heldout" for one sequence, of which {ranks.n} processes cannot have parts; select in one '
+            'process, or by criterion="bic".'
+        )
     one = series.one(0)
     if one.n_steps < 2 * folds:
         raise ValueError(f"folds: got {folds} for {one.n_steps} step(s); give fewer, or a longer series.")
@@ -228,11 +256,24 @@ def _heldout(model: Any, series: Series, folds: int, options: dict[str, Any]) ->
     return total
 
 
-def _left_out(model: Any, series: Series, folds: int, options: dict[str, Any]) -> float:
-    number_of, total = torch.arange(series.n_sequences, device="cpu") % folds, 0.0
+def _left_out(
+    model: Any, series: Series, number_of: Int[Tensor, "B"], folds: int, options: dict[str, Any], ranks: Ranks
+) -> float:
+    """log p of the sequences that each fold leaves out, of all processes; `number_of`: the number of each among all."""
+    total = 0.0
     for fold in range(folds):
-        kept, left = (series.part((number_of != fold).eq(inside).nonzero().flatten()) for inside in (True, False))
+        left = number_of % folds == fold
+        kept = ranks.together(lambda: series.subset((~left).nonzero().flatten()))  # noqa: B023
         others = fitted(model, kept, options).model
-        with torch.no_grad(), possible(model, options):
-            total += float(left.weighed(others.log_evidence(left)).sum())
+        total += sum(ranks.gathered(partial(_evidence, others, series, left.nonzero().flatten(), options)))
     return total
+
+
+@torch.no_grad()
+def _evidence(model: Any, series: Series, members: Int[Tensor, "n"], options: dict[str, Any]) -> float:
+    """log p of some of the sequences."""
+    if not len(members):
+        return 0.0
+    left = series.subset(members)
+    with possible(model, options):
+        return float(left.weighed(model.log_evidence(left)).sum())

@@ -48,6 +48,25 @@ def test_sequences_in_a_file_are_read_in_part(monkeypatch):
     assert [len(block) for block in blocks_of(stored.rows)] == [4] * 12 + [2]
 
 
+@pytest.mark.parametrize("kind", ["dense", "packed", "in a file"])
+def test_some_sequences_are_a_series_of_their_own(kind):
+    model, weights = random_model("copy", "normal"), torch.arange(1.0, 7.0)
+    parts = [torch.randn(n, 2) for n in (13, 1, 1, 2, 1, 1)]
+    if kind == "packed":
+        series = model.read(parts, weights=weights)
+    else:
+        series = model.read(torch.randn(6, 13, 2), lengths=LENGTHS, weights=weights)
+    assert series.packed is (kind == "packed")
+    series = in_file(series) if kind == "in a file" else series
+    some, none = series.subset(torch.tensor([1, 3])), series.subset(torch.tensor([], dtype=torch.long))
+    assert (some.on_disk, none.on_disk) == (series.on_disk, series.on_disk)
+    for i, member in enumerate((1, 3)):
+        one, wanted = some.part(torch.tensor([i])), series.part(torch.tensor([member]))
+        assert torch.equal(one.observations, wanted.observations)
+        assert torch.equal(one.weights, wanted.weights)
+    assert (some.n_sequences, none.n_sequences) == (2, 0)
+
+
 @pytest.mark.few(4)
 @pytest.mark.parametrize("flat", [False, True])
 @pytest.mark.parametrize(("dynamics", "emission"), SUMS)

@@ -7,6 +7,7 @@ import signal
 from functools import partial
 from typing import Any
 
+import pandas as pd
 import pytest
 import samplehold as sh
 import torch
@@ -17,6 +18,7 @@ from samplehold.inference.numerics.interrupts import interrupt_together, interru
 from samplehold.inference.numerics.ranks import Ranks
 from samplehold.switching.fitting import whole
 from samplehold.switching.fitting.checkpoint import Checkpoint
+from samplehold.switching.fitting.em import EM
 from samplehold.switching.fitting.starts import first_of, sample_of
 from samplehold.switching.fitting.whole import Whole
 from samplehold.switching.resuming import sum_of_digests
@@ -398,3 +400,98 @@ def test_a_sample_has_sequences_with_known_states(stored):
     series = in_file(series) if stored else series
     assert series.knows_states.nonzero().flatten().tolist() == [4, 9]
     assert (sample_of(series, 0, 70).states[:, 3] == 1).all()
+
+
+def chosen(rank: int, cuts: list[int], stored: bool, criterion: str) -> Any:
+    """The table of a choice between models of shared data, and the values of the best."""
+    x = MODELS["markov"].read(
+        data()[cuts[rank] : cuts[rank + 1]], lengths=torch.arange(19, 31)[cuts[rank] : cuts[rank + 1]]
+    )
+    x = in_file(x) if stored else x
+    found = sh.select(states, x, [1, 2], criterion, folds=3, restarts=2, max_steps=40)
+    return found.table, dict(found.fit.model.values)
+
+
+def states(k: int) -> sh.SwitchingSSM:
+    return sh.SwitchingSSM(sh.Markov(k), sh.Normal(2))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("criterion", ["bic", "heldout"])
+@pytest.mark.usefixtures("group_of_one")
+def test_a_choice_of_one_process_in_a_group_is_that_from_files(criterion):
+    in_group, values = chosen(0, [0, 12], False, criterion)
+    torch.distributed.destroy_process_group()
+    expected, others = chosen(0, [0, 12], True, criterion)
+    torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
+    pd.testing.assert_frame_equal(in_group, expected, rtol=1e-10)
+    torch.testing.assert_close(values, others, rtol=1e-9, atol=1e-10)
+    assert expected[criterion].argmax() == (1 if criterion == "heldout" else 0)
+
+
+def chosen_among(rank: int, cuts: list[int]) -> list[Any]:
+    found: list[Any] = [chosen(rank, cuts, rank == 0, criterion) for criterion in ("icl", "heldout")]
+    x = data()[cuts[rank] : cuts[rank + 1]]
+    one = x[: 1 - rank]  # the first process has one sequence, the other none
+    for candidates, y, options in (
+        ([1, 2][: 1 + rank], x, {}),
+        ([1], x, {"folds": 2 + rank, "criterion": "heldout"}),
+        ([1], one, {"criterion": "heldout"}),
+        ([1], x, {"criterion": ["bic", "aicc"][rank]}),
+    ):
+        try:
+            sh.select(states, y, candidates, restarts=1, max_steps=5, **options)
+        except Exception as error:
+            found.append(f"{type(error).__name__}: {error}")
+    return found
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("group_of_one")
+def test_several_processes_choose_what_one_chooses():
+    expected = [chosen(0, [0, 12], True, criterion) for criterion in ("icl", "heldout")]
+    here, there = in_processes(2, chosen_among, [0, 5, 12])
+    for (table, values), (others, other_values), (wanted, wanted_values) in zip(
+        here[:2], there, expected, strict=False
+    ):
+        pd.testing.assert_frame_equal(table, others, rtol=0)
+        pd.testing.assert_frame_equal(table, wanted, rtol=1e-9)
+        torch.testing.assert_close(values, wanted_values, rtol=1e-9, atol=1e-10)
+        torch.testing.assert_close(values, other_values, rtol=0, atol=0)
+    for text, words in zip(
+        here[2:],
+        [
+            r"ValueError: candidates: process 1 has \(1, 2\), but process 0 has \(1,\)",
+            "ValueError: folds: process 1 has 3, but process 0 has 2",
+            'ValueError: candidates: 1 fails. criterion: got "heldout" for one sequence, of which 2 processes',
+            "RankValueError: x: process 1 of 2 has failed: ValueError: criterion: got 'aicc'",
+        ],
+        strict=True,
+    ):
+        assert re.search(words, text), text
+
+
+def interrupted_in_search(rank: int) -> Any:
+    """A fit during whose search on the sample Ctrl-C reaches one process, in a step of its own restarts."""
+    if rank == 1:
+        original, calls = EM.run, []
+
+        def run(self: EM, max_steps: int) -> Any:
+            calls.append(0)
+            if len(calls) == 3:
+                signal.raise_signal(signal.SIGINT)
+            return original(self, max_steps)
+
+        EM.run = run  # type: ignore[method-assign]
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    fit = MODELS["markov"].fit(data()[6 * rank : 6 * rank + 6], progress=False, restarts=2, tol=0.0)
+    return fit.interrupted, fit.steps, fit.restarts.steps.tolist(), fit.report.waiting > 0
+
+
+@pytest.mark.slow
+def test_an_interrupt_during_the_search_ends_it_in_all_processes():
+    here, there = in_processes(2, interrupted_in_search)
+    assert here == there
+    assert here[0]
+    assert max(here[2]) == 8
+    assert here[3]
