@@ -110,7 +110,6 @@ class SwitchingSSM(Model):
 
     made_of = ("dynamics", "emission")
     methods = METHODS
-    can_share = True
     reading = "Copy(n_states, inputs=[...])"
     dynamics: Dynamics
     emission: Emission
@@ -150,6 +149,10 @@ class SwitchingSSM(Model):
     def inputs(self) -> Inputs:  # pyright: ignore[reportIncompatibleVariableOverride]
         """The inputs that the model reads: those of the dynamics, then the others of the emission."""
         return all_inputs((self.dynamics.reads, self.emission.inputs))
+
+    @property
+    def can_share(self) -> bool:
+        return True
 
     @property
     def inputs_of(self) -> dict[str, Inputs]:

@@ -37,7 +37,7 @@ A factor is one function of expected statistics. For a coin these are log p and 
 References: Winn & Bishop 2005; Hoffman et al. 2013 for steps and scales; Johnson et al. 2016 for messages as gradients.
 """
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from types import MappingProxyType
@@ -48,6 +48,7 @@ from torch import Tensor
 
 from ..families import Stats, tree_map, tree_parts
 from ..numerics.deferred import add_context, deferred, refuse_if
+from ..numerics.ranks import Ranks
 from ..numerics.records import Record
 from .factor_graph import Block, Factor, add_message, by_name, check_factor, check_proper, fit_message, neighbors
 
@@ -92,6 +93,10 @@ class VMP:
             for code that was tested before, as in a loop over minibatches.
         linear: without a check, the blocks in whose statistics all factors are linear; read it from `linear` of an
             engine with the same structure.
+        ranks: the processes that share the data. Factors and blocks without a prior are those of this process. Blocks
+            with a prior are the same in all processes, which make all updates of them together, and all bounds. A
+            process whose blocks have no factors has no data. Updates of other blocks wait for the next sum over
+            processes, so that an error there ends all.
 
     Attributes:
         blocks: by name, read-only; `put` replaces one. Blocks are never changed in place, so `dict(vmp.blocks)` is a
@@ -110,12 +115,15 @@ class VMP:
         restarts: int | None = None,
         check: bool = True,
         linear: frozenset[str] = frozenset(),
+        ranks: Ranks | None = None,
     ):
+        self.ranks = Ranks() if ranks is None else ranks
+        self._waiting: list[tuple[str, Mapping[str, Stats] | None, int]] = []  # updates until the next sum
         self.factors = tuple(factors)
         self.restarts = restarts
         self._blocks = by_name(blocks, restarts, check)
         self.blocks: Mapping[str, Block] = MappingProxyType(self._blocks)
-        self._factors = neighbors(self._blocks, self.factors)
+        self._factors = neighbors(self._blocks, self.factors, every=self.ranks.alone)
         self._moments: dict[str, tuple[Block, Tensor | None, Stats]] = {}
         self._optimal: frozenset[str] = frozenset()  # blocks at their optima given all others; no factor joins two
         self._stale = False  # whether a block follows replaced statistics, so that the bound has no meaning yet
@@ -139,6 +147,7 @@ class VMP:
 
     def stats(self, name: str) -> Stats:
         """The current expected statistics of a block."""
+        self._settle()
         return self._evaluate(name)[1]
 
     def normalizer(self, name: str) -> Tensor:
@@ -161,6 +170,12 @@ class VMP:
         A message from a bound holds at the block's own statistics alone, so an update is short of the optimum;
         `repeated` more of them come before the step.
         """
+        if self._is_shared(name) or self.ranks.alone:
+            self._update(name, under, repeated)
+        else:
+            self._waiting.append((name, under, repeated))
+
+    def _update(self, name: str, under: Mapping[str, Stats] | None, repeated: int) -> None:
         block, under_now = self._blocks[name], under or {}
         curved = any(name in factor.curved for factor in self._factors[name])
         eta = block.eta
@@ -175,6 +190,25 @@ class VMP:
         optimal = block.step == 1 and block.prior is None and name in self.linear and not under
         joined = {other for factor in self._factors[name] for other in factor.blocks}
         self._optimal, self._stale = (self._optimal - joined) | ({name} if optimal else set()), bool(under)
+
+    def _is_shared(self, name: str) -> bool:
+        """Whether a block is the same in all of several processes."""
+        return not self.ranks.alone and self._blocks[name].prior is not None
+
+    def _settle(self) -> None:
+        """Make the updates that wait for a sum over processes."""
+        waiting, self._waiting = self._waiting, []
+        for one in waiting:
+            self._update(*one)
+
+    def _summed(self, compute: Callable[[], Tensor], zero: Tensor) -> Tensor:
+        """The sum over processes of what each computes after its updates, in the shape of `zero`."""
+
+        def settled() -> list[Tensor]:
+            self._settle()
+            return [compute()]
+
+        return self.ranks.summed(settled, [zero])[0]
 
     def _is_bounded(self, name: str) -> bool:
         """Whether a message to a block holds at its own statistics alone."""
@@ -203,11 +237,20 @@ class VMP:
         else:
             divergence, mean = block.family.relative(block.eta, block.prior)
             own = -divergence
-        parts = [block.scale * self._total(own)]
-        for factor in self._factors[block.name]:
-            stats = [mean if n == block.name else under[n] if n in under else self.stats(n) for n in factor.blocks]
-            parts.append(factor.scale * self._total(factor.value(*stats)))
-        terms = torch.stack(parts)
+        alone = block.scale * self._total(own)
+
+        def of_factors() -> list[Tensor]:
+            parts = []
+            for factor in self._factors[block.name]:
+                stats = [mean if n == block.name else under[n] if n in under else self.stats(n) for n in factor.blocks]
+                parts.append(factor.scale * self._total(factor.value(*stats)))
+            return parts
+
+        if self._is_shared(block.name):
+            zero = torch.zeros_like(alone)
+            terms = torch.stack([alone, self._summed(lambda: sum(of_factors(), zero), zero)])
+        else:
+            terms = torch.stack([alone, *of_factors()])
         total = terms.sum(0)
         total = torch.where(total.isfinite(), total, -torch.inf)
         return total, ROUNDINGS * torch.finfo(terms.dtype).eps * terms.abs().sum(0)
@@ -242,8 +285,8 @@ class VMP:
         """Sweep until no ELBO changes by more than `tol` of itself, or `max_steps` times.
 
         With `record`, the ELBO is computed after each block. Without, it is computed once per sweep, and a sweep of
-        full steps that lowered it is repeated block by block. Ctrl-C ends a run after its last whole sweep; before the
-        first sweep it is raised.
+        full steps that lowered it is repeated block by block, unless processes share the data. Ctrl-C ends a run after
+        its last whole sweep; before the first sweep it is raised.
 
         Raises:
             ValueError: as `sweep`.
@@ -255,7 +298,7 @@ class VMP:
             while len(trace) < max_steps and not converged:
                 start = dict(self._blocks)
                 with deferred() as checks:
-                    last = terms if trace or self._stale else self._terms()
+                    last = terms if trace or self._stale or not self.ranks.alone else self._terms()
                     if record:
                         sweeps.append(self.sweep())
                     else:
@@ -265,7 +308,7 @@ class VMP:
                     before = trace[-1] if trace else torch.full_like(elbo, torch.nan)
                     settled = ((elbo - before).abs() <= tol * elbo.abs()).all()
                     fell, converged = map(bool, checks.settle(_fell(terms if last is None else last, terms), settled))
-                if whole and fell:
+                if whole and fell and self.ranks.alone:
                     self._restore(start)
                     self.sweep()
                 trace.append(elbo)
@@ -279,17 +322,19 @@ class VMP:
     def select(self, restarts: Tensor) -> "VMP":
         """The same engine with some of the restarts, given by their indices; priors and factors are common to all."""
         kept = (replace(b, eta=tree_map(lambda part: part[restarts], b.eta)) for b in self._blocks.values())
-        return VMP(kept, self.factors, len(restarts), check=False, linear=self.linear)
+        return VMP(kept, self.factors, len(restarts), check=False, linear=self.linear, ranks=self.ranks)
 
     def state(self, kept: Collection[str]) -> dict[str, Any]:
         """Natural parameters of the blocks `kept`, and what else an engine needs to go on with the same bits, if the
-        other blocks follow from these: names of blocks, and statistics where they do not follow from a block."""
-        known = [name for name, block in self._blocks.items() if self._is_known(name, block)]
+        other blocks follow from these: names of blocks, and statistics where they do not follow from a block. If
+        processes share the data, it has what all of them know."""
+        blocks = {n: block for n, block in self._blocks.items() if self._is_shared(n) or self.ranks.alone}
+        known = [name for name, block in blocks.items() if self._is_known(name, block)]
         iterative = [name for name in known if self._blocks[name].family.iterates]
         return {
             "etas": {name: self._blocks[name].eta for name in kept},
             "linear": sorted(self.linear),
-            "optimal": sorted(self._optimal),
+            "optimal": sorted(self._optimal & set(blocks)),
             "known": known,
             "moments": {name: list(self._moments[name][1:]) for name in iterative},
         }
@@ -305,7 +350,7 @@ class VMP:
 
     def with_factors(self, factors: Iterable[Factor]) -> "VMP":
         """The same blocks, whose statistics stay known, with other factors of the same structure."""
-        other = VMP(self._blocks.values(), factors, self.restarts, check=False, linear=self.linear)
+        other = VMP(self._blocks.values(), factors, self.restarts, check=False, linear=self.linear, ranks=self.ranks)
         other._moments = dict(self._moments)
         return other
 
@@ -341,7 +386,17 @@ class VMP:
     @torch.no_grad()
     def _sum_of_messages(self, prior: Stats, name: str, under: Mapping[str, Stats], scale: float) -> Stats:
         """The prior plus all messages divided by the block's scale, in the full shape of its eta."""
+        if not self._is_shared(name):
+            return self._own_messages(prior, name, under, scale)
+        zero = torch.zeros_like(self._blocks[name].eta)
+        total = self._summed(lambda: self._own_messages(None, name, under, scale), zero)
+        return total if prior is None else prior + total
+
+    def _own_messages(self, prior: Stats, name: str, under: Mapping[str, Stats], scale: float) -> Stats:
+        """`_sum_of_messages` of the factors of this process."""
         block = self._blocks[name]
+        if not self._factors[name]:
+            return torch.zeros_like(block.eta)
         messages = []
         for factor in self._factors[name]:
             # If elog is affine, a message does not depend on the statistics of its own block, only on their shape: pass
@@ -360,7 +415,17 @@ class VMP:
 
     @torch.no_grad()
     def _terms(self, without: str | None = None) -> Tensor:
-        r"""The parts of the ELBO, [parts, *restarts]: one for each factor and one for each block.
+        """The parts of the ELBO, [parts, *restarts]; one part if processes share the data."""
+        if self.ranks.alone:
+            return self._own_terms(self._blocks, without)
+        eta = next(block.eta for block in self._blocks.values() if block.prior is not None)
+        zero = eta.new_zeros(() if self.restarts is None else self.restarts)
+        first = self.ranks.rank == 0  # which adds the divergences of the common blocks
+        own = [name for name in self._blocks if first or not self._is_shared(name)]
+        return self._summed(lambda: self._own_terms(own, without).sum(0) if own else zero, zero).unsqueeze(0)
+
+    def _own_terms(self, names: Collection[str], without: str | None) -> Tensor:
+        r"""The parts of the ELBO, [parts, *restarts]: one for each factor and one for each of these blocks.
 
         At its optimum, a block without a prior has $\eta = \sum_f m_f$. If its factors are linear in its statistics,
         not just affine, their parts and its own sum to $\langle \eta,\mu\rangle + A(\eta) - \langle\eta,\mu\rangle$.
@@ -371,7 +436,7 @@ class VMP:
                 value = factor.value(*map(self.stats, factor.blocks))
                 parts.append((f"factor {factor.name!r}", factor.scale * self._total(value)))
         for name, block in self._blocks.items():
-            if name == without:
+            if name == without or name not in names:
                 continue
             divergence, mean = self._evaluate(name)
             if block.prior is not None:
@@ -432,7 +497,7 @@ class VMP:
 
     def _restore(self, blocks: Mapping[str, Block]) -> None:
         self._blocks.update(blocks)
-        self._optimal = frozenset()
+        self._optimal, self._waiting = frozenset(), []
 
     def _total(self, plates: Tensor) -> Tensor:
         """Sum over plates, but not over restarts."""

@@ -219,6 +219,10 @@ class CoupledSSM(Model):
         return vars(self)["chain_sizes"]
 
     @property
+    def can_share(self) -> bool:
+        return True
+
+    @property
     def n_chains(self) -> int:
         """D, the number of chains."""
         return len(self.chain_sizes)
@@ -401,8 +405,12 @@ class CoupledSSM(Model):
     # ---- fits and figures ------------------------------------------------------------------------------------------
 
     @abstractmethod
-    def graph(self, series: Series, options: Options) -> Any:
-        """Blocks, factors and starting labels for fits: see `fitting.graph.Graph`."""
+    def graph(self, series: Series, options: Options, there: Series | None = None) -> Any:
+        """Blocks, factors and starting labels for fits: see `fitting.graph.Graph`.
+
+        Arguments:
+            there: the sequences of the graph, if `series` is a sample of all; its paths then start at nothing.
+        """
 
     @explains_options
     def fit(
@@ -416,6 +424,7 @@ class CoupledSSM(Model):
         prior: str | Mapping[str, Any] | None = "weak",
         progress: bool = True,
         *,
+        group: Any = None,
         checkpoint: str | Path | None = None,
         every: float = 60.0,
         lengths: Any = None,
@@ -424,7 +433,8 @@ class CoupledSSM(Model):
 
         Arguments:
             method: "em": points; "vmp": a posterior of the parameters.
-            restarts, max_steps, tol, seed, progress, checkpoint, every: as in `SwitchingSSM.fit`.
+            restarts, max_steps, tol, seed, progress, group, checkpoint, every: as in `SwitchingSSM.fit`. Of data that
+                processes share, a checkpoint has the search on the sample; the steps with all data begin anew.
             prior: "weak": the emission's prior is scaled to x, except for distributions that were set by `with_prior`.
                 A dictionary sets some, as `with_prior` does. None: no prior, for "em".
 
@@ -434,21 +444,29 @@ class CoupledSSM(Model):
         Raises:
             TypeError, ValueError: see `SwitchingSSM.fit`.
         """
-        options = Options(method, restarts, max_steps, tol, seed, prior, progress, checkpoint=checkpoint, every=every)
+        saved = {"group": group, "checkpoint": checkpoint, "every": every}
+        options = Options(method, restarts, max_steps, tol, seed, prior, progress, **saved)
         return self._fit(x, {"lengths": lengths}, options)
 
     def _fitted(self, series: Series, options: Options) -> "Fit[Any]":
         from ..fit import Fit
         from ..fitting.fit import check_enough, explains_singularity
+        from ..fitting.message_passing import Sharing
+        from ..fitting.whole import Whole
         from .fit import fit_coupled
 
-        check_enough(series, max(self.chain_sizes))
+        whole, sharing = Whole.shared(series, options), None
+        sample = series if whole is None else whole.sample(options.number)
+        check_enough(sample, max(self.chain_sizes))
+        if whole is not None:
+            graph = whole.ranks.together(lambda: self.graph(sample, options, series))
+            sharing = Sharing(replace(graph, ranks=whole.ranks), whole, 0.0)
         with explains_singularity():
-            result = fit_coupled(self.graph(series, options), series, options)
+            result = fit_coupled(self.graph(sample, options), sample, options, self.chain_sizes, sharing)
         trace, converged = result.objective, result.converged
         groups = tuple(paths_of(used, trace, converged) for used in result.paths)
         paths = groups[0] if len(groups) == 1 else FittedPaths(groups, series, trace, converged)
-        return replace(Fit.of(result, self.with_values(result.values)), paths=paths)
+        return replace(Fit.of(result, self.with_values(result.values)), paths=paths if groups else None)
 
     def _figures(self) -> Any:
         from ..views import coupled_figures

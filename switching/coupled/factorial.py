@@ -227,11 +227,11 @@ class FactorialSSM(CoupledSSM):
         factor = Factor(emission, tuple(block.name for block in blocks), mask=series.inside.to(values))
         return VMP(blocks, [factor], check=check)
 
-    def graph(self, series: Series, options: Options) -> Graph:
+    def graph(self, series: Series, options: Options, there: Series | None = None) -> Graph:
         counts, sizes = self.counts, self.chain_sizes
         about = series.like.new_zeros(self.n_features)
         if not counts:
-            check_whole_steps(series.rows)
+            check_whole_steps(series.rows if there is None else there.rows)
             about = series.rows.double().nanmean(0).to(series.like)  # the mean of a constant feature is exact
         shifted = series.shifted(about)
         x, families, priors = shifted.rows, {}, {}
@@ -245,9 +245,11 @@ class FactorialSSM(CoupledSSM):
             own = self.emission.user_priors.get("precision")
             families["noise"], priors["noise"] = MatrixNormalWishart(sum(sizes)), noise_prior(x, sum(sizes), own)
         priors |= self._user_etas(x)
-        labels = greedy_labels(x, sizes, options.restarts, options.number)
-        factors, paths = in_groups(shifted, labels, sizes, self._joining)
-        return Graph(families, priors, factors, paths, partial(_values_at, sizes, counts, about))
+        labels = None if there is not None else greedy_labels(x, sizes, options.restarts, options.number)
+        here = shifted if there is None else there.shifted(about)
+        factors, paths = in_groups(here, labels, sizes, self._joining)
+        values = partial(_values_at, sizes, counts, about)
+        return Graph(families, priors, factors, paths, values, alike=there is not None)
 
     def _joining(self, series: Series, chains: list[str]) -> list[Factor]:
         """The factors of a series whose chains have these names."""

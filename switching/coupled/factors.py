@@ -128,28 +128,31 @@ def rate_prior(x: Tensor, n_states: int, n_chains: int) -> Tensor:
 
 
 def in_groups(
-    series: Series, labels: Sequence[Tensor], sizes: Sequence[int], join: Callable[[Series, list[str]], list[Factor]]
+    series: Series,
+    labels: Sequence[Tensor] | None,
+    sizes: Sequence[int],
+    join: Callable[[Series, list[str]], list[Factor]],
 ) -> tuple[list[Factor], list[Block]]:
     """Factors and paths of each group of sequences; paths of all chains of the first group, then of the next.
 
     Arguments:
-        labels: a labelling `[R, N]` of all steps for each chain, near which its paths start.
+        labels: a labelling `[R, N]` of all steps for each chain, near which its paths start. None: paths start at
+            nothing, and have no axis of restarts.
         join: the factors of a series and the names of its chains.
     """
     factors, paths = [], []
-    tables = [series.by_group(of_chain.mT) for of_chain in labels]  # [*b, T, R] for each group
+    if not series.n_sequences:
+        return factors, paths
+    tables = None if labels is None else [series.by_group(one.mT) for one in labels]  # [*b, T, R] for each group
     for i, part in enumerate(series.grouped()):
         names = [f"chain_{d}_{i}" for d in range(1, len(sizes) + 1)]
         factors += join(part, names)
-        for name, k, by_group in zip(names, sizes, tables, strict=True):
-            paths.append(paths_block(name, by_group[i].movedim(-1, 0), k, part))
+        for d, (name, k) in enumerate(zip(names, sizes, strict=True)):
+            start = part.like.new_zeros(*part.inside.shape, k)
+            if tables is not None:
+                start = SURE * torch.nn.functional.one_hot(tables[d][i].movedim(-1, 0), k).to(start)
+            paths.append(Block(name, CopyPaths(part.lengths), eta=CopyTables(start, start)))
     return factors, paths
-
-
-def paths_block(name: str, labels: Tensor, n_states: int, series: Series) -> Block:
-    """Exact paths that start near a labelling `[R, *b, T]`."""
-    start = SURE * torch.nn.functional.one_hot(labels, n_states).to(series.observations)
-    return Block(name, CopyPaths(series.lengths), eta=CopyTables(start, start))
 
 
 def greedy_labels(x: Float[Tensor, "N F"], sizes: Sequence[int], restarts: int, seed: int) -> list[Tensor]:

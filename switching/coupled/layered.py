@@ -262,7 +262,7 @@ class LayeredSSM(CoupledSSM):
                 factors.append(Factor(_drawn_below(self.tables[layer].log()), names, mask=inside))
         return VMP(blocks, factors, check=check)
 
-    def graph(self, series: Series, options: Options) -> Graph:
+    def graph(self, series: Series, options: Options, there: Series | None = None) -> Graph:
         emitting, sizes, restarts = emission_blocks(self.emission), self.chain_sizes, options.restarts
         about = Units.of(self.emission, series).about.to(series.like)
         x = series.like
@@ -270,17 +270,21 @@ class LayeredSSM(CoupledSSM):
         prior = moved(prior, -about)
         families: dict[str, Any] = {name: block.family for name, (_, block) in emitting.items()}
         priors = {name: block.natural(with_prefix(prior, prefix)) for name, (prefix, block) in emitting.items()}
-        labels = [first_labels(self.emission, Series(series.rows), sizes[0], restarts, options.number)]
         for layer, k in enumerate(sizes, start=1):
             top = layer == len(sizes)
             source, shape = ("state", (k,)) if top else (f"table_{layer}", (sizes[layer], k))
             families |= {f"redraw_{layer}": Beta(), source: Dirichlet()}
             priors |= {f"redraw_{layer}": x.new_ones(2), source: x.new_ones(shape)}
-            if layer > 1:
-                labels.append(labels_above(series, labels[-1], sizes[layer - 2], k, options.number))
         priors |= self._user_etas(x)
+        values = partial(_values_at, sizes, collected(emitting), about)
+        if there is not None:
+            factors, paths = in_groups(there.shifted(about), None, sizes, self._joining)
+            return Graph(families, priors, factors, paths, values, alike=True)
+        labels = [first_labels(self.emission, Series(series.rows), sizes[0], restarts, options.number)]
+        for layer, k in enumerate(sizes[1:]):
+            labels.append(labels_above(series, labels[-1], sizes[layer], k, options.number))
         factors, paths = in_groups(series.shifted(about), labels, sizes, self._joining)
-        return Graph(families, priors, factors, paths, partial(_values_at, sizes, collected(emitting), about))
+        return Graph(families, priors, factors, paths, values)
 
     def _joining(self, series: Series, chains: list[str]) -> list[Factor]:
         """The factors of a series whose layers have these names."""

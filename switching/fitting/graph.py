@@ -7,7 +7,7 @@ a point. If no factor joins two paths, its bound is the evidence.
 """
 
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, TypeVar
 
 import torch
@@ -16,6 +16,7 @@ from torch import Tensor
 from ...inference.families import Held, Point, VectorFamily, given_entries, tree_map
 from ...inference.message_passing.engine import VMP
 from ...inference.message_passing.factor_graph import Block, Factor
+from ...inference.numerics.ranks import Ranks
 from ..parameters import Parameters
 
 RIDGE = 1e-9  # weight of a prior under maximum likelihood: it determines parameters that the data do not
@@ -60,6 +61,8 @@ class Graph:
         alike: whether paths start equal in all restarts, and have no axis for restarts.
         factor_priors: the blocks whose prior is a factor.
         share: the fraction of all data that the series is; it weights the priors.
+        ranks: the processes that share the data; factors and paths are those of this process.
+        follow: whether paths follow from the parameters, so that a fit does not keep them.
     """
 
     families: dict[str, VectorFamily[Any]]
@@ -71,11 +74,18 @@ class Graph:
     alike: bool = False
     factor_priors: frozenset[str] = frozenset()
     share: float = 1.0
+    ranks: Ranks = field(default_factory=Ranks)
+    follow: bool = False
+
+    @property
+    def names(self) -> list[str]:
+        """Those of all blocks, paths last."""
+        return [*self.families, *(block.name for block in self.paths)]
 
     @property
     def kept(self) -> Collection[str]:
         """The blocks whose natural parameters define the state of a fit."""
-        return [*self.families, *(block.name for block in self.paths)]
+        return list(self.families) if self.follow else self.names
 
     @property
     def exact(self) -> bool:
@@ -108,10 +118,10 @@ class Graph:
         ]
         for block in self.paths:
             eta = etas.get(block.name, block.eta)
-            if self.alike:
+            if self.alike and block.name not in etas:
                 eta = tree_map(lambda part: part.expand(*lead, *part.shape), eta)
             blocks.append(replace(block, eta=eta))
-        return VMP(blocks, self.factors, int(lead[0]) if lead else None, check, linear)
+        return VMP(blocks, self.factors, int(lead[0]) if lead else None, check, linear, self.ranks)
 
     def check(self, etas: Etas) -> None:
         """Raise ValueError if natural parameters or points are out of range of their families, in any restart."""

@@ -3,10 +3,10 @@
 `search` runs the restarts on all data; alternatively they run through minibatches of the sequences.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -19,6 +19,7 @@ from ..parameters import Parameters
 from ..problem import Problem
 from . import points
 from .chain_graph import ChainGraph
+from .checkpoint import Checkpoint
 from .chunked import ChunkedVMP, engine_from, engine_in, engine_of, occupancy_of
 from .climbs import Climb, SearchResult
 from .graph import Etas, Graph
@@ -26,13 +27,14 @@ from .minibatches import run_batches
 from .options import Options
 from .perturbation import End
 from .posterior import VariationalPosterior
-from .progress import Report
-from .search import best_ends, continued, multi_start, search
+from .progress import Report, reported
+from .search import MultiStart, best_ends, continued, search
 from .spread import spread
 from .starts import Starts, first_guesses, opened, stacked
 from .whole import Whole, jointly
 
 HALVINGS = 10  # of an extrapolation
+SWEEPS = 20  # of paths that factors join, from which parameters go on with all data
 
 
 class Passing:
@@ -106,23 +108,105 @@ class Passing:
         return self.engine.elbo()
 
 
+class Sharing(NamedTuple):
+    """All data of a fit whose search is made on a sample of them.
+
+    Attributes:
+        graph: of all data; the paths of this process start at their natural parameters.
+        whole: the data.
+        shift: the increase of the objective in the user's units.
+    """
+
+    graph: Graph
+    whole: Whole
+    shift: float
+
+
 def fit_graph(
-    graph: Graph, kinds: Sequence[str], options: Options, series: Series, n_kept: int, shift: float = 0.0
+    graph: Graph,
+    kinds: Sequence[str],
+    options: Options,
+    series: Series,
+    n_kept: int,
+    shift: float = 0.0,
+    sharing: Sharing | None = None,
 ) -> tuple[VariationalPosterior, SearchResult]:
     """The best q of a graph, or with method "em" the best points; `kinds` has the kinds of the starts of its paths.
 
     Arguments:
         n_kept: number of starts that are run to convergence.
         shift: the increase of the objective in the user's units.
+        sharing: all data, if the series is a sample of them; the best ends on the sample go on with all data.
     """
-    graph = graph.at_points(flat=options.prior is None) if options.method == "em" else graph
+    graph = _as_fitted(graph, options)
     newton = options.method == "em" and graph.exact and points.repays(graph)
-    with multi_start(options, series, shift) as search:
-        search.max_steps = min(search.max_steps, points.BEFORE) if newton else search.max_steps
+    some = replace(options, max_steps=min(options.max_steps, points.BEFORE)) if newton else options
+
+    def run(report: Report) -> MultiStart:
+        search = MultiStart(some, series, report)
         search.run(Passing(graph.engine(graph.start(len(kinds))), graph), kinds, n_kept)
+        return search
+
+    def finish(graph: Graph, search: MultiStart) -> None:
         if newton:
             points.finish(search, [search.best], graph, options.max_steps)
-    return VariationalPosterior.of(graph, search.best.tables), search.result().raised(shift)
+
+    with reported(options, shift if sharing is None else sharing.shift) as report:
+        if sharing is None:
+            search = run(report)
+            finish(graph, search)
+            found = search.result().raised(shift)
+        else:
+            everywhere = _as_fitted(sharing.graph, options)
+            found = sharing.whole.ranks.together(lambda: run(report).result())
+            found = continued_graph(everywhere, found, some, sharing.whole, report, n_kept, partial(finish, everywhere))
+            found = found.raised(sharing.shift, shift)
+    return VariationalPosterior.of(graph, found.best.tables), found
+
+
+def _as_fitted(graph: Graph, options: Options) -> Graph:
+    """The graph with points in place of densities, for "em"."""
+    return graph.at_points(flat=options.prior is None) if options.method == "em" else graph
+
+
+def continued_graph(
+    graph: Graph,
+    found: SearchResult,
+    options: Options,
+    whole: Whole,
+    report: Report,
+    n_kept: int,
+    finish: Callable[[MultiStart], Any],
+    begin: Callable[[Etas], VMP | ChunkedVMP] | None = None,
+) -> SearchResult:
+    """`search.continued` of a graph of all data.
+
+    A checkpoint has no paths of processes that share the data, so a fit that is resumed takes these steps anew, unless
+    paths follow from the parameters.
+
+    Arguments:
+        begin: makes the engine from natural parameters of the blocks of parameters.
+    """
+    begin = partial(_near, graph) if begin is None else begin
+    return continued(
+        found,
+        lambda climb: {name: climb.tables[name] for name in graph.families},
+        lambda etas: Passing(begin(etas), graph, fresh=False),
+        options if graph.follow else replace(options, saving=Checkpoint()),
+        whole,
+        report,
+        n_kept,
+        finish,
+    )
+
+
+def _near(graph: Graph, etas: Etas) -> VMP | ChunkedVMP:
+    """The engine with its paths under parameters, whose first steps move paths alone if factors join them."""
+    engine = engine_of(graph, etas)
+    if isinstance(engine, VMP) and not graph.exact:
+        for block in SWEEPS * list(graph.paths):
+            engine.update(block.name)
+    return engine
 
 
 @dataclass(frozen=True)

@@ -145,7 +145,7 @@ class AtPoints:
         """The blocks without coordinates that are free, paths last."""
         families = self.graph.families
         return [
-            name for name in self.graph.kept if not isinstance(families.get(name), Held) and name not in self.families
+            name for name in self.graph.names if not isinstance(families.get(name), Held) and name not in self.families
         ]
 
     def state(self) -> dict[str, Any]:
@@ -208,7 +208,7 @@ class AtPoints:
         self.highest = torch.where(risen, height, self.highest)
         if bool(risen.all()):
             self._last = engine
-        for name in self.others:
+        for name in set(self.others) & set(self.best):
             self.best[name] = tree_map(partial(chosen, risen), engine.blocks[name].eta, self.best[name])
 
     def tables(self, flat: Float[Tensor, "R P"]) -> tuple[dict[str, Any], Float[Tensor, "R"]]:

@@ -159,25 +159,31 @@ def continued(
     options: Options,
     whole: Whole,
     report: Report,
+    n_kept: int | None = None,
+    finish: Callable[["MultiStart"], Any] = lambda multi: None,
 ) -> SearchResult:
     """The best ends of a search on a sample of the data, run on with all data.
 
     Arguments:
         values: the parameters of an end.
+        n_kept: the number of ends; None: as many as the options say.
+        finish: what follows these runs.
     """
+    n_kept = options.n_kept if n_kept is None else n_kept
     multi, (interrupted,) = MultiStart(options, whole, report), whole.ranks.total(float(found.interrupted))
     if interrupted:
         multi.max_steps = 1
 
     def begun() -> tuple[Parameters, list[str]]:
-        ends = best_ends(found.best, found.climbs, options.n_kept)
+        ends = best_ends(found.best, found.climbs, n_kept)
         tables = [values(climb) for climb in ends]
         starts = {name: torch.stack([table[name] for table in tables]) for name in tables[0]}
         return starts, [climb.kind for climb in ends]
 
     if not multi.replayed():
         starts, kinds = whole.ranks.gathered(begun)[0]  # the rounding of another machine may have led to other ends
-        multi.run(begin({name: table.to(whole.like) for name, table in starts.items()}), kinds, options.n_kept)
+        multi.run(begin({name: table.to(whole.like) for name, table in starts.items()}), kinds, n_kept)
+    finish(multi)
     return replace(multi.result(), interrupted=multi.interrupted or interrupted > 0, sample=found)
 
 

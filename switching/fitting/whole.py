@@ -56,6 +56,20 @@ class Whole:
         ranks = Ranks() if ranks is None else ranks
         return Whole(series, ranks, tuple(ranks.gathered(lambda: Size.of(series))))
 
+    @staticmethod
+    def shared(series: Series, options: Any) -> "Whole | None":
+        """The data of the processes of a group; None: there is no group, so this process has all data.
+
+        Raises:
+            ValueError: as `check`.
+        """
+        ranks = Ranks.of(options.group)
+        if ranks.alone:
+            return None
+        whole = Whole.of(series, ranks)
+        whole.check(options, pooled=False)
+        return whole
+
     def check(self, options: Any, pooled: bool) -> None:
         """Raise an error if the data cannot be fitted so.
 

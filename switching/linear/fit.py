@@ -13,6 +13,7 @@ from ..fitting.options import Options
 from ..fitting.posterior import ParameterPosterior
 from ..fitting.result import Result, diagnostics
 from ..fitting.units import Units
+from ..fitting.whole import Whole
 from ..parameters import Parameters
 from .emission import Irregular
 from .fixed import held, inverse_in_groups, open_values, read_fixed
@@ -25,17 +26,24 @@ from .user_priors import check_possible
 
 
 @explains_singularity()
-def fit_linear(problem: LinearProblem, options: Options) -> Result:
-    """Fit the parameters of a linear model; see `LinearSSM.fit`."""
+def fit_linear(problem: LinearProblem, options: Options, whole: Whole | None = None) -> Result:
+    """Fit the parameters of a linear model; see `LinearSSM.fit`.
+
+    Arguments:
+        whole: all data, if the series of the problem is a sample of them.
+    """
     series = problem.series
     check_options(problem, options)
     there = partial(_placed, series.like.device)
     units = replace(problem, prior=None if problem.prior is None else there(problem.prior)).units
     fixed = there(fixed_values(problem, options))
     problem = replace(problem, series=series.double(), fixed=fixed)
+    whole = None if whole is None else replace(whole, series=whole.series.double())
     start = None if options.start is None else there(start_values(problem, options.start))
-    by = by_climb if options.method in ("em", "vmp") else by_draws
-    values, posterior, how = by(problem, units, options, start)
+    if options.method in ("em", "vmp"):
+        values, posterior, how = by_climb(problem, units, options, start, whole)
+    else:
+        values, posterior, how = by_draws(problem, units, options, start)
     nothing = torch.zeros(0, dtype=torch.bool, device="cpu")
     return Result(
         values={name: values[name].to(series.like) for name in problem.parameters},
@@ -56,12 +64,14 @@ def _placed(device: torch.device, tables: Parameters) -> Parameters:
 Outcome = tuple[Parameters, ParameterPosterior | None, dict[str, Any]]
 
 
-def by_climb(problem: LinearProblem, units: Units, options: Options, user_start: Parameters | None) -> Outcome:
+def by_climb(
+    problem: LinearProblem, units: Units, options: Options, user_start: Parameters | None, whole: Whole | None = None
+) -> Outcome:
     """The mode, or the best q."""
     if isinstance(problem.emission, Irregular):
         values, search = maximum(problem, units, options, user_start)
         return values, None, diagnostics(search)
-    learnt, search = learn(problem, units, options, user_start)
+    learnt, search = learn(problem, units, options, user_start, whole)
     if under_user_priors(problem):
         values, search = mode_of_tables(problem, units, options, learnt.mean)
         return values, None, diagnostics(search)

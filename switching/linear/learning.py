@@ -14,10 +14,11 @@ from ...inference.families import GaussianPaths, GaussianTables, tree_map
 from ...inference.message_passing.factor_graph import Block
 from ..fitting.climbs import SearchResult
 from ..fitting.graph import Graph, Points
-from ..fitting.message_passing import fit_graph
+from ..fitting.message_passing import Sharing, fit_graph
 from ..fitting.options import Options
 from ..fitting.posterior import VariationalPosterior
 from ..fitting.units import Units
+from ..fitting.whole import Whole
 from ..parameters import Parameters
 from .bases import axes_of, turned
 from .emission import LinearEmission
@@ -26,15 +27,19 @@ from .fixed import Known, held, in_states, inverse_in_groups, open_values
 from .priors import families, one_point, one_value, prior_volume, weak
 from .problem import LinearProblem, sizes
 from .rebasing import rebase
-from .starts import first_paths
+from .starts import SURE, first_paths, near_path
 
 PATHS = "latents"
 
 
 def learn(
-    problem: LinearProblem, units: Units, options: Options, user_start: Parameters | None
+    problem: LinearProblem, units: Units, options: Options, user_start: Parameters | None, whole: Whole | None = None
 ) -> tuple[VariationalPosterior, SearchResult]:
-    """The best q, or the best parameters, and the search for them."""
+    """The best q, or the best parameters, and the search for them.
+
+    Arguments:
+        whole: all data, if the series of the problem is a sample of them.
+    """
     inner, emission, known = problem.in_units(units), problem.emission, Known(problem.fixed, units)
     assert isinstance(emission, LinearEmission)
     start, kinds = first_paths(inner.series, problem.dynamics.n_latent, options.n_tried, options.number)
@@ -43,20 +48,33 @@ def learn(
         pairs = zip(near, start, strict=True)
         start = [tree_map(lambda one, rest: torch.cat([one, rest[1:]]), own, others) for own, others in pairs]
         kinds = ["own", *kinds[1:]]
-    graph = graph_of(inner, start)
-    if known.tables:
-        whole = open_values(problem.parameters, sizes(problem.dynamics, emission), known.inner)
-        graph = graph.held(held(one_point(whole, emission, inverse_in_groups)))
-    elif options.prior is not None:
-        graph = replace(graph, rebase=partial(rebase, paths=[block.name for block in graph.paths]))
-    shift = -float(units.log_volume(problem.series).sum())
+    graph = _as_known(graph_of(inner, start), inner, known, options)
+    volume = float(units.log_volume(problem.series).sum())
+    beside = 0.0
     if options.method == "em" and options.prior is not None:
-        shift -= float(prior_volume(problem.dynamics, emission, units.unit))
-    posterior, search = fit_graph(graph, kinds, options, problem.series, options.n_kept, shift)
+        beside = float(prior_volume(problem.dynamics, emission, units.unit))
+    sharing = None
+    if whole is not None:
+        there = replace(inner, series=units.series(whole.series))
+        everywhere = _as_known(graph_everywhere(there, whole), inner, known, options)
+        sharing = Sharing(everywhere, whole, -whole.log_volume(units) - beside)
+    posterior, search = fit_graph(graph, kinds, options, problem.series, options.n_kept, -volume - beside, sharing)
     turn = torch.eye(problem.dynamics.n_latent).to(inner.series.like)
     if not known.tables:
         turn = axes_of(posterior.mean["emission"])
     return replace(posterior, collect=partial(_in_data, known, emission, turn)), search
+
+
+def _as_known(graph: Graph, problem: LinearProblem, known: Known, options: Options) -> Graph:
+    """The graph with its known entries held; without any, its basis may change."""
+    if known.tables:
+        emission = problem.emission
+        assert isinstance(emission, LinearEmission)
+        whole = open_values(problem.parameters, sizes(problem.dynamics, emission), known.inner)
+        return graph.held(held(one_point(whole, emission, inverse_in_groups)))
+    if options.prior is None:
+        return graph
+    return replace(graph, rebase=partial(rebase, paths=[block.name for block in graph.paths]))
 
 
 def _in_data(known: Known, emission: LinearEmission, turn: Tensor, points: Points) -> Parameters:
@@ -69,7 +87,8 @@ def graph_of(problem: LinearProblem, start: Sequence[GaussianTables]) -> Graph:
     `start`, `[R, *b, 1, T, ...]`."""
     emission, factors, paths = problem.emission, [], []
     assert isinstance(emission, LinearEmission)
-    for i, ((_, part), tables) in enumerate(zip(problem.groups, start, strict=True)):
+    groups = problem.groups if problem.series.n_sequences else []
+    for i, ((_, part), tables) in enumerate(zip(groups, start, strict=True)):
         name, lengths = f"{PATHS}_{i}", part.series.lengths
         factors += of_blocks(name, part.series, emission.full).values()
         paths.append(Block(name, GaussianPaths(None if lengths is None else lengths.unsqueeze(-1)), eta=tables))
@@ -80,6 +99,16 @@ def graph_of(problem: LinearProblem, start: Sequence[GaussianTables]) -> Graph:
         paths,
         partial(one_value, emission=emission),
     )
+
+
+def graph_everywhere(problem: LinearProblem, whole: Whole) -> Graph:
+    """The graph of all data; the problem has those of this process. Its paths follow from the parameters."""
+    n, series = problem.dynamics.n_latent, problem.series
+    blank = []
+    for part in series.grouped() if series.n_sequences else []:
+        path = part.observations.new_zeros(*part.batch_shape, 1, part.n_steps, n)
+        blank.append(near_path(path, SURE))
+    return replace(graph_of(problem, blank), ranks=whole.ranks, alike=True, follow=True)
 
 
 def paths_at(graph: Graph, known: Points) -> list[GaussianTables]:

@@ -173,6 +173,10 @@ class LinearSSM(Model):
         return known(self.dynamics, self.emission)
 
     @property
+    def can_share(self) -> bool:
+        return not isinstance(self.emission, Irregular) and not self.emission.user_priors
+
+    @property
     def inputs(self) -> Inputs:
         """The inputs of a structure with a `Regression`."""
         return self.dynamics.inputs
@@ -449,6 +453,7 @@ class LinearSSM(Model):
         fixed: Any = None,
         num_samples: int | None = None,
         warmup_steps: int | None = None,
+        group: Any = None,
         checkpoint: str | Path | None = None,
         every: float = 60.0,
         lengths: Any = None,
@@ -477,7 +482,8 @@ class LinearSSM(Model):
                 group with a free covariance have the same entries held. "svi" and "nuts" take whole tables: those of
                 the transition together, and those of the emission and of the first state. The weights of an
                 autoregression are held together.
-            num_samples, warmup_steps, checkpoint, every: as in `SwitchingSSM.fit`.
+            num_samples, warmup_steps, group, checkpoint, every: as in `SwitchingSSM.fit`. Processes share neither the
+                data of a structure, nor those of tables with distributions as priors.
             lengths, inputs, input_names: as in every method; inputs for a structure with a `Regression`.
 
         Returns:
@@ -502,6 +508,7 @@ class LinearSSM(Model):
             fixed=fixed,
             num_samples=num_samples,
             warmup_steps=warmup_steps,
+            group=group,
             checkpoint=checkpoint,
             every=every,
         )
@@ -510,13 +517,16 @@ class LinearSSM(Model):
     def _fitted(self, series: Series, options: Options) -> "Fit[Any]":
         from ..fit import Fit
         from ..fitting.fit import check_enough
+        from ..fitting.whole import Whole
         from .fit import fit_linear
         from .profile import StructureFit
 
+        whole = Whole.shared(series, options)
+        series = series if whole is None else whole.sample(options.number)
         check_enough(series, 1)
         model = self if options.prior is None else self.scaled_to(series)
         problem = replace(model.problem(series), prior=None if options.prior is None else model.prior)
-        result = fit_linear(problem, options)
+        result = fit_linear(problem, options, whole)
         kind = StructureFit if isinstance(self.emission, Irregular) and result.posterior is None else Fit
         fitted = model._copy(result.values)
         if kind is StructureFit and not result.fixed:

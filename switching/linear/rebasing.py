@@ -35,6 +35,19 @@ def rebase(engine: VMP, paths: Sequence[str], shifted: bool = True) -> None:
         paths: the names of the blocks of paths in these bases.
         shifted: whether a basis may have another origin, b.
     """
+    moved = engine.ranks.gathered(lambda: _moved(engine, shifted))[0]  # all processes take that of the first
+    if moved is None:
+        return
+    like = engine.blocks["first"].eta
+    with deferred():
+        for name, eta in zip(moved, placed(list(moved.values()), like.device), strict=True):
+            engine.put(replace(engine.blocks[name], eta=eta))
+        for name in paths:
+            engine.update(name)
+
+
+def _moved(engine: VMP, shifted: bool) -> dict[str, Tensor] | None:
+    """Natural parameters of the blocks in bases in which the bound is higher, on the host; None: there are none."""
     blocks = {name: engine.blocks[name] for name in JOINED if name in engine.blocks}
     families: dict[str, Any] = {name: block.family for name, block in blocks.items()}
     # on the host: many steps with small tables, and each step reads numbers
@@ -42,8 +55,9 @@ def rebase(engine: VMP, paths: Sequence[str], shifted: bool = True) -> None:
     etas, priors = dict(zip(blocks, here[::2], strict=True)), dict(zip(blocks, here[1::2], strict=True))
     # a linear map takes the most probable point to the most probable point
     points = {name: family.expected(etas[name]) for name, family in families.items() if isinstance(family, Point)}
-    path = engine.blocks[paths[0]].eta.linear
-    n, like = path.shape[-1], etas["first"]
+    like, first = etas["first"], families["first"]
+    inner: Any = first.family if isinstance(first, Point) else first
+    n = inner.usual(like).loc.shape[-1]
     chains = like.shape[:2]
     open_steps = like.new_tensor([1.0] * n * n + [float(shifted)] * n)
 
@@ -67,14 +81,9 @@ def rebase(engine: VMP, paths: Sequence[str], shifted: bool = True) -> None:
         climb.run(STEPS)
         with torch.no_grad():
             basis = basis_of(climb.point.unflatten(0, chains) * open_steps, n)
-            moved = {name: in_basis(basis, name, family, etas[name]) for name, family in families.items()}
+            return {name: in_basis(basis, name, family, etas[name]) for name, family in families.items()}
     except IMPOSSIBLE:
-        return
-    with deferred():
-        for block, eta in zip(blocks.values(), placed([moved[name] for name in blocks], path.device), strict=True):
-            engine.put(replace(block, eta=eta))
-        for name in paths:
-            engine.update(name)
+        return None
 
 
 class Basis(NamedTuple):

@@ -12,26 +12,29 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...inference.families import GaussianPaths, Held, Point
+from ...inference.families import GaussianPaths, Held, Point, tree_map
+from ...inference.message_passing.engine import VMP
 from ..data.cells import to_tensor
 from ..data.series import Series
 from ..fitting import points
 from ..fitting.climbs import Climb, SearchResult
 from ..fitting.fit import check_enough, explains_singularity
-from ..fitting.graph import Graph, Points
+from ..fitting.graph import Etas, Graph, Points
 from ..fitting.initialization import values_of_model
-from ..fitting.message_passing import Passing
+from ..fitting.message_passing import Passing, continued_graph
 from ..fitting.options import Options
 from ..fitting.posterior import VariationalPosterior
+from ..fitting.progress import reported
 from ..fitting.result import Result, result_of
 from ..fitting.search import MultiStart, multi_start
+from ..fitting.whole import Whole, together
 from ..linear.fixed import Known, read_fixed
 from ..linear.priors import units_of
 from ..parameters import SYMMETRIC, Parameters
 from .evidence import fit_by_evidence
 from .gpb import evidences
-from .graph import ALONE, LINEAR, SWITCH, graph_of, priors_of, step_variance
-from .inference import infer
+from .graph import ALONE, LINEAR, SWITCH, graph_everywhere, graph_of, priors_of, step_variance
+from .inference import best_paths, infer
 from .joint import COVARIANCES
 from .layout import LinearRegimes
 from .problem import ORDER, SwitchingLinearProblem
@@ -43,8 +46,12 @@ BRIEF = 2  # steps of Newton's method in each M-step under a prior of the user, 
 
 
 @explains_singularity()
-def fit_switching_linear(problem: SwitchingLinearProblem, options: Options) -> Result:
-    """Fit the parameters of a switching linear model; see `SwitchingLinearSSM.fit`."""
+def fit_switching_linear(problem: SwitchingLinearProblem, options: Options, whole: Whole | None = None) -> Result:
+    """Fit the parameters of a switching linear model; see `SwitchingLinearSSM.fit`.
+
+    Arguments:
+        whole: all data, if the series of the problem is a sample of them. The best ends on the sample go on with all.
+    """
     if options.prior is None:
         problem = replace(problem, layout=replace(problem.layout, prior=None))
     layout, dtype, series = problem.layout, problem.series.observations.dtype, problem.series.double()
@@ -53,6 +60,8 @@ def fit_switching_linear(problem: SwitchingLinearProblem, options: Options) -> R
     volume, scaled = float(units.log_volume(series).sum()), units.series(series)
     known = Known(read_fixed(layout.known, layout.sizes, options.fixed, series.observations), units)
     users = users_of(layout, known, options.method)
+    if whole is not None:
+        _check_shared(layout, known, options)
     if _singular(layout, known.tables):
         return fit_by_evidence(problem, known, users, options)
     learned, states = options.saving.once("one regime", lambda: single(layout, scaled, known.inner))
@@ -62,24 +71,24 @@ def fit_switching_linear(problem: SwitchingLinearProblem, options: Options) -> R
     priors = under_conjugate(users, priors_of(layout, step_variance(path, scaled)))
     rebased = options.prior is not None and not known.tables
     graph = graph_of(layout, scaled, priors, *paths, _collect(layout, known), rebased, users.shifts)
-    graph, brief = _in_fit(graph.held(layout.held(known.inner)), users, options)
+    held = layout.held(known.inner)
+    graph, brief = _in_fit(graph.held(held), users, options)
     start = {name: learned[name].expand(len(kinds), *priors[name].shape) for name in ALONE}
     engine = brief.engine(graph.start(len(kinds)) | start, check=False, linear=LINEAR)
-    with multi_start(options, series, -volume) as search:
-        with search.stage(f"annealing {len(kinds)} starts"):
-            engine, interrupted = warmed(engine, layout.one_chain, kinds, options.saving)
-        for name in {BLOCKS[name] for name in users.other}:
-            engine.put(replace(engine.blocks[name], family=graph.families[name]))
-        if interrupted:  # one start alone has a result soon
-            engine, kinds = engine.select(torch.zeros(1, dtype=torch.long, device=path.device)), kinds[:1]
-            options = replace(options, max_steps=1)
-        optimizer = Passing(engine, graph, fresh=False)
-        _run(search, optimizer, kinds, options)
-        search.interrupted |= interrupted
-        with search.stage(f"evidence of {len(kinds)} ends"):
-            result = _most_probable(search, optimizer, problem, options)
+    search = partial(_searched, engine, graph, kinds, users, problem, options, -volume)
+    if whole is None:
+        result = search().raised(-volume)
+    else:
+        found = together(whole, search)
+        everywhere = units.series(whole.series.double())
+        graph = graph_everywhere(layout, everywhere, priors, _collect(layout, known), rebased, users.shifts)
+        graph, _ = _in_fit(replace(graph, ranks=whole.ranks).held(held), users, options)
+        everything = -whole.log_volume(units)
+        result = _gone_on(found, graph, problem, options, whole, everything).raised(everything, -volume)
+        scaled = everywhere
     tables = result.best.tables
-    occupancy = _occupancy(scaled, graph, tables)
+    none = path.new_zeros(layout.n_regimes)
+    (occupancy,) = graph.ranks.summed(lambda: [_occupancy(scaled, graph, tables) if graph.paths else none], [none])
     order = occupancy.argsort(descending=True, stable=True)
     posterior = VariationalPosterior.of(graph, tables)
     numbered = layout.recurrent or options.start is not None or known.numbers(layout.known)
@@ -88,7 +97,89 @@ def fit_switching_linear(problem: SwitchingLinearProblem, options: Options) -> R
     posterior = replace(posterior, collect=_collect(layout, known, order))
     values = {name: value.to(dtype) for name, value in posterior.mean.items()}
     empty = occupancy[order] < 1.0
-    return result_of(result.raised(-volume), options.method, values, empty, posterior, **known.fields)
+    return result_of(result, options.method, values, empty, posterior, **known.fields)
+
+
+def _check_shared(layout: LinearRegimes, known: Known, options: Options) -> None:
+    """Raise ValueError for what processes that share the data do not fit together."""
+    if _singular(layout, known.tables):
+        raise ValueError(
+            "fixed: got noises without an inverse, beside which one process has to have all data; give a small "
+            "variance in their place, or fit in one process."
+        )
+    if options.start is not None and not isinstance(values_of_model(options.start), Mapping):
+        raise ValueError(
+            "start: got labels of steps, but processes share the data; give a model, a fit, or values by name."
+        )
+
+
+def _searched(
+    engine: VMP,
+    graph: Graph,
+    kinds: tuple[str, ...],
+    users: InFit,
+    problem: SwitchingLinearProblem,
+    options: Options,
+    shift: float,
+) -> SearchResult:
+    """The ends of all starts, annealed first."""
+    with multi_start(options, problem.series.double(), shift) as search:
+        with search.stage(f"annealing {len(kinds)} starts"):
+            engine, interrupted = warmed(engine, problem.layout.one_chain, kinds, options.saving)
+        for name in {BLOCKS[name] for name in users.other}:
+            engine.put(replace(engine.blocks[name], family=graph.families[name]))
+        if interrupted:  # one start alone has a result soon
+            first = torch.zeros(1, dtype=torch.long, device=problem.series.like.device)
+            engine, kinds, options = engine.select(first), kinds[:1], replace(options, max_steps=1)
+        optimizer = Passing(engine, graph, fresh=False)
+        _run(search, optimizer, kinds, options)
+        search.interrupted |= interrupted
+        with search.stage(f"evidence of {len(kinds)} ends"):
+            return _most_probable(search, optimizer, problem, options)
+
+
+def _gone_on(
+    found: SearchResult,
+    graph: Graph,
+    problem: SwitchingLinearProblem,
+    options: Options,
+    whole: Whole,
+    shift: float,
+) -> SearchResult:
+    """The best ends on the sample, run on with all data; the best has the highest evidence by a filter."""
+    here, ranks = replace(problem, series=whole.series), whole.ranks
+    newton = options.method == "em" and points.repays(graph)
+
+    def begin(etas: Etas) -> VMP:
+        engine = graph.engine(
+            etas | ranks.together(lambda: _paths_under(etas, graph, here)), check=False, linear=LINEAR
+        )
+        for block in graph.paths:
+            engine.update(block.name)
+        return engine
+
+    def finish(search: MultiStart) -> None:
+        if newton:
+            points.finish(search, search.climbs, graph, options.max_steps)
+
+    some = replace(options, max_steps=min(options.max_steps, BEFORE)) if newton else options
+    with reported(options, shift) as report:
+        result = continued_graph(graph, found, some, whole, report, options.n_kept, finish, begin)
+        ends = [climb for climb in result.climbs if climb.ended != "left behind"]
+        if len(ends) == 1 or result.interrupted:
+            return result
+        evidence = _evidence(ends, graph, here)
+        return replace(result, best=ends[max(range(len(ends)), key=lambda i: evidence[i])])
+
+
+def _paths_under(etas: Etas, graph: Graph, problem: SwitchingLinearProblem) -> dict[str, Any]:
+    """Natural parameters `[R, *b, ...]` of the paths of this process, from those of the parameters."""
+    if not graph.paths:
+        return {}
+    ends = [{name: eta[r] for name, eta in etas.items()} for r in range(len(next(iter(etas.values()))))]
+    series = problem.series.double()
+    paths = [best_paths(problem.layout, VariationalPosterior.of(graph, end).mean, series) for end in ends]
+    return {name: tree_map(lambda *parts: torch.stack(parts), *(one[name] for one in paths)) for name in paths[0]}
 
 
 def _in_fit(graph: Graph, users: InFit, options: Options) -> tuple[Graph, Graph]:
@@ -150,7 +241,15 @@ def _evidence(climbs: Sequence[Climb], graph: Graph, problem: SwitchingLinearPro
     has no density there."""
     series, layout = problem.series.double(), problem.layout
     means = [VariationalPosterior.of(graph, climb.tables).mean for climb in climbs]
-    filtered = evidences([layout.regimes(mean) for mean in means], series.observations, ORDER, series.lengths)
+
+    def own() -> list[Tensor]:
+        if not series.n_sequences:
+            return [zero]
+        regimes = [layout.regimes(mean) for mean in means]
+        return [torch.tensor(evidences(regimes, series.observations, ORDER, series.lengths)).to(zero)]
+
+    zero = torch.zeros(len(means), dtype=torch.float64, device="cpu")
+    filtered = graph.ranks.summed(own, [zero])[0].tolist()
     return [one + float(layout.log_user_prior(mean)) for one, mean in zip(filtered, means, strict=True)]
 
 

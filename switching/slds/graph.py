@@ -77,6 +77,25 @@ def graph_of(
     return Graph(families_of(layout), priors, factors_of(layout, series), paths, collect, rebase=moves)
 
 
+def graph_everywhere(
+    layout: LinearRegimes,
+    series: Series,
+    priors: Etas,
+    collect: Callable[[Points], Parameters],
+    rebased: bool,
+    shifted: bool,
+) -> Graph:
+    """As `graph_of`, of all data, of which the series has those of this process, if any; paths start at nothing."""
+    states = tree_map(lambda table: table[0], blank_states(layout, series, 1))
+    weights = series.observations.new_zeros(*series.inside.shape, layout.n_regimes)
+    weight = weights if layout.n_regimes > 1 else None
+    graph = replace(graph_of(layout, series, priors, states, weight, collect, rebased, shifted), alike=True)
+    if series.n_sequences:
+        return graph
+    moves = partial(rebase, paths=[], shifted=shifted) if rebased else None
+    return replace(graph, factors=[], paths=[], rebase=moves)
+
+
 def graph_at(
     layout: LinearRegimes, series: Series, values: Parameters, states: GaussianTables, log_weight: Tensor | None
 ) -> Graph:
@@ -225,4 +244,4 @@ def _replaced(engine: VMP, part: VMP, places: Sequence[int]) -> VMP:
     blocks = [
         replace(block, eta=tree_map(mixed, block.eta, part.blocks[name].eta)) for name, block in engine.blocks.items()
     ]
-    return VMP(blocks, engine.factors, engine.restarts, check=False, linear=engine.linear)
+    return VMP(blocks, engine.factors, engine.restarts, check=False, linear=engine.linear, ranks=engine.ranks)

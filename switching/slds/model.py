@@ -181,6 +181,10 @@ class SwitchingLinearSSM(Model):
     # ---- parameters ------------------------------------------------------------------------------------------------
 
     @property
+    def can_share(self) -> bool:
+        return True
+
+    @property
     def n_states(self) -> int:
         """K, the number of regimes."""
         return self.layout.n_regimes
@@ -474,6 +478,7 @@ class SwitchingLinearSSM(Model):
         *,
         start: Any = None,
         fixed: Any = None,
+        group: Any = None,
         checkpoint: str | Path | None = None,
         every: float = 60.0,
         lengths: Any = None,
@@ -484,7 +489,8 @@ class SwitchingLinearSSM(Model):
 
         Arguments:
             method: "em": points; "vmp": a posterior of the parameters.
-            restarts, max_steps, tol, seed, progress, checkpoint, every: as in `SwitchingSSM.fit`.
+            restarts, max_steps, tol, seed, progress, group, checkpoint, every: as in `SwitchingSSM.fit`. Of data that
+                processes share, a checkpoint has the search on the sample; the steps with all data begin anew.
             prior: "weak": with the weight of a few steps, scaled to x, except for distributions that were set by
                 `with_prior`. A dictionary sets some, as `with_prior` does. None: no prior, for "em".
             start: an additional start; with `restarts=1`, the only one. It is a model, a fit, all values by name, or
@@ -513,6 +519,7 @@ class SwitchingLinearSSM(Model):
             progress,
             start=start,
             fixed=fixed,
+            group=group,
             checkpoint=checkpoint,
             every=every,
         )
@@ -520,9 +527,12 @@ class SwitchingLinearSSM(Model):
 
     def _fitted(self, series: Series, options: Options) -> "Fit[Any]":
         from ..fit import Fit
+        from ..fitting.whole import Whole
         from .fit import fit_switching_linear
 
-        result = fit_switching_linear(self.problem(series), options)
+        whole = Whole.shared(series, options)
+        sample = series if whole is None else whole.sample(options.number)
+        result = fit_switching_linear(self.problem(sample), options, whole)
         return Fit.of(result, self._copy(result.values))
 
     def _figures(self) -> Any:
