@@ -323,7 +323,7 @@ class DrawnPosterior(DrawnParameters, Posterior):
 
     Attributes:
         problem: the problem that was fitted, if the draws come from an approximation; None: they come from the
-            posterior itself.
+            posterior itself, or the data are not all in memory, and there are no `refined` draws.
         diverging: the sampler's draws at which its path diverged; it may have missed regions near them.
     """
 
