@@ -21,8 +21,9 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from ...inference.chains.contract import Chain
+from ...inference.numerics.clock import passed
 from ...inference.numerics.deferred import deferred
-from ..data.packed import consecutive
+from ..data.packed import ahead, consecutive
 from ..data.series import numbered_from
 from ..parameters import Parameters
 from ..problem import Problem
@@ -90,14 +91,15 @@ def _visit(problem: Problem, whole: Whole, values: Parameters, add: Callable[[Pi
     """Call a function with each piece of the data of this process."""
     numbers = problem.n_states * whole.series.n_features  # of a step, in the widest table
     size = max(2, chunked.room(whole.like) // numbers)
-    lengths = (whole.series.last.flatten() + 1).cpu()
-    for members in consecutive(lengths, size):
-        first = int(members[0])
-        if len(members) == 1 and int(lengths[first]) * numbers > chunked.LONG:
+    for members, later in ahead(consecutive(whole.lengths, size)):
+        n_rows = int(whole.lengths[members].sum())
+        if len(members) == 1 and n_rows * numbers > chunked.LONG:
             _visit_stretches(problem, whole, members, size, values, add)
         else:
-            with _placed(first, 0):
+            whole.series.fetch(later)
+            with _placed(int(members[0]), 0):
                 problem.of(whole.part(members)).by_group(lambda part: add(Piece(part, part.chain(values), 0)))
+            passed(n_rows)
         whole.series.release()
 
 
@@ -110,10 +112,12 @@ def _visit_stretches(
     add: Callable[[Piece], None],
 ) -> None:
     """Call a function with the stretches of a sequence, from the last to the first."""
-    firsts = range(0, int(whole.series.last.flatten()[member]), size - 1)
+    firsts = range(0, int(whole.lengths[member]) - 1, size - 1)
     befores: list[Tensor | None] = [None]
 
-    def piece(i: int, after: Tensor | None) -> Piece:
+    def piece(i: int, after: Tensor | None, way: int) -> Piece:
+        if 0 <= i + way < len(firsts):
+            whole.series.fetch(member, firsts[i + way], size)
         part, before = problem.of(whole.stretch(member, firsts[i], size)), befores[i]
         whole.series.release()
         chain = part.chain(values)
@@ -121,12 +125,13 @@ def _visit_stretches(
 
     for i, first in enumerate(firsts[:-1]):
         with torch.no_grad(), _placed(int(member), first):
-            befores.append(piece(i, None).chain.filter().state[..., -1, :].log())
+            befores.append(piece(i, None, 1).chain.filter().state[..., -1, :].log())
     after = None
     for i, (first, before) in reversed(list(enumerate(zip(firsts, befores, strict=True)))):
         with _placed(int(member), first):
-            here = piece(i, after)
+            here = piece(i, after, -1)
             add(here)
+            passed(here.problem.series.n_steps - here.counted_before)
             if before is not None:
                 belief = here.chain.smooth().state[..., 0, :].detach().log()
                 after = torch.where(before == -torch.inf, 0.0, belief - before)

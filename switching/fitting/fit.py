@@ -55,7 +55,7 @@ def fit(problem: Problem, options: Options, whole: Whole | None = None) -> Resul
         if whole is not None and options.method == "em":
             check_sums(problem)
         by_draws = options.method in ("svi", "nuts")
-        begin = Initialization.of(problem, options, near_prior=by_messages, whole=None if by_draws else whole)
+        begin = Initialization.of(problem, options, near_prior=by_messages, whole=whole, of_sample=by_draws)
         result = _by_draws(begin, options, by_messages, whole) if by_draws else _climb(by_messages)(begin, options)
         return replace(result, fixed=tuple(problem.fixed), held=problem.fixed)
 
@@ -92,7 +92,7 @@ def _by_draws(begin: Initialization, options: Options, by_messages: bool, whole:
         # the mode may have probabilities of 0, which are infinitely far away in free coordinates
         return start, start.values if by_messages else problem.hold(opened(problem, start.values))
 
-    start, near = together(whole, begun)
+    start, near = jointly(whole, begun)
     if whole is not None:
         there = whole.ranks.gathered(lambda: (near, start.interrupted))
         near = {name: table.to(whole.like) for name, table in there[0][0].items()}  # see `continued`
@@ -129,8 +129,8 @@ def _by_em(begin: Initialization, options: Options) -> Result:
         return End(values, scaled.chain(values).smooth().state)
 
     with reported(options, -volume, whole) as report:
-        begun = spread(optimizer, whole)
-        found = jointly(whole, lambda: search(scaled, begun, end, options, report, begin.start))
+        begun = spread(optimizer, begin.sharing)
+        found = jointly(begin.sharing, lambda: search(scaled, begun, end, options, report, begin.start))
         if whole is not None:
             optimizer = partial(EMInParts, scaled, whole)
             found = continued(found, lambda climb: climb.tables, optimizer, options, whole, report)
@@ -155,7 +155,7 @@ def _by_message_passing(begin: Initialization, options: Options) -> Result:
         wide = scaled.double()
         start = None if start is None else {name: value.double() for name, value in start.items()}
     with reported(options, -begin.volume, begin.whole) as report:
-        ended = fit_vmp(wide, options, report, start, begin.whole)
+        ended = fit_vmp(wide, options, report, start, begin.whole, begin.sharing)
     known = problem if begin.whole is None else None  # the density of draws would take all data
     posterior = VariationalPosterior.of_chain(ended.etas, ended.graph.blocks, units, known)
     order = _order(scaled, begin.start, units.values(posterior.mean))

@@ -32,6 +32,7 @@ class Initialization:
         volume: the increase of the log density of all sequences in these units.
         sample_volume: of the sequences of the problem, if they are a sample.
         whole: all data in these units, if the series of the problem is a sample of them.
+        sharing: all data, whose processes share the search on the sample.
     """
 
     problem: Problem
@@ -41,14 +42,18 @@ class Initialization:
     volume: float
     sample_volume: float = 0.0
     whole: Whole | None = None
+    sharing: Whole | None = None
 
     @staticmethod
-    def of(problem: Problem, options: Options, near_prior: bool, whole: Whole | None = None) -> "Initialization":
+    def of(
+        problem: Problem, options: Options, near_prior: bool, whole: Whole | None = None, of_sample: bool = False
+    ) -> "Initialization":
         """Choose units, and read the user's `start`.
 
         Arguments:
             near_prior: see `Units.near_prior`.
             whole: all data, if the series of the problem is a sample of them.
+            of_sample: whether the fit is that of the sample alone.
 
         Raises:
             ValueError: `start` does not fit the problem.
@@ -57,8 +62,8 @@ class Initialization:
         units = units.near_prior(problem) if near_prior else units
         start = None if options.start is None else start_values(problem, units, options.start)
         volume = float(units.log_volume(problem.series).sum())
-        begin = Initialization(problem, units, units.problem(problem), start, volume)
-        if whole is None:
+        begin = Initialization(problem, units, units.problem(problem), start, volume, sharing=whole)
+        if whole is None or of_sample:
             return begin
         return replace(begin, volume=whole.log_volume(units), sample_volume=volume, whole=replace(whole, units=units))
 

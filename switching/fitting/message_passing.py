@@ -225,11 +225,13 @@ def fit_vmp(
     report: Report = lambda step, best: None,
     user_start: Parameters | None = None,
     whole: Whole | None = None,
+    sharing: Whole | None = None,
 ) -> Fitted:
     """Message passing over all data, or over minibatches of the sequences; `user_start` as in `search`.
 
     Arguments:
         whole: all data, if the series of the problem is a sample of them.
+        sharing: those whose processes share the search.
     """
     if user_start is not None:  # the expected logarithm of a probability of 0 does not exist
         user_start = opened(problem, user_start)
@@ -251,7 +253,7 @@ def fit_vmp(
         guesses = first_guesses(problem, options.restarts, options.number, user_start)
         result = _by_batches(graph, guesses, options, report)
     else:
-        result = jointly(whole, lambda: search(problem, spread(begin, whole), end, options, report, user_start))
+        result = jointly(sharing, lambda: search(problem, spread(begin, sharing), end, options, report, user_start))
         if by_batches:
             ends = best_ends(result.best, result.climbs, options.n_kept)
             tables = [{n: v.unsqueeze(0) for n, v in values_of(climb.tables).items()} for climb in ends]

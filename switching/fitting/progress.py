@@ -13,10 +13,12 @@ Report = Callable[[int, float], None]
 
 
 @contextmanager
-def reported(options: Options, shift: float, whole: Whole | None = None) -> Iterator["Reporter"]:
+def reported(
+    options: Options, shift: float, whole: Whole | None = None, title: str | None = None
+) -> Iterator["Reporter"]:
     """The progress of a fit, which the first process shows; `shift`: the increase of the objective in the user's
     units."""
-    title = f"{options.method.upper()}, {options.restarts} restarts"
+    title = f"{options.method.upper()}, {options.restarts} restarts" if title is None else title
     show = options.progress and (whole is None or whole.ranks.rank == 0)
     with Progress(title, options.max_steps, show) as shown:
         reporter = Reporter(shown, shift, whole, options.max_steps)

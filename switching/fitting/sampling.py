@@ -37,7 +37,7 @@ from .density import IMPOSSIBLE, Density, FreeDensity, Whitened
 from .nuts import Sampler
 from .options import Options
 from .posterior import DrawnPosterior
-from .progress import Progress
+from .progress import Progress, reported
 from .refinement import peak
 from .result import Result
 from .trees import copied
@@ -65,7 +65,7 @@ def fit_svi(problem: Problem, options: Options, start: Parameters, whole: Whole 
             for part in (partial(_program, inner, data), partial(sample_sites, inner.sites))
         )
         guide = AutoNormal(parameters, init_loc_fn=init_to_value(values=units.values(start)), init_scale=0.05)
-        losses, interrupted = climb_guide(program, guide, options, -volume)
+        losses, interrupted = climb_guide(program, guide, options, -volume, whole)
         if not losses:
             return None
         fixed = {name: v.expand(1, DRAWS, *v.shape) for name, v in whole_parameters(problem.fixed).items()}
@@ -108,9 +108,10 @@ class Bound(Trace_ELBO):
 
 
 def climb_guide(
-    program: Callable[..., Any], guide: AutoNormal, options: Options, shift: float
+    program: Callable[..., Any], guide: AutoNormal, options: Options, shift: float, whole: Whole | None = None
 ) -> tuple[list[float], bool]:
-    """`max_steps` steps of SVI: the bound at each step plus `shift`, and whether SVI was interrupted."""
+    """`max_steps` steps of SVI: the bound at each step plus `shift`, and whether SVI was interrupted; `whole`: see
+    `fit_svi`."""
     losses: list[float] = []
     optimiser = ClippedAdam({"lr": LEARNING_RATE, "lrd": DECAY ** (1 / options.max_steps)})
     svi, saving = SVI(program, guide, optimiser, Bound()), options.saving
@@ -120,7 +121,7 @@ def climb_guide(
         losses = set_guide(guide, optimiser, known)
     if finished is not None:
         return losses, False
-    with Progress("SVI", options.max_steps, options.progress) as shown:
+    with reported(options, 0.0, whole, "SVI") as shown:
         try:
             with may_interrupt():
                 for step in range(len(losses) + 1, options.max_steps + 1):

@@ -170,6 +170,7 @@ def test_a_fit_of_few_data_is_that_in_memory(monkeypatch, name):
     assert_close(found.objective, expected.objective, rtol=1e-10, atol=1e-10)
     assert_close(found.values, expected.values, rtol=1e-10, atol=1e-10)
     assert found.posterior.refined is found.posterior  # whose density would take all data
+    assert found.report.rows == 4 * 8 * 13  # of three steps, and the states' numbers of steps
     assert_close(found.posterior.draws, expected.posterior.draws, rtol=1e-10, atol=1e-10)
 
 
