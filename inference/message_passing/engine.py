@@ -94,9 +94,9 @@ class VMP:
         linear: without a check, the blocks in whose statistics all factors are linear; read it from `linear` of an
             engine with the same structure.
         ranks: the processes that share the data. Factors and blocks without a prior are those of this process. Blocks
-            with a prior are the same in all processes, which make all updates of them together, and all bounds. A
-            process whose blocks have no factors has no data. Updates of other blocks wait for the next sum over
-            processes, so that an error there ends all.
+            with a prior are the same in all processes, which make all updates of them together, and all bounds. Updates
+            of other blocks wait for the next sum over processes, so that an error there ends all. A process whose other
+            blocks have no numbers has no data; its factors are not used.
 
     Attributes:
         blocks: by name, read-only; `put` replaces one. Blocks are never changed in place, so `dict(vmp.blocks)` is a
@@ -119,14 +119,17 @@ class VMP:
     ):
         self.ranks = Ranks() if ranks is None else ranks
         self._waiting: list[tuple[str, Mapping[str, Stats] | None, int]] = []  # updates until the next sum
+        self._ready: dict[str, Tensor] = {}  # messages to common blocks, which came with the last bound
         self.factors = tuple(factors)
         self.restarts = restarts
         self._blocks = by_name(blocks, restarts, check)
         self.blocks: Mapping[str, Block] = MappingProxyType(self._blocks)
-        self._factors = neighbors(self._blocks, self.factors, every=self.ranks.alone)
+        self._factors = neighbors(self._blocks, self.factors)
         self._moments: dict[str, tuple[Block, Tensor | None, Stats]] = {}
         self._optimal: frozenset[str] = frozenset()  # blocks at their optima given all others; no factor joins two
         self._stale = False  # whether a block follows replaced statistics, so that the bound has no meaning yet
+        own = [part for b in self._blocks.values() if b.prior is None for part in tree_parts(b.eta)]
+        self._idle = not self.ranks.alone and not any(part.numel() for part in own)  # without data
         self.linear = linear
         if check:
             not_linear = {name for factor in self.factors for name in check_factor(factor, self._blocks, restarts)}
@@ -142,6 +145,7 @@ class VMP:
             raise ValueError(f"block: got {block.name!r}, expected one of {list(self._blocks)}; it has no factors.")
         self._blocks.update(named)
         self._optimal = frozenset()
+        self._outdate(block.name)
         if near is not None:
             self._moments[block.name] = replace(block, eta=None), None, near
 
@@ -173,6 +177,7 @@ class VMP:
         if self._is_shared(name) or self.ranks.alone:
             self._update(name, under, repeated)
         else:
+            self._outdate(name)
             self._waiting.append((name, under, repeated))
 
     def _update(self, name: str, under: Mapping[str, Stats] | None, repeated: int) -> None:
@@ -187,6 +192,7 @@ class VMP:
         if block.step != 1:
             eta = tree_map(lambda new, old: torch.lerp(old, new, block.step), eta, block.eta)
         self._blocks[name] = replace(block, eta=eta)
+        self._outdate(name)
         optimal = block.step == 1 and block.prior is None and name in self.linear and not under
         joined = {other for factor in self._factors[name] for other in factor.blocks}
         self._optimal, self._stale = (self._optimal - joined) | ({name} if optimal else set()), bool(under)
@@ -195,20 +201,24 @@ class VMP:
         """Whether a block is the same in all of several processes."""
         return not self.ranks.alone and self._blocks[name].prior is not None
 
+    def _outdate(self, name: str) -> None:
+        """Forget the messages that depend on a block."""
+        self._ready = {n: m for n, m in self._ready.items() if n != name} if self._is_shared(name) else {}
+
     def _settle(self) -> None:
         """Make the updates that wait for a sum over processes."""
         waiting, self._waiting = self._waiting, []
-        for one in waiting:
+        for one in [] if self._idle else waiting:
             self._update(*one)
 
-    def _summed(self, compute: Callable[[], Tensor], zero: Tensor) -> Tensor:
-        """The sum over processes of what each computes after its updates, in the shape of `zero`."""
+    def _summed(self, compute: Callable[[], list[Tensor]], zeros: list[Tensor]) -> list[Tensor]:
+        """The sums over processes of what each computes after its updates, in the shapes of `zeros`."""
 
         def settled() -> list[Tensor]:
             self._settle()
-            return [compute()]
+            return compute()
 
-        return self.ranks.summed(settled, [zero])[0]
+        return self.ranks.summed(settled, zeros)
 
     def _is_bounded(self, name: str) -> bool:
         """Whether a message to a block holds at its own statistics alone."""
@@ -241,14 +251,14 @@ class VMP:
 
         def of_factors() -> list[Tensor]:
             parts = []
-            for factor in self._factors[block.name]:
+            for factor in [] if self._idle else self._factors[block.name]:
                 stats = [mean if n == block.name else under[n] if n in under else self.stats(n) for n in factor.blocks]
                 parts.append(factor.scale * self._total(factor.value(*stats)))
             return parts
 
         if self._is_shared(block.name):
             zero = torch.zeros_like(alone)
-            terms = torch.stack([alone, self._summed(lambda: sum(of_factors(), zero), zero)])
+            terms = torch.stack([alone, *self._summed(lambda: [sum(of_factors(), zero)], [zero])])
         else:
             terms = torch.stack([alone, *of_factors()])
         total = terms.sum(0)
@@ -388,14 +398,17 @@ class VMP:
         """The prior plus all messages divided by the block's scale, in the full shape of its eta."""
         if not self._is_shared(name):
             return self._own_messages(prior, name, under, scale)
-        zero = torch.zeros_like(self._blocks[name].eta)
-        total = self._summed(lambda: self._own_messages(None, name, under, scale), zero)
+        total = None if under else self._ready.get(name)
+        if total is None:
+            zero = torch.zeros_like(self._blocks[name].eta)
+            (total,) = self._summed(lambda: [self._own_messages(None, name, under, 1.0)], [zero])
+        total = total if scale == 1 else total / scale
         return total if prior is None else prior + total
 
     def _own_messages(self, prior: Stats, name: str, under: Mapping[str, Stats], scale: float) -> Stats:
         """`_sum_of_messages` of the factors of this process."""
         block = self._blocks[name]
-        if not self._factors[name]:
+        if self._idle:
             return torch.zeros_like(block.eta)
         messages = []
         for factor in self._factors[name]:
@@ -418,11 +431,21 @@ class VMP:
         """The parts of the ELBO, [parts, *restarts]; one part if processes share the data."""
         if self.ranks.alone:
             return self._own_terms(self._blocks, without)
-        eta = next(block.eta for block in self._blocks.values() if block.prior is not None)
-        zero = eta.new_zeros(() if self.restarts is None else self.restarts)
-        first = self.ranks.rank == 0  # which adds the divergences of the common blocks
-        own = [name for name in self._blocks if first or not self._is_shared(name)]
-        return self._summed(lambda: self._own_terms(own, without).sum(0) if own else zero, zero).unsqueeze(0)
+        common = [name for name in self._blocks if self._is_shared(name)]
+        # a message that depends on no other common block stays as it is until these are updated
+        apart = [n for n in common if all({*f.blocks} & {*common} == {n} for f in self._factors[n])]
+        own = common if self.ranks.rank == 0 else []  # divergences count once
+        own = own if self._idle else [*own, *(name for name in self._blocks if name not in common)]
+        zero = self._blocks[common[0]].eta.new_zeros(() if self.restarts is None else self.restarts)
+
+        def compute() -> list[Tensor]:
+            bound = self._own_terms(own, without).sum(0) if own else zero
+            return [bound, *(self._own_messages(None, name, {}, 1.0) for name in apart)]
+
+        zeros = [zero, *(torch.zeros_like(self._blocks[name].eta) for name in apart)]
+        bound, *messages = self._summed(compute, zeros)
+        self._ready = dict(zip(apart, messages, strict=True))
+        return bound.unsqueeze(0)
 
     def _own_terms(self, names: Collection[str], without: str | None) -> Tensor:
         r"""The parts of the ELBO, [parts, *restarts]: one for each factor and one for each of these blocks.
@@ -431,7 +454,7 @@ class VMP:
         not just affine, their parts and its own sum to $\langle \eta,\mu\rangle + A(\eta) - \langle\eta,\mu\rangle$.
         """
         parts: list[tuple[str, Tensor]] = []
-        for factor in self.factors:
+        for factor in [] if self._idle else self.factors:
             if self._optimal.isdisjoint(factor.blocks):
                 value = factor.value(*map(self.stats, factor.blocks))
                 parts.append((f"factor {factor.name!r}", factor.scale * self._total(value)))
@@ -497,7 +520,7 @@ class VMP:
 
     def _restore(self, blocks: Mapping[str, Block]) -> None:
         self._blocks.update(blocks)
-        self._optimal, self._waiting = frozenset(), []
+        self._optimal, self._waiting, self._ready = frozenset(), [], {}
 
     def _total(self, plates: Tensor) -> Tensor:
         """Sum over plates, but not over restarts."""

@@ -185,9 +185,8 @@ def check_proper(block: Block) -> None:
             raise ImproperError(f"block {block.name!r}: its {role} is improper: {error}") from error
 
 
-def neighbors(blocks: Mapping[str, Block], factors: Iterable[Factor], every: bool = True) -> dict[str, list[Factor]]:
-    """The factors of each block. Raises ValueError if one names an unknown block, or a block has none although `every`
-    one should."""
+def neighbors(blocks: Mapping[str, Block], factors: Iterable[Factor]) -> dict[str, list[Factor]]:
+    """The factors of each block. Raises ValueError if one names an unknown block, or a block has none."""
     joined: dict[str, list[Factor]] = {name: [] for name in blocks}
     for factor in factors:
         for name in factor.blocks:
@@ -202,7 +201,7 @@ def neighbors(blocks: Mapping[str, Block], factors: Iterable[Factor], every: boo
                 "name each block once, and give messages to these only."
             )
     for name, factors_of_block in joined.items():
-        if every and not factors_of_block:
+        if not factors_of_block:
             raise ValueError(f"block {name!r}: no factor names it, so it would never change; leave it out.")
     return joined
 

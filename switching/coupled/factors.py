@@ -141,8 +141,6 @@ def in_groups(
         join: the factors of a series and the names of its chains.
     """
     factors, paths = [], []
-    if not series.n_sequences:
-        return factors, paths
     tables = None if labels is None else [series.by_group(one.mT) for one in labels]  # [*b, T, R] for each group
     for i, part in enumerate(series.grouped()):
         names = [f"chain_{d}_{i}" for d in range(1, len(sizes) + 1)]

@@ -33,8 +33,9 @@ def fit_coupled(
     """
     kinds, n_kept = ["labels"] * options.restarts, -(-options.restarts // 3)
     posterior, search = fit_graph(graph, kinds, options, series, n_kept, sharing=sharing)
-    ended = graph if sharing is None else sharing.graph
-    means = [block.family.mean(search.best.tables[block.name]) for block in ended.paths]
+    ended, there = (graph, series) if sharing is None else (sharing.graph, sharing.whole.series)
+    paths = ended.paths if there.n_sequences else []
+    means = [block.family.mean(search.best.tables[block.name]) for block in paths]
     used = [means[i : i + len(sizes)] for i in range(0, len(means), len(sizes))]
     zeros = [series.like.new_zeros(k) for k in sizes]
 

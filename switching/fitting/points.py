@@ -186,8 +186,8 @@ class AtPoints:
         try:
             with deferred():
                 engine = self.engine(flat)
-                messages = {name: engine.message(name) for name in self.families}
                 bound = engine.elbo()
+                messages = {name: engine.message(name) for name in self.families}
         except IMPOSSIBLE:
             return torch.full_like(flat[:, 0], -torch.inf), torch.zeros_like(flat)
         with torch.enable_grad():

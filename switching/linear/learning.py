@@ -87,8 +87,7 @@ def graph_of(problem: LinearProblem, start: Sequence[GaussianTables]) -> Graph:
     `start`, `[R, *b, 1, T, ...]`."""
     emission, factors, paths = problem.emission, [], []
     assert isinstance(emission, LinearEmission)
-    groups = problem.groups if problem.series.n_sequences else []
-    for i, ((_, part), tables) in enumerate(zip(groups, start, strict=True)):
+    for i, ((_, part), tables) in enumerate(zip(problem.groups, start, strict=True)):
         name, lengths = f"{PATHS}_{i}", part.series.lengths
         factors += of_blocks(name, part.series, emission.full).values()
         paths.append(Block(name, GaussianPaths(None if lengths is None else lengths.unsqueeze(-1)), eta=tables))
@@ -103,11 +102,8 @@ def graph_of(problem: LinearProblem, start: Sequence[GaussianTables]) -> Graph:
 
 def graph_everywhere(problem: LinearProblem, whole: Whole) -> Graph:
     """The graph of all data; the problem has those of this process. Its paths follow from the parameters."""
-    n, series = problem.dynamics.n_latent, problem.series
-    blank = []
-    for part in series.grouped() if series.n_sequences else []:
-        path = part.observations.new_zeros(*part.batch_shape, 1, part.n_steps, n)
-        blank.append(near_path(path, SURE))
+    n, groups = problem.dynamics.n_latent, problem.series.grouped()
+    blank = [near_path(part.like.new_zeros(*part.batch_shape, 1, part.n_steps, n), SURE) for part in groups]
     return replace(graph_of(problem, blank), ranks=whole.ranks, alike=True, follow=True)
 
 

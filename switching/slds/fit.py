@@ -33,7 +33,7 @@ from ..linear.priors import units_of
 from ..parameters import SYMMETRIC, Parameters
 from .evidence import fit_by_evidence
 from .gpb import evidences
-from .graph import ALONE, LINEAR, SWITCH, graph_everywhere, graph_of, priors_of, step_variance
+from .graph import ALONE, LINEAR, SWITCH, blank_states, graph_of, priors_of, step_variance
 from .inference import best_paths, infer
 from .joint import COVARIANCES
 from .layout import LinearRegimes
@@ -81,14 +81,20 @@ def fit_switching_linear(problem: SwitchingLinearProblem, options: Options, whol
     else:
         found = together(whole, search)
         everywhere = units.series(whole.series.double())
-        graph = graph_everywhere(layout, everywhere, priors, _collect(layout, known), rebased, users.shifts)
-        graph, _ = _in_fit(replace(graph, ranks=whole.ranks).held(held), users, options)
+        blank = tree_map(lambda table: table[0], blank_states(layout, everywhere, 1))
+        log_weight = (
+            None if layout.n_regimes == 1 else blank.linear.new_zeros(*everywhere.inside.shape, layout.n_regimes)
+        )
+        graph = graph_of(layout, everywhere, priors, blank, log_weight, _collect(layout, known), rebased, users.shifts)
+        graph, _ = _in_fit(replace(graph, ranks=whole.ranks, alike=True).held(held), users, options)
         everything = -whole.log_volume(units)
         result = _gone_on(found, graph, problem, options, whole, everything).raised(everything, -volume)
         scaled = everywhere
     tables = result.best.tables
     none = path.new_zeros(layout.n_regimes)
-    (occupancy,) = graph.ranks.summed(lambda: [_occupancy(scaled, graph, tables) if graph.paths else none], [none])
+    (occupancy,) = graph.ranks.summed(
+        lambda: [_occupancy(scaled, graph, tables) if scaled.n_sequences else none], [none]
+    )
     order = occupancy.argsort(descending=True, stable=True)
     posterior = VariationalPosterior.of(graph, tables)
     numbered = layout.recurrent or options.start is not None or known.numbers(layout.known)
@@ -174,7 +180,7 @@ def _gone_on(
 
 def _paths_under(etas: Etas, graph: Graph, problem: SwitchingLinearProblem) -> dict[str, Any]:
     """Natural parameters `[R, *b, ...]` of the paths of this process, from those of the parameters."""
-    if not graph.paths:
+    if not problem.series.n_sequences:
         return {}
     ends = [{name: eta[r] for name, eta in etas.items()} for r in range(len(next(iter(etas.values()))))]
     series = problem.series.double()

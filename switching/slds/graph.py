@@ -77,25 +77,6 @@ def graph_of(
     return Graph(families_of(layout), priors, factors_of(layout, series), paths, collect, rebase=moves)
 
 
-def graph_everywhere(
-    layout: LinearRegimes,
-    series: Series,
-    priors: Etas,
-    collect: Callable[[Points], Parameters],
-    rebased: bool,
-    shifted: bool,
-) -> Graph:
-    """As `graph_of`, of all data, of which the series has those of this process, if any; paths start at nothing."""
-    states = tree_map(lambda table: table[0], blank_states(layout, series, 1))
-    weights = series.observations.new_zeros(*series.inside.shape, layout.n_regimes)
-    weight = weights if layout.n_regimes > 1 else None
-    graph = replace(graph_of(layout, series, priors, states, weight, collect, rebased, shifted), alike=True)
-    if series.n_sequences:
-        return graph
-    moves = partial(rebase, paths=[], shifted=shifted) if rebased else None
-    return replace(graph, factors=[], paths=[], rebase=moves)
-
-
 def graph_at(
     layout: LinearRegimes, series: Series, values: Parameters, states: GaussianTables, log_weight: Tensor | None
 ) -> Graph:
@@ -164,7 +145,9 @@ def blank_states(layout: LinearRegimes, series: Series, restarts: int) -> Gaussi
     shape = (restarts, *series.batch_shape, layout.n_chains)
     zero, unit = series.observations.new_zeros(()), torch.eye(n).to(series.observations)
     return GaussianTables(
-        zero.expand(*shape, steps, n), (-unit / 2).expand(*shape, steps, n, n), zero.expand(*shape, steps - 1, n, n)
+        zero.expand(*shape, steps, n),
+        (-unit / 2).expand(*shape, steps, n, n),
+        zero.expand(*shape, max(steps - 1, 0), n, n),
     )
 
 

@@ -1,0 +1,204 @@
+"""Linear, switching linear and coupled models whose data processes share, against one process with all data."""
+
+import re
+from typing import Any
+
+import pytest
+import samplehold as sh
+import torch
+from oracles.processes import in_processes
+from samplehold.inference.families import Beta, GaussianPaths
+from samplehold.inference.message_passing.engine import VMP, Block, Factor
+from samplehold.inference.numerics.ranks import Ranks
+from samplehold.switching.fitting import whole
+from samplehold.switching.fitting.checkpoint import Checkpoint
+from torch import Tensor
+
+NAN = float("nan")
+MODELS = {
+    "linear": sh.LinearSSM(1, 2),
+    "switching": sh.SwitchingLinearSSM(2, 1, 2),
+    "recurrent": sh.SwitchingLinearSSM(2, 1, 2, recurrent=True),
+    "normal chains": sh.FactorialSSM([2, 2], sh.MultivariateNormal(2)),
+    "counts": sh.FactorialSSM([2, 2], sh.Poisson(2)),
+    "layers": sh.LayeredSSM([2, 2], sh.Normal(2)),
+}
+RUNS: list[tuple[str, dict[str, Any]]] = [
+    ("linear", {}),
+    ("linear", {"method": "vmp"}),
+    ("linear", {"prior": None}),
+    ("linear", {"fixed": {"emission": [[1.0], [NAN]]}}),
+    ("switching", {}),
+    ("switching", {"method": "vmp", "fixed": {"transition": [[[0.5]], [[NAN]]]}}),
+    ("recurrent", {"prior": None}),
+    ("normal chains", {}),
+    ("counts", {"method": "vmp"}),
+    ("layers", {}),
+]
+OPTIONS = {"restarts": 2, "max_steps": 12, "tol": 0.0}
+LENGTHS = torch.tensor([3, 12, 7, 12, 5, 11])
+
+
+def data(name: str) -> Tensor:
+    """Six sequences."""
+    noise = torch.randn(6, 12, 2, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    steps = torch.arange(12) + torch.arange(6).unsqueeze(-1)
+    x = 0.3 * noise + torch.stack([2.0 * (steps % 7 < 3), 3.0 * (2 * steps % 11 < 4)], -1)
+    x = (2 * x.abs()).round() if name == "counts" else x
+    x[1, 5] = torch.nan
+    if name not in ("counts", "normal chains"):
+        x[3, 2, 0] = torch.nan
+    return x
+
+
+def fits(rank: int, cuts: list[int], sample: int, runs: list[Any], options: dict[str, Any]) -> list[Any]:
+    """The traces and values of fits of the sequences from `cuts[rank]` up to `cuts[rank + 1]`."""
+    whole.SAMPLE, results = sample, []
+    some = slice(cuts[rank], cuts[rank + 1])
+    for name, own in runs:
+        fit = MODELS[name].fit(data(name)[some], lengths=LENGTHS[some], progress=False, **(options | own))
+        values = {} if fit.interrupted else dict(fit.model.values)
+        results.append((fit.objective, fit.steps, values, fit.empty_states))
+    return results
+
+
+def check_same(found: list[Any], expected: list[Any]) -> None:
+    for one, other in zip(found, expected, strict=True):
+        assert one[1] == other[1]
+        torch.testing.assert_close(one[0], other[0], rtol=1e-10, atol=1e-10)
+        torch.testing.assert_close(one[2], other[2], rtol=1e-9, atol=1e-9)
+        torch.testing.assert_close(one[3], other[3])
+
+
+@pytest.fixture
+def group_of_one(tmp_path, monkeypatch):
+    """This process alone in a group."""
+    monkeypatch.setattr(whole, "SAMPLE", whole.SAMPLE)  # which `fits` sets
+    torch.distributed.init_process_group("gloo", f"file://{tmp_path}/meeting", rank=0, world_size=1)
+    yield
+    torch.distributed.destroy_process_group()
+
+
+START = {
+    "switching": {
+        "initial_probs": [0.5, 0.5],
+        "transition_probs": [[0.8, 0.2], [0.2, 0.8]],
+        "initial_mean": [0.0],
+        "initial_covariance": [[1.0]],
+        "transition": [[[0.5]], [[0.9]]],
+        "transition_offset": [[0.0], [1.0]],
+        "state_noise": [[[1.0]], [[0.5]]],
+        "emission": [[[1.0], [0.5]], [[0.5], [1.0]]],
+        "emission_offset": [[0.5, 1.0], [0.0, 2.0]],
+        "observation_noise": [[0.5, 0.5], [0.5, 0.5]],
+    }
+}
+
+
+@pytest.mark.parametrize("name", ["linear", "switching", "normal chains", "layers"])
+@pytest.mark.usefixtures("group_of_one")
+def test_a_group_goes_on_from_a_search_on_a_sample(name):
+    options = {"restarts": 1, "max_steps": 3} | ({"start": START[name]} if name in START else {})
+    (shared,) = fits(0, [0, 6], 20, [(name, {})], options)
+    torch.distributed.destroy_process_group()
+    (alone,) = fits(0, [0, 6], 20, [(name, {})], options)
+    torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
+    assert len(shared[0]) == 3
+    assert bool((shared[0].diff() > 0).all())
+    assert {key: table.shape for key, table in shared[2].items()} == {k: t.shape for k, t in alone[2].items()}
+
+
+@pytest.mark.parametrize("curved", [False, True])
+@pytest.mark.usefixtures("group_of_one")
+def test_an_engine_of_a_group_takes_the_steps_of_one_alone(curved):
+    tosses = torch.tensor([1.0, 0.0, 1.0, 1.0], dtype=torch.float64)
+
+    def likelihood(coin: Tensor, other: Tensor) -> Tensor:
+        return tosses * coin[0] + (1 - tosses) * coin[1] + other[0] * coin[1] / 5
+
+    prior = torch.ones(2, dtype=torch.float64)
+    blocks = [Block("coin", Beta(), prior), Block("other", Beta(), prior)]
+    factor = Factor(likelihood, ("coin", "other"), curved=("coin",) if curved else ())
+    alone, shared = VMP(blocks, [factor]), VMP(blocks, [factor], check=False, ranks=Ranks.of(None))
+    assert alone.run(3, 0.0).elbo.tolist() == pytest.approx(shared.run(3, 0.0).elbo.tolist(), rel=1e-14)
+    assert VMP(blocks, [], check=False, ranks=Ranks.of(None)).elbo().tolist() == 0.0  # a process without data
+
+
+@pytest.mark.parametrize(
+    ("model", "options", "said"),
+    [
+        (sh.LinearSSM(sh.LocalLevel()), {}, r"group: LinearSSM\(LocalLevel\(\)\) is fitted by one process"),
+        (MODELS["linear"], {"method": "nuts"}, "method: got 'nuts', but x is in a file or shared by processes"),
+        (MODELS["switching"], {"start": torch.zeros(6, 12)}, "start: got labels of steps, but processes share"),
+        (MODELS["switching"], {"fixed": {"state_noise": [[0.0]]}}, "fixed: got noises without an inverse, beside"),
+    ],
+)
+@pytest.mark.usefixtures("group_of_one")
+def test_what_processes_do_not_share_is_refused_before_any_work(model, options, said):
+    with pytest.raises(ValueError, match=said):
+        model.fit(data("linear")[..., : model.n_features], progress=False, **options)
+
+
+class Stopped(Exception):
+    """The process has died."""
+
+
+def checkpointed(rank: int, cuts: list[int], path: str, writes: int) -> Any:
+    """A fit that goes on from a checkpoint, and dies after so many writes of it."""
+    true, count = Checkpoint.note, 0
+
+    def note(self: Checkpoint, state: Any) -> None:
+        nonlocal count
+        true(self, state)
+        count += 1
+        if count == writes:
+            raise Stopped
+
+    Checkpoint.note = note  # type: ignore[method-assign]
+    try:
+        return fits(rank, cuts, 25, RUNS[1:2], OPTIONS | {"checkpoint": path, "every": 0})
+    except Stopped:
+        return count
+    finally:
+        Checkpoint.note = true  # type: ignore[method-assign]
+
+
+def work(rank: int, cuts: list[int], path: str) -> tuple[list[Any], Any, str]:
+    """All fits; one that dies; and the error of one whose paths fail in the second process."""
+    results, count = fits(rank, cuts, 25, RUNS, OPTIONS), checkpointed(rank, cuts, path, 3)
+    original = GaussianPaths.evaluate
+
+    def broken(self: GaussianPaths, eta: Any, near: Any = None) -> Any:
+        if rank == 1 and eta.linear.shape[1] == cuts[2] - cuts[1]:  # not the sample, which is the same everywhere
+            raise OSError("the disk is gone")
+        return original(self, eta, near)
+
+    GaussianPaths.evaluate = broken  # type: ignore[method-assign]
+    try:
+        fits(rank, cuts, 25, RUNS[:1], OPTIONS)
+    except Exception as error:
+        return results, count, f"{type(error).__name__}: {error}"
+    return results, count, ""
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("group_of_one")
+def test_two_processes_fit_what_one_fits_and_fail_together(tmp_path):
+    path = str(tmp_path / "fit")
+    expected, cuts = fits(0, [0, 6], 25, RUNS, OPTIONS), [0, 2, 6]
+    here, there = in_processes(2, work, cuts, path)
+    check_same(here[0], expected)
+    check_same(there[0], here[0])
+    assert re.search("RankError: x: process 1 of 2 has failed: OSError: the disk is gone .*test_shared_models", here[2])
+    assert there[2] == "OSError: the disk is gone"
+    assert here[1] == there[1] == 3
+    check_same(checkpointed(0, [0, 6], path, 0), expected[1:2])
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("group_of_one")
+def test_a_process_without_sequences_helps():
+    runs = [run for run in RUNS if run[0] != "recurrent"][::2]
+    expected = fits(0, [0, 6], 25, runs, OPTIONS)
+    for found in in_processes(3, fits, [0, 4, 4, 6], 25, runs, OPTIONS):
+        check_same(found, expected)
