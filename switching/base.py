@@ -118,11 +118,6 @@ class Model(Named, ABC):
         """F, the length of one observation."""
 
     @property
-    def can_share(self) -> bool:
-        """Whether several processes can fit it together, each with sequences of its own."""
-        return False
-
-    @property
     def inputs(self) -> Inputs:
         """The inputs that the model reads, by name or number: the columns of its design."""
         return 0
@@ -476,7 +471,6 @@ class Model(Named, ABC):
     def _read_and_fitted(self, x: Any, given: Given, options: "Options") -> "Fit[Any]":
         """The fit of data that are read here."""
         ranks = Ranks.of(options.group)
-        self._check_group(ranks)
         if not ranks.alone:
             interrupt_together()
         series = ranks.together(lambda: self.read(x, **given).detached())
@@ -485,7 +479,6 @@ class Model(Named, ABC):
 
             check_alike(ranks, self, options, series)
         model = self.with_prior(options.prior) if isinstance(options.prior, Mapping) else self
-        model._check_group(ranks)
         with naming("x"), one_thread_if_small(options.restarts * series.like.numel()):
             if options.checkpoint is None:
                 fit = model._fitted(series, options)
@@ -497,14 +490,6 @@ class Model(Named, ABC):
             fit = replace(fit, series=series, prior=options.prior, shared=ranks.n > 1)
             posterior = None if fit.posterior is None else fit.posterior.labelled(fit.model, series)
             return replace(fit, posterior=posterior)
-
-    def _check_group(self, ranks: Ranks) -> None:
-        """ValueError if these processes cannot fit the model together."""
-        if not ranks.alone and not self.can_share:
-            raise ValueError(
-                f"group: {self._made()} is fitted by one process; fit it before init_process_group(), or in a process "
-                "of its own."
-            )
 
     @abstractmethod
     def _fitted(self, series: Series, options: "Options") -> "Fit[Any]":

@@ -151,10 +151,6 @@ class SwitchingSSM(Model):
         return all_inputs((self.dynamics.reads, self.emission.inputs))
 
     @property
-    def can_share(self) -> bool:
-        return True
-
-    @property
     def inputs_of(self) -> dict[str, Inputs]:
         """The inputs along each axis of parameters, by the name of the axis."""
         return self.dynamics.inputs_of | self.emission.inputs_of

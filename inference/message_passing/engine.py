@@ -129,7 +129,7 @@ class VMP:
         self._optimal: frozenset[str] = frozenset()  # blocks at their optima given all others; no factor joins two
         self._stale = False  # whether a block follows replaced statistics, so that the bound has no meaning yet
         own = [part for b in self._blocks.values() if b.prior is None for part in tree_parts(b.eta)]
-        self._idle = not self.ranks.alone and not any(part.numel() for part in own)  # without data
+        self._idle = not self.ranks.alone and bool(own) and not any(part.numel() for part in own)  # without data
         self.linear = linear
         if check:
             not_linear = {name for factor in self.factors for name in check_factor(factor, self._blocks, restarts)}

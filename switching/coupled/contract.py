@@ -219,10 +219,6 @@ class CoupledSSM(Model):
         return vars(self)["chain_sizes"]
 
     @property
-    def can_share(self) -> bool:
-        return True
-
-    @property
     def n_chains(self) -> int:
         """D, the number of chains."""
         return len(self.chain_sizes)

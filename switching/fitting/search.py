@@ -441,7 +441,7 @@ def best_ends(best: Climb, climbs: list[Climb], most: int) -> list[Climb]:
 
 
 @contextmanager
-def multi_start(options: Options, series: Series, shift: float = 0.0) -> Iterator[MultiStart]:
+def multi_start(options: Options, series: Series | Whole, shift: float = 0.0) -> Iterator[MultiStart]:
     """A search that shows its progress; `shift`: the increase of the objective in the user's units."""
     with reported(options, shift) as report:
         yield MultiStart(options, series, report)

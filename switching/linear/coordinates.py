@@ -188,6 +188,10 @@ class LinearDensity(FreeDensity):
         total = self.problem.objective(self.coordinates.values(free["y"]))
         return total + self.coordinates.log_volume(free["y"]) if self.volume else total
 
+    def evidence(self, problem: LinearProblem, values: Parameters) -> float:
+        """log p(x) of a problem with the same data, in any units."""
+        return float(problem.total(problem.evidence(values)))
+
     @property
     def variances(self) -> list[str]:
         """The names of a structure's variances, whose coordinates come first."""

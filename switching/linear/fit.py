@@ -69,11 +69,11 @@ def by_climb(
 ) -> Outcome:
     """The mode, or the best q."""
     if isinstance(problem.emission, Irregular):
-        values, search = maximum(problem, units, options, user_start)
+        values, search = maximum(problem, units, options, user_start, whole)
         return values, None, diagnostics(search)
     learnt, search = learn(problem, units, options, user_start, whole)
     if under_user_priors(problem):
-        values, search = mode_of_tables(problem, units, options, learnt.mean)
+        values, search = mode_of_tables(problem, units, options, learnt.mean, whole)
         return values, None, diagnostics(search)
     return learnt.mean, learnt if options.method == "vmp" else None, diagnostics(search)
 

@@ -10,9 +10,11 @@ from torch import Tensor
 from ..ascent import Ascent, Peak
 from ..fitting.climbs import Climb, SearchResult
 from ..fitting.options import Options
+from ..fitting.progress import reported
 from ..fitting.refinement import peak
-from ..fitting.search import ROUNDS, MultiStart, multi_start
+from ..fitting.search import ROUNDS, MultiStart, continued, multi_start
 from ..fitting.units import Units
+from ..fitting.whole import Whole
 from ..newton import NewtonAscent
 from ..parameters import Parameters
 from .coordinates import STEEPEST, LinearDensity
@@ -20,6 +22,7 @@ from .kinds import Starts, changed, grid
 from .priors import prior_volume
 from .problem import LinearProblem, typical
 from .quick import DOUBT, QuickDensity
+from .shared import SharedDensity
 from .stationary import LOST, share_of_noise
 
 LEAST, MOST = 1e-3, 1.0  # standard deviations of random starts, in units of the data
@@ -33,48 +36,89 @@ SMALL = 1e-4  # standard deviation below which a rising likelihood has no maximu
 
 
 def maximum(
-    problem: LinearProblem, units: Units, options: Options, user_start: Parameters | None
+    problem: LinearProblem, units: Units, options: Options, user_start: Parameters | None, whole: Whole | None = None
 ) -> tuple[Parameters, SearchResult]:
-    """The parameters with the greatest objective, and the search for them."""
+    """The parameters with the greatest objective, and the search for them.
+
+    Arguments:
+        whole: all data, if the series of the problem is a sample of them. The best ends on the sample go on with all.
+    """
     inner = problem.in_units(units)
     device = inner.series.like.device
     near = {name: value.to(device) for name, value in (typical(inner.dynamics, inner.emission) | inner.fixed).items()}
     density = QuickDensity(inner, units, near, volume=False)
     shift = _shift(density, problem, near)
-    check_noise(density)
+    if whole is None:
+        check_noise(density)
+        found = _searched(density, problem, options, user_start, shift)
+        result = found.raised(shift)
+    else:
+        everywhere = SharedDensity(inner, whole, units, near)
+        check_noise(everywhere)
+        found = whole.ranks.together(lambda: _searched(density, problem, options, user_start, shift))
+        of_all = _shift(everywhere, problem, near)
+        found = _gone_on(found, everywhere, options, of_all)
+        result = found.raised(of_all, shift)
+    check_rounding(density, found.best.tables["y"])
+    return density.values(found.best.tables), result
+
+
+def _searched(
+    density: QuickDensity, problem: LinearProblem, options: Options, user_start: Parameters | None, shift: float
+) -> SearchResult:
+    """The ends of one start of each kind, and of changes of the best."""
     (starts, kinds), more = first_starts(density, options)
     if user_start is not None:
-        starts[-1], kinds[-1] = density.coordinates.of(units.values(user_start)), "own"
+        starts[-1], kinds[-1] = density.coordinates.of(density.units.values(user_start)), "own"
     with multi_start(options, problem.series, shift) as search:
         search.run(ascent(density, starts), kinds, options.n_kept)
         polished = change(search, density, options) if more and options.restarts > 1 else None
-        best = search.best
-        if not search.interrupted and best is not polished:
-            polish(density, best)
-    check_rounding(density, best.tables["y"])
-    return density.values(best.tables), search.result().raised(shift)
+        if not search.interrupted and search.best is not polished:
+            polish(density, search.best)
+    return search.result()
+
+
+def _gone_on(found: SearchResult, density: SharedDensity, options: Options, shift: float) -> SearchResult:
+    """The best ends on the sample, run on with all data."""
+
+    def begin(tables: Parameters) -> Ascent:
+        return Ascent(density, tables["y"], RESTS, len(density.variances))
+
+    def finish(search: MultiStart) -> None:
+        if not search.interrupted:
+            polish(density, search.best)
+
+    with reported(options, shift) as report:
+        return continued(
+            found, lambda climb: climb.tables, begin, options, density.whole, report, options.n_kept, finish
+        )
 
 
 def mode_of_tables(
-    problem: LinearProblem, units: Units, options: Options, start: Parameters
+    problem: LinearProblem, units: Units, options: Options, start: Parameters, whole: Whole | None = None
 ) -> tuple[Parameters, SearchResult]:
-    """The mode of the tables of a linear model under priors of the user, near the mode under the default prior."""
-    inner = problem.in_units(units)
-    density = LinearDensity(inner, units, units.values(start) | inner.fixed, volume=False)
-    shift = float(problem.objective(density.values(density.start)) - density.at(density.point[None])[0])
-    with multi_start(replace(options, restarts=1), problem.series, shift) as search:
+    """The mode of the tables of a linear model under priors of the user, near the mode under the default prior; of all
+    data, if the series of the problem is a sample of them."""
+    inner, series = problem.in_units(units), problem.series if whole is None else whole
+    near = units.values(start) | inner.fixed
+    density = LinearDensity(inner, units, near, volume=False)
+    density = density if whole is None else SharedDensity(inner, whole, units, near)
+    values = density.values(density.start)
+    height = density.evidence(problem, values) + float(problem.log_prior(values))
+    shift = height - float(density.at(density.point[None])[0])
+    with multi_start(replace(options, restarts=1), series, shift) as search:
         search.run(Ascent(density, density.point[None]), ["default prior"], 1)
     result = search.result()
     return density.values(result.best.tables), result.raised(shift)
 
 
-def _shift(density: QuickDensity, problem: LinearProblem, near: Parameters) -> float:
+def _shift(density: LinearDensity, problem: LinearProblem, near: Parameters) -> float:
     """The difference of the objective in the data's units from the density; ValueError if x does not fit."""
-    height = problem.total(problem.evidence(density.values({"y": density.point})))
+    height = density.evidence(problem, density.values({"y": density.point}))
     if problem.prior is None:
-        return float(height - density.at(density.point[None])[0])
-    inside = density.problem.total(density.problem.evidence(near))
-    return float(height - inside - prior_volume(problem.dynamics, problem.emission, density.units.unit))
+        return height - float(density.at(density.point[None])[0])
+    inside = density.evidence(density.problem, near)
+    return height - inside - float(prior_volume(problem.dynamics, problem.emission, density.units.unit))
 
 
 def ascent(density: QuickDensity, starts: Float[Tensor, "R P"], known: Peak | None = None) -> Ascent:

@@ -173,10 +173,6 @@ class LinearSSM(Model):
         return known(self.dynamics, self.emission)
 
     @property
-    def can_share(self) -> bool:
-        return not isinstance(self.emission, Irregular) and not self.emission.user_priors
-
-    @property
     def inputs(self) -> Inputs:
         """The inputs of a structure with a `Regression`."""
         return self.dynamics.inputs
@@ -482,8 +478,7 @@ class LinearSSM(Model):
                 group with a free covariance have the same entries held. "svi" and "nuts" take whole tables: those of
                 the transition together, and those of the emission and of the first state. The weights of an
                 autoregression are held together.
-            num_samples, warmup_steps, group, checkpoint, every: as in `SwitchingSSM.fit`. Processes share neither the
-                data of a structure, nor those of tables with distributions as priors.
+            num_samples, warmup_steps, group, checkpoint, every: as in `SwitchingSSM.fit`.
             lengths, inputs, input_names: as in every method; inputs for a structure with a `Regression`.
 
         Returns:
@@ -522,7 +517,9 @@ class LinearSSM(Model):
         from .profile import StructureFit
 
         whole = Whole.shared(series, options)
-        series = series if whole is None else whole.sample(options.number)
+        if whole is not None:
+            whole.ranks.together(lambda: series.n_sequences and self.problem(series))  # beyond the sample too
+            series = whole.sample(options.number)
         check_enough(series, 1)
         model = self if options.prior is None else self.scaled_to(series)
         problem = replace(model.problem(series), prior=None if options.prior is None else model.prior)

@@ -71,7 +71,8 @@ class StructureFit(Fit[Any]):
             Lower and upper ends by parameter, as those of `posterior.interval`.
 
         Raises:
-            ValueError: level outside (0, 1); a parameter that the structure lacks, or that was held.
+            ValueError: level outside (0, 1); a parameter that the structure lacks, or that was held; a fit whose data
+                several processes shared.
 
         >>> import samplehold as sh
         >>> fit = sh.LinearSSM(sh.LocalLevel()).fit([4.0, 5.5, 5.0, 7.1, 6.2, 8.0, 6.9], progress=False)
@@ -81,6 +82,11 @@ class StructureFit(Fit[Any]):
         """
         level = check_probability("level", level, proper=True)
         names = self._free(parameters)
+        if self.shared:
+            raise ValueError(
+                "profile_interval: several processes shared the data of this fit, but a profile needs all of it; use "
+                "the fit of one process."
+            )
         series = self.series
         assert series is not None
         problem = self.model.problem(series)

@@ -181,10 +181,6 @@ class SwitchingLinearSSM(Model):
     # ---- parameters ------------------------------------------------------------------------------------------------
 
     @property
-    def can_share(self) -> bool:
-        return True
-
-    @property
     def n_states(self) -> int:
         """K, the number of regimes."""
         return self.layout.n_regimes

@@ -151,7 +151,6 @@ def failing(rank: int) -> list[Any]:
     fails(MODELS["markov" if rank == 0 else "copy"], x)
     fails(MODELS["markov"], x, tol=1e-6 if rank == 0 else 1e-3)
     fails(MODELS["markov"], x, batch_size=2, method="vmp")
-    fails(sh.LinearSSM(sh.LocalLevel()), x)
     fails(MODELS["markov"], x, group="all")
     original = Whole.part
 
@@ -180,7 +179,6 @@ def test_an_error_of_one_process_ends_all_with_its_place():
             "ValueError: model: process 1 has SwitchingSSM.Copy.* but process 0 has SwitchingSSM.Markov",
             "ValueError: tol: process 1 has 0.001, but process 0 has 1e-06",
             "ValueError: batch_size: got 2, but 2 processes share the data",
-            r"ValueError: group: LinearSSM\(LocalLevel\(\)\) is fitted by one process",
             "TypeError: group: got str, expected a group of torch.distributed",
             "RankError: x: process 1 of 2 has failed: OSError: the disk is gone .*test_processes.py, line",
             "RankError: .*group: process 0 of 2 lost the others",
