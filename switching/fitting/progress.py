@@ -45,11 +45,12 @@ class Reporter:
             self._first = step, RowRate()
         elif self._first is not None:
             first, rate = self._first
-            self._left = f", at most {rate.left(step - first, self._max_steps - step)} of the fit"
+            self._left = f", all <= {rate.left(step - first, self._max_steps - step)}"
         self._shown(step, best + self._shift)
 
     def passed(self, rows: int) -> None:
-        """Further rows have gone through a step with all data."""
+        """Further rows have gone through a step with all data; shown are the time left of the pass, and of all steps at
+        most."""
         if self._whole is None or self._rate is None:
             self._rate = RowRate()
             self._shown.rows("", 0)
@@ -58,7 +59,7 @@ class Reporter:
         here = self._whole.by_rank[self._whole.ranks.rank].n_rows
         rate = self._rate.rate(self._rows) * self._whole.n_rows / here  # of all processes
         left = self._rate.left(self._rows, here - self._rows % here)
-        self._shown.rows(f"{rate:,.0f} rows/s, {left} left of this pass{self._left}")
+        self._shown.rows(f"{rate:,.0f} rows/s, pass {left}{self._left}")
 
     @contextmanager
     def stage(self, title: str) -> Iterator[None]:

@@ -69,6 +69,7 @@ class Spread:
             return [torch.cat([ran.elbo, last]).T, ends]
 
         trace, ends = self._take(run)
+        self._height = None
         n_steps = int(ends[:, 0].max())
         return Run(trace.T[:n_steps], n_steps, bool(ends[:, 1].all()))
 
