@@ -65,6 +65,7 @@ def fit_folder(
             console = Console(highlight=False)
             console.print(escape(repr(fit.model)), soft_wrap=True)
             show_diagnostics(console, fit)
+            console.print(escape(f"Time: {fit.report}."), soft_wrap=True)
             console.print(escape(f"Wrote {MODEL} and {states_of(ranks)} to {out}."), soft_wrap=True)
     finally:
         if is_shared():

@@ -1,6 +1,7 @@
 """`samplehold fit` of a folder of files, by one process and by several that torchrun starts."""
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -40,6 +41,7 @@ def test_a_folder_is_fitted_and_its_states_are_written(folder, tmp_path):
     ran = fit(folder, tmp_path / "out")
     assert ran.exit_code == 0, ran.output
     assert "Wrote model and states.parquet" in ran.output
+    assert re.search(r"Time: \d+ steps in .* s: computing .* s, reading .* s, waiting 0 s; [\d,]+ rows", ran.output)
     model = sh.SwitchingSSM.load(tmp_path / "out" / "model")
     states = pd.read_parquet(tmp_path / "out" / "states.parquet")
     assert len(states) == 240

@@ -27,7 +27,7 @@ from .minibatches import run_batches
 from .options import Options
 from .perturbation import End
 from .posterior import VariationalPosterior
-from .progress import Report, reported
+from .progress import Reporting, reported
 from .search import MultiStart, best_ends, continued, search
 from .spread import spread
 from .starts import Starts, first_guesses, opened, stacked
@@ -142,7 +142,7 @@ def fit_graph(
     newton = options.method == "em" and graph.exact and points.repays(graph)
     some = replace(options, max_steps=min(options.max_steps, points.BEFORE)) if newton else options
 
-    def run(report: Report) -> MultiStart:
+    def run(report: Reporting) -> MultiStart:
         search = MultiStart(some, series, report)
         search.run(Passing(graph.engine(graph.start(len(kinds))), graph), kinds, n_kept)
         return search
@@ -174,7 +174,7 @@ def continued_graph(
     found: SearchResult,
     options: Options,
     whole: Whole,
-    report: Report,
+    report: Reporting,
     n_kept: int,
     finish: Callable[[MultiStart], Any],
     begin: Callable[[Etas], VMP | ChunkedVMP] | None = None,
@@ -222,7 +222,7 @@ class Fitted:
 def fit_vmp(
     problem: Problem,
     options: Options,
-    report: Report = lambda step, best: None,
+    report: Reporting = lambda step, best: None,
     user_start: Parameters | None = None,
     whole: Whole | None = None,
     sharing: Whole | None = None,
@@ -274,7 +274,7 @@ def ended(graph: ChainGraph, result: SearchResult) -> Fitted:
     return Fitted(graph, etas, occupancy_of(engine)[0], result)
 
 
-def _by_batches(graph: ChainGraph, starts: Starts, options: Options, report: Report) -> SearchResult:
+def _by_batches(graph: ChainGraph, starts: Starts, options: Options, report: Reporting) -> SearchResult:
     """Passes through minibatches; then the bound of the kept restarts is computed over all data."""
     passes = run_batches(graph, starts, options, report)
     bound = engine_of(graph, passes.etas).elbo().double().cpu()

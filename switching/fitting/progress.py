@@ -8,7 +8,7 @@ from ..progress import Progress, RowRate
 from .options import Options
 from .whole import Whole
 
-Report = Callable[[int, float], None]
+Reporting = Callable[[int, float], None]
 """Takes the number of steps and the best objective so far."""
 
 

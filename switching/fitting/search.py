@@ -43,7 +43,7 @@ from .climbs import SAME, Climb, SearchResult, merged
 from .density import IMPOSSIBLE
 from .options import Options
 from .perturbation import End, perturbed
-from .progress import Report, Reporter, reported
+from .progress import Reporter, Reporting, reported
 from .starts import SAMPLE, first_guesses
 from .whole import Whole
 
@@ -117,7 +117,7 @@ def search(
     begin: Callable[[Parameters], Optimizer],
     end: Callable[[dict[str, Tensor]], End],
     options: Options,
-    report: Report,
+    report: Reporting,
     user_start: Parameters | None = None,
 ) -> SearchResult:
     """Run from first guesses, then from perturbations of the best ends.
@@ -158,7 +158,7 @@ def continued(
     begin: Callable[[Parameters], Optimizer],
     options: Options,
     whole: Whole,
-    report: Report,
+    report: Reporting,
     n_kept: int | None = None,
     finish: Callable[["MultiStart"], Any] = lambda multi: None,
 ) -> SearchResult:
@@ -232,7 +232,7 @@ class MultiStart:
         saving: the checkpoint of the fit.
     """
 
-    def __init__(self, options: Options, series: Series | Whole, report: Report) -> None:
+    def __init__(self, options: Options, series: Series | Whole, report: Reporting) -> None:
         self.climbs: list[Climb] = []
         self.interrupted = False
         self.tol = options.tol * float(series.n_observed)

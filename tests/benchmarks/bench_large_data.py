@@ -2,8 +2,8 @@
 
     python tests/benchmarks/bench_large_data.py [observations]
 
-Eight states, two features, two restarts, sequences of 1,000 steps. With a number of observations, a fit of so many in
-float32 from a file, with `max_steps=2`, and the peak of its memory.
+Eight states, two features, two restarts, sequences of 1,000 steps; and the search on a sample, with eight restarts.
+With a number of observations, a fit of so many in float32 from a file, with `max_steps=2`, and the peak of its memory.
 """
 
 import multiprocessing
@@ -12,6 +12,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from functools import partial
 
 import samplehold as sh
 import torch
@@ -19,8 +20,13 @@ from samplehold.inference.numerics.costs import kernels
 from samplehold.inference.numerics.ranks import Ranks
 from samplehold.switching.fitting.em import EM
 from samplehold.switching.fitting.em_in_parts import EMInParts
+from samplehold.switching.fitting.options import Options
+from samplehold.switching.fitting.perturbation import End
+from samplehold.switching.fitting.search import search
+from samplehold.switching.fitting.spread import spread
 from samplehold.switching.fitting.starts import first_guesses
-from samplehold.switching.fitting.whole import Whole
+from samplehold.switching.fitting.whole import Whole, jointly
+from samplehold.switching.parameters import Parameters
 
 K, RESTARTS, LENGTH, STEPS, TURNS = 8, 2, 1000, 5, 3
 MODEL = sh.SwitchingSSM(sh.Markov(K), sh.Normal(2))
@@ -45,27 +51,53 @@ def seconds_a_step(em: EM) -> float:
     return min(times)
 
 
-def in_a_process(rank: int, n: int, meeting: str, put: Callable[[float], None]) -> None:
-    torch.set_num_threads(1)
-    torch.distributed.init_process_group("gloo", f"file://{meeting}", rank=rank, world_size=n)
+def step(rank: int, n: int) -> float:
+    """The seconds of a step with all data."""
     x = sequences(1000)
     model = MODEL.scaled_to(x[:20])
     small, share = model.problem(x[:20]), x[len(x) * rank // n : len(x) * (rank + 1) // n]
     whole = Whole.of(model.read(share), Ranks.of(None))
+    return seconds_a_step(EMInParts(small, whole, first_guesses(small, RESTARTS, 0).values))
+
+
+def searched(rank: int, n: int) -> float:
+    """The seconds of the search on a sample, without those in which kernels are loaded."""
+    x = sequences(65)
+    model = MODEL.scaled_to(x)
+    problem, options = model.problem(x), Options(restarts=8, max_steps=60, progress=False)
+    whole = Whole.of(model.read(x[rank:]), Ranks.of(None))
+
+    def end(values: Parameters) -> End:
+        return End(values, problem.chain(values).smooth().state)
+
+    begin = spread(partial(EM, problem), whole)
+    for _ in range(2):
+        at = time.perf_counter()
+        jointly(whole, lambda: search(problem, begin, end, options, lambda step, best: None))
+        took = time.perf_counter() - at
+    return took
+
+
+def in_a_process(
+    rank: int, n: int, meeting: str, job: Callable[[int, int], float], put: Callable[[float], None]
+) -> None:
+    torch.set_num_threads(1)
+    torch.distributed.init_process_group("gloo", f"file://{meeting}", rank=rank, world_size=n)
     with kernels("always"):
-        took = seconds_a_step(EMInParts(small, whole, first_guesses(small, RESTARTS, 0).values))
+        took = job(rank, n)
     torch.distributed.destroy_process_group()
     if rank == 0:
         put(took)
 
 
-def shared(n: int) -> float:
-    """The seconds of a step of n processes with one thread each."""
+def shared(n: int, job: Callable[[int, int], float]) -> float:
+    """The seconds of something that n processes with one thread each do."""
     context = multiprocessing.get_context("spawn")
     results = context.SimpleQueue()
     with tempfile.TemporaryDirectory() as folder:
         there = [
-            context.Process(target=in_a_process, args=(rank, n, f"{folder}/meeting", results.put)) for rank in range(n)
+            context.Process(target=in_a_process, args=(rank, n, f"{folder}/meeting", job, results.put))
+            for rank in range(n)
         ]
         for process in there:
             process.start()
@@ -90,9 +122,12 @@ def main() -> None:
     print(
         f"| from a file, one thread | {file:.3f} | {1e9 * file / each:.0f} | {file / memory:.2f} of memory (aim 1.3) |"
     )
-    one, two = shared(1), shared(2)
+    one, two = shared(1, step), shared(2, step)
     print(f"| one process, one thread | {one:.3f} | {1e9 * one / each:.0f} | |")
     print(f"| two processes, one thread each | {two:.3f} | {1e9 * two / each:.0f} | {one / two:.2f} times (aim 1.7) |")
+    one, two = shared(1, searched), shared(2, searched)
+    print(f"| search on a sample, one process | {one:.1f} in all | | |")
+    print(f"| search on a sample, two processes | {two:.1f} in all | | {one / two:.2f} times |")
 
 
 def large(n: int) -> None:
