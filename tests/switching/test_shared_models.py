@@ -1,6 +1,7 @@
 """Linear, switching linear and coupled models whose data processes share, against one process with all data."""
 
 import re
+from dataclasses import replace
 from typing import Any
 
 import pyro.distributions as dist
@@ -204,3 +205,9 @@ def test_a_process_without_sequences_helps():
     expected = fits(0, [0, 6], 25, runs, OPTIONS)
     for found in in_processes(3, fits, [0, 4, 4, 6], 25, runs, OPTIONS):
         check_same(found, expected)
+
+
+def test_a_profile_of_one_share_is_refused():
+    fit = sh.LinearSSM(sh.LocalLevel()).fit([4.0, 5.5, 5.0, 7.1, 6.2, 8.0, 6.9], progress=False)
+    with pytest.raises(ValueError, match="profile_interval: several processes shared the data"):
+        replace(fit, shared=True).profile_interval()
