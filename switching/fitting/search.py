@@ -183,7 +183,8 @@ def continued(
     if not multi.replayed():
         starts, kinds = whole.ranks.gathered(begun)[0]  # the rounding of another machine may have led to other ends
         multi.run(begin({name: table.to(whole.like) for name, table in starts.items()}), kinds, n_kept)
-    finish(multi)
+    if not interrupted:
+        finish(multi)
     return replace(multi.result(), interrupted=multi.interrupted or interrupted > 0, sample=found)
 
 

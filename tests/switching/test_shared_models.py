@@ -14,6 +14,7 @@ from samplehold.inference.message_passing.engine import VMP, Block, Factor
 from samplehold.inference.numerics.ranks import Ranks
 from samplehold.switching.fitting import whole
 from samplehold.switching.fitting.checkpoint import Checkpoint
+from samplehold.switching.fitting.search import MultiStart
 from torch import Tensor
 
 NAN = float("nan")
@@ -211,3 +212,17 @@ def test_a_profile_of_one_share_is_refused():
     fit = sh.LinearSSM(sh.LocalLevel()).fit([4.0, 5.5, 5.0, 7.1, 6.2, 8.0, 6.9], progress=False)
     with pytest.raises(ValueError, match="profile_interval: several processes shared the data"):
         replace(fit, shared=True).profile_interval()
+
+
+@pytest.mark.usefixtures("group_of_one")
+def test_an_interrupted_search_takes_one_step_with_all_data(monkeypatch):
+    true = MultiStart.run
+
+    def run(self: MultiStart, *arguments: Any, **keywords: Any) -> None:
+        true(self, *arguments, **keywords)
+        self.interrupted = True
+
+    monkeypatch.setattr(MultiStart, "run", run)
+    fit = MODELS["linear"].fit(data("linear"), progress=False, restarts=1, max_steps=40)
+    assert fit.interrupted
+    assert fit.steps == 1
