@@ -226,3 +226,21 @@ def test_an_interrupted_search_takes_one_step_with_all_data(monkeypatch):
     fit = MODELS["linear"].fit(data("linear"), progress=False, restarts=1, max_steps=40)
     assert fit.interrupted
     assert fit.steps == 1
+
+
+@pytest.mark.parametrize("name", ["linear", "normal chains"])
+@pytest.mark.usefixtures("group_of_one")
+def test_a_step_is_one_sum_over_processes(monkeypatch, name):
+    true, calls = Ranks.summed, []
+
+    def summed(self: Ranks, *arguments: Any) -> Any:
+        calls.append(1)
+        return true(self, *arguments)
+
+    monkeypatch.setattr(Ranks, "summed", summed)
+    counts = []
+    for steps in (2, 3):
+        MODELS[name].fit(data(name), "vmp", progress=False, restarts=1, max_steps=steps)
+        counts.append(len(calls))
+        calls.clear()
+    assert counts[1] == counts[0] + 1
