@@ -58,7 +58,8 @@ class Whole:
 
     @staticmethod
     def shared(series: Series, options: Any) -> "Whole | None":
-        """The data of the processes of a group; None: there is no group, so this process has all data.
+        """The data of the processes of a group, for EM or message passing; None: there is no group, so this process
+        has all data.
 
         Raises:
             ValueError: as `check`.
@@ -67,17 +68,21 @@ class Whole:
         if ranks.alone:
             return None
         whole = Whole.of(series, ranks)
-        whole.check(options, pooled=False)
+        whole.check(options, pooled=False, draws=False)
         return whole
 
-    def check(self, options: Any, pooled: bool) -> None:
+    def check(self, options: Any, pooled: bool, draws: bool = True) -> None:
         """Raise an error if the data cannot be fitted so.
+
+        Arguments:
+            draws: whether SVI adds up its gradient over the data.
 
         Raises:
             ValueError: a method that needs all data at once.
         """
-        if pooled or options.method == "nuts":
-            argument, cure = ("pooled", "leave it out") if pooled else ("method", 'use method="em", "vmp" or "svi"')
+        methods = '"em", "vmp" or "svi"' if draws else '"em" or "vmp"'
+        if pooled or f'"{options.method}"' not in methods:
+            argument, cure = ("pooled", "leave it out") if pooled else ("method", f"use method={methods}")
             raise ValueError(
                 f"{argument}: got {getattr(options, argument)!r}, but x is in a file or shared by processes, and this "
                 f"needs all of it at once; {cure}, or fit some of the sequences in memory."

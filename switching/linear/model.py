@@ -478,7 +478,7 @@ class LinearSSM(Model):
                 group with a free covariance have the same entries held. "svi" and "nuts" take whole tables: those of
                 the transition together, and those of the emission and of the first state. The weights of an
                 autoregression are held together.
-            num_samples, warmup_steps, group, checkpoint, every: as in `SwitchingSSM.fit`.
+            num_samples, warmup_steps, group, checkpoint, every: as in `SwitchingSSM.fit`. A group takes "em" and "vmp".
             lengths, inputs, input_names: as in every method; inputs for a structure with a `Regression`.
 
         Returns:

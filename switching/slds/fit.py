@@ -61,6 +61,7 @@ def fit_switching_linear(problem: SwitchingLinearProblem, options: Options, whol
     known = Known(read_fixed(layout.known, layout.sizes, options.fixed, series.observations), units)
     users = users_of(layout, known, options.method)
     if whole is not None:
+        whole = replace(whole, series=whole.series.double())
         _check_shared(layout, known, options)
     if _singular(layout, known.tables):
         return fit_by_evidence(problem, known, users, options)
@@ -80,7 +81,7 @@ def fit_switching_linear(problem: SwitchingLinearProblem, options: Options, whol
         result = search().raised(-volume)
     else:
         found = together(whole, search)
-        everywhere = units.series(whole.series.double())
+        everywhere = units.series(whole.series)
         blank = tree_map(lambda table: table[0], blank_states(layout, everywhere, 1))
         log_weight = (
             None if layout.n_regimes == 1 else blank.linear.new_zeros(*everywhere.inside.shape, layout.n_regimes)

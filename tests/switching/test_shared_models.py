@@ -114,6 +114,15 @@ def test_a_group_goes_on_from_a_search_on_a_sample(name):
     assert set(shared[2]) == set(MODELS[name].known)
 
 
+@pytest.mark.usefixtures("group_of_one")
+def test_a_group_takes_single_precision(monkeypatch):
+    monkeypatch.setattr(whole, "SAMPLE", 20)
+    x, options = data("switching").float(), {"restarts": 1, "max_steps": 1, "start": START["switching"]}
+    fit = MODELS["switching"].fit(x, lengths=LENGTHS, progress=False, **options)
+    assert {value.dtype for value in fit.model.values.values()} == {torch.float32}
+    assert fit.objective.isfinite().all()
+
+
 @pytest.mark.parametrize("curved", [False, True])
 @pytest.mark.usefixtures("group_of_one")
 def test_an_engine_of_a_group_takes_the_steps_of_one_alone(curved):
@@ -132,7 +141,8 @@ def test_an_engine_of_a_group_takes_the_steps_of_one_alone(curved):
 @pytest.mark.parametrize(
     ("model", "options", "said"),
     [
-        (MODELS["linear"], {"method": "nuts"}, "method: got 'nuts', but x is in a file or shared by processes"),
+        (MODELS["linear"], {"method": "nuts"}, "method: got 'nuts', but x is .* use method=.em. or .vmp., or fit some"),
+        (MODELS["linear"], {"method": "svi"}, "method: got 'svi', but x is in a file or shared by processes"),
         (MODELS["switching"], {"start": torch.zeros(6, 12)}, "start: got labels of steps, but processes share"),
         (MODELS["switching"], {"fixed": {"state_noise": [[0.0]]}}, "fixed: got noises without an inverse, beside"),
     ],
