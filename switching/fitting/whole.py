@@ -156,14 +156,15 @@ class Whole:
     # ---- the sample --------------------------------------------------------------------------------------------------
 
     def sample(self, seed: int) -> Series:
-        """All sequences if they are few, or about as many as `sample_of` takes; the same in all processes."""
+        """All sequences if they are few, or about as many as `sample_of` takes; the same in all processes, each on the
+        device of its data."""
         if self.ranks.alone:
             sample = sample_of(self.series, seed, SAMPLE)
             return self._in_memory(torch.arange(sample.n_sequences, device="cpu")) if sample is self.series else sample
         chosen = self._chosen(seed)
         own = chosen[(chosen >= self._first) & (chosen < self._first + self.series.n_sequences)] - self._first
         there = self.ranks.gathered(lambda: self._tables(own, alone=len(chosen) == 1))
-        return _joined([one for one in there if one is not None])
+        return _joined([one for one in there if one is not None]).to(self.like)
 
     @property
     def _first(self) -> int:
