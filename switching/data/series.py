@@ -449,7 +449,7 @@ class Series(Record):
             if isinstance(table, Packed):
                 some[name] = table.subset(members)
             elif table is not None:
-                some[name] = table.flatten(0, n_axes - 1)[members.to(table.device)]
+                some[name] = table.reshape(self.n_sequences, *table.shape[n_axes:])[members.to(table.device)]
         nothing: Any = dict.fromkeys(("index", "sequences", "stacked", "frame"))
         return replace(self, **some, **nothing)
 

@@ -67,6 +67,12 @@ def test_some_sequences_are_a_series_of_their_own(kind):
     assert (some.n_sequences, none.n_sequences) == (2, 0)
 
 
+def test_none_of_one_sequence_without_a_batch_axis_is_a_series():
+    one = random_model("copy", "normal").read(torch.randn(5, 2), weights=2.0)
+    none = one.subset(torch.tensor([], dtype=torch.long))
+    assert (none.n_sequences, none.n_features, none.weights.shape) == (0, 2, (0,))
+
+
 @pytest.mark.few(4)
 @pytest.mark.parametrize("flat", [False, True])
 @pytest.mark.parametrize(("dynamics", "emission"), SUMS)
