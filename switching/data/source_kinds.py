@@ -18,7 +18,7 @@ from .cells import to_tensor
 from .panel import Choice
 from .scratch import BLOCK
 from .spool import Block, Naming, Unit, undivided
-from .table_files import Table, after, arrow, files_of, guarded, sliced, table_of
+from .table_files import Table, after, arrow, errors_named, files_of, guarded, sliced, table_of
 
 
 @dataclass(frozen=True)
@@ -131,8 +131,9 @@ def _fragments(dataset: Any) -> Iterator[Table]:
             batches = part.to_batches(columns=names, batch_size=rows, batch_readahead=2, fragment_readahead=1, **known)
             yield from sliced(after((batch.select(names) for batch in batches), skip), rows)
 
-        counted = part is not dataset and not is_text
-        yield Table(place, schema, part.count_rows, guarded(place, "a dataset", read), counted=counted)
+        counted, kind = part is not dataset and not is_text, "a dataset"
+        count = errors_named(place, kind)(part.count_rows)
+        yield Table(place, schema, count, guarded(place, kind, read), counted=counted)
 
 
 def _hugging_face(dataset: Any) -> Table:

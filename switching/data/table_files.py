@@ -116,12 +116,13 @@ def table_of(path: Path, keys: Sequence[str], times: Sequence[str]) -> Table:
         ValueError: it cannot be read.
     """
     kind = format_of(path)
-    with _reading(path, kind):
+    with errors_named(path, kind):
         return _parquet(path) if kind == "Parquet" else _ipc(path) if kind == "Arrow" else _csv(path, keys, times)
 
 
 @contextmanager
-def _reading(path: Any, kind: str | None) -> Iterator[None]:
+def errors_named(path: Any, kind: str | None) -> Iterator[None]:
+    """A block, or a function, whose errors name the file."""
     pa = arrow()
     try:
         yield
@@ -134,7 +135,7 @@ def guarded(path: Any, kind: str, read: Callable[[list[str], int, int], Iterator
     """`Table.read` of a file, with errors that name it."""
 
     def batches(names: list[str], skip: int, rows: int) -> Iterator[Any]:
-        with _reading(path, kind):
+        with errors_named(path, kind):
             yield from read(names, skip, rows)
 
     return batches
@@ -187,7 +188,7 @@ def _ipc(path: Path) -> Table:
         yield from sliced(after((batch.select(names) for batch in batches()), skip), rows)
 
     def count() -> int:
-        with _reading(path, "Arrow"):
+        with errors_named(path, "Arrow"):
             return sum(batch.num_rows for batch in batches())
 
     return Table(str(path), schema, count, guarded(path, "Arrow", read))

@@ -1,6 +1,7 @@
 """Data read in batches from files and other sources: the same series as from one table in memory."""
 
 import datetime
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -19,6 +20,7 @@ import torch
 from examples import examples
 from hypothesis import given
 from hypothesis import strategies as st
+from samplehold.switching import progress
 from samplehold.switching.data import arrow as arrow_module
 from samplehold.switching.data import source_kinds, sources
 from samplehold.switching.data.panel import Choice
@@ -160,6 +162,15 @@ def test_every_kind_of_table_gives_the_numbers_of_the_table(source, tmp_path):
     table = table_of([5, 2, 6])
     expected = sh.read_panel(table, "who", "t", ["level", "count"])
     assert_same(sh.open_sequences(source(table, tmp_path), "who", "t", ["level", "count"]), expected)
+
+
+def test_a_part_of_a_dataset_that_cannot_be_counted_is_named(tmp_path, monkeypatch):
+    paths = [str(p) for p in written(tmp_path, table_of([5, 2]), [3])]
+    dataset = pyarrow.dataset.dataset(paths)
+    Path(paths[1]).write_bytes(b"PAR1 no table PAR1")
+    monkeypatch.setattr(progress.sys.stderr, "isatty", lambda: True, raising=False)  # bars need the number of rows
+    with pytest.raises(ValueError, match=rf"^source: {re.escape(paths[1])} cannot be read as a dataset \("):
+        sh.open_sequences(dataset, "who", "t", ["level", "count"])
 
 
 @pytest.mark.parametrize(
