@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from ..inference.numerics.costs import counted_from, mode, spent
-from ..inference.numerics.ranks import Ranks
+from ..inference.numerics.ranks import Ranks, told_all
 from .data.cells import to_tensor
 from .data.packed import Packed
 from .data.sealed import unsealed
@@ -66,7 +66,8 @@ def resumable(model: Storable, series: Series, options: Options) -> Iterator[Opt
         _check(path, found.identity, identity)
         saving = Checkpoint(path, identity, options.every, found.work, found.loops, first)
     ranks.together(lambda: saving.write(anew=True))  # so that a place that takes no file is known before any work
-    with counted_from(saving.work):
+    with counted_from(saving.work), told_all() as tell:
+        saving.tell = None if ranks.alone else tell  # raised here alone, it would leave the others waiting for a sum
         try:
             yield replace(options, seed=identity["seed"], saving=saving)
         except Exception:
@@ -74,7 +75,7 @@ def resumable(model: Storable, series: Series, options: Options) -> Iterator[Opt
         except BaseException:
             saving.write()
             raise
-        saving.write()
+        ranks.together(saving.write)
 
 
 def identity_of(model: Storable, series: Series, options: Options, ranks: Ranks) -> dict[str, Any]:

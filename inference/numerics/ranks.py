@@ -7,7 +7,9 @@ carries a mark of failure, so an error of one rank ends all of them, each with t
 
 import pickle
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from functools import partial
 from typing import Any, TypeVar
 
@@ -86,6 +88,7 @@ class Ranks:
         failure: BaseException | None = None
         try:
             with heard(), deferred():  # checks of this process's numbers fail here, not after the sum
+                _raise_told()
                 tables = compute()
         except (Exception, KeyboardInterrupt) as error:
             tables, failure = zeros, error
@@ -112,6 +115,7 @@ class Ranks:
         computed: Any = None
         try:
             with heard():
+                _raise_told()
                 computed = compute()
             pickle.dumps(computed)
         except (Exception, KeyboardInterrupt) as error:
@@ -183,6 +187,26 @@ class Ranks:
                 f"({str(error).splitlines()[0]}); see their output, and start all of them again."
             )
             raise self._known from None
+
+
+_told: ContextVar[list[Exception] | None] = ContextVar("told", default=None)
+
+
+@contextmanager
+def told_all() -> Iterator[Callable[[Exception], None]]:
+    """Inside, the function takes an error of this process alone. The next sum or gathering raises it in all
+    processes."""
+    errors: list[Exception] = []
+    token = _told.set(errors)
+    try:
+        yield errors.append
+    finally:
+        _told.reset(token)
+
+
+def _raise_told() -> None:
+    if errors := _told.get():
+        raise errors.pop()
 
 
 def _raised(error: BaseException) -> None:

@@ -54,7 +54,12 @@ class Checkpoint:
         work: of the process at the start of the fit.
         loops: those of the file.
         writes: whether this process writes the file; another one of those that share the data may.
+
+    Attributes:
+        tell: takes an error of writing during a fit that processes share; None: it is raised at once.
     """
+
+    tell: Callable[[Exception], None] | None = None
 
     def __init__(
         self,
@@ -163,8 +168,14 @@ class Checkpoint:
 
     def _changed(self) -> None:
         self._is_written = False
-        if time.monotonic() - self._written_at >= self.every:
+        if time.monotonic() - self._written_at < self.every:
+            return
+        try:
             self.write()
+        except OSError as error:
+            if self.tell is None:
+                raise
+            self.tell(error)
 
 
 def loops_of(plain: Any, tensors: dict[str, Tensor], device: torch.device) -> list[Loop]:

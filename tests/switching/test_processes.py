@@ -1,5 +1,6 @@
 """Fits whose data are shared by real processes, against fits in one process."""
 
+import errno
 import os
 import pickle
 import re
@@ -16,7 +17,8 @@ from oracles.processes import in_processes
 from samplehold.inference.numerics.deferred import deferred, refuse_if
 from samplehold.inference.numerics.interrupts import interrupt_together, interruptible, may_interrupt
 from samplehold.inference.numerics.ranks import Ranks
-from samplehold.switching.fitting import whole
+from samplehold.switching.data.writing import write_output
+from samplehold.switching.fitting import checkpoint, whole
 from samplehold.switching.fitting.checkpoint import Checkpoint
 from samplehold.switching.fitting.em import EM
 from samplehold.switching.fitting.starts import first_of, sample_of
@@ -138,7 +140,30 @@ def test_any_share_of_sequences_in_files_gives_the_same():
         check_same(found, expected)
 
 
-def failing(rank: int) -> list[Any]:
+QUICK: dict[str, Any] = {"restarts": 1, "max_steps": 20, "tol": 0.0}
+
+
+def fill_after(writes: int) -> Any:
+    """A `write_output` that finds the disk full after so many writes."""
+    count = []
+
+    def write(*arguments: Any) -> None:
+        count.append(0)
+        if len(count) > writes:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        write_output(*arguments)
+
+    return write
+
+
+@pytest.mark.usefixtures("group_of_one")
+def test_a_checkpoint_on_a_full_disk_ends_a_shared_fit(monkeypatch, tmp_path):
+    monkeypatch.setattr(checkpoint, "write_output", fill_after(2))
+    with pytest.raises(OSError, match=r"^checkpoint: .* cannot be written \(No space left on device\)"):
+        MODELS["markov"].fit(data(), progress=False, checkpoint=tmp_path / "fit", every=0, **QUICK)
+
+
+def failing(rank: int, path: str) -> list[Any]:
     x, said = data()[6 * rank : 6 * rank + 6], []
 
     def fails(model: sh.SwitchingSSM, x: Any, **options: Any) -> None:
@@ -162,6 +187,9 @@ def failing(rank: int) -> list[Any]:
     Whole.part = broken  # type: ignore[method-assign]
     fails(MODELS["markov"], x)
     Whole.part = original  # type: ignore[method-assign]
+    for method in ("em", "svi"):
+        checkpoint.write_output = fill_after(3)
+        fails(MODELS["markov"], x, method=method, checkpoint=path + method, every=0, **QUICK)
     if rank == 1:
         os._exit(9)
     fails(MODELS["markov"], x)
@@ -169,8 +197,8 @@ def failing(rank: int) -> list[Any]:
 
 
 @pytest.mark.slow
-def test_an_error_of_one_process_ends_all_with_its_place():
-    said, nothing = in_processes(2, failing)
+def test_an_error_of_one_process_ends_all_with_its_place(tmp_path):
+    said, nothing = in_processes(2, failing, str(tmp_path / "fit"))
     assert nothing is None  # this process was ended
     for text, words in zip(
         said,
@@ -181,6 +209,8 @@ def test_an_error_of_one_process_ends_all_with_its_place():
             "ValueError: batch_size: got 2, but 2 processes share the data",
             "TypeError: group: got str, expected a group of torch.distributed",
             "RankError: x: process 1 of 2 has failed: OSError: the disk is gone .*test_processes.py, line",
+            "OSError: checkpoint: .* cannot be written",
+            "OSError: checkpoint: .* cannot be written",
             "RankError: .*group: process 0 of 2 lost the others",
         ],
         strict=True,
