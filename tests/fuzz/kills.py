@@ -10,6 +10,7 @@ import signal
 import sys
 import tempfile
 import time
+import traceback
 from collections.abc import Callable
 from itertools import cycle
 from pathlib import Path
@@ -107,10 +108,14 @@ def of_fits(folder: Path, kills: int, delays: random.Random) -> None:
         """A child that fits, and the number of its process."""
         child = os.fork()
         if child == 0:
-            torch.set_num_threads(1)
-            torch.save(fit(method, checkpoint=checkpoint, every=0), folder / "new")
-            os.replace(folder / "new", end)
-            os._exit(0)
+            try:
+                torch.set_num_threads(1)
+                torch.save(fit(method, checkpoint=checkpoint, every=0), folder / "new")
+                os.replace(folder / "new", end)
+                os._exit(0)
+            except BaseException:  # which must not go on as the parent would
+                traceback.print_exc()
+                os._exit(1)
         return child
 
     done = 0
@@ -120,7 +125,9 @@ def of_fits(folder: Path, kills: int, delays: random.Random) -> None:
             child = begun()
             time.sleep(delays.uniform(0, most))
             os.kill(child, signal.SIGKILL)
-            done += os.WIFSIGNALED(os.waitpid(child, 0)[1])
+            status = os.waitpid(child, 0)[1]
+            assert os.WIFSIGNALED(status) or status == 0, f"a fit by {method} has failed"
+            done += os.WIFSIGNALED(status)
             most *= 1.02  # at last even a slow machine gets on
         objective, restarts, values = torch.load(end, weights_only=True)
         assert torch.equal(objective, expected[0]), method

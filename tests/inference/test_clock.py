@@ -1,6 +1,7 @@
 """The seconds of a computation, apart by what it does."""
 
 import itertools
+from types import SimpleNamespace
 
 import pytest
 from samplehold.inference.numerics import clock
@@ -11,7 +12,7 @@ from samplehold.inference.numerics.clock import READING, WAITING, during, passed
 def _ticking(monkeypatch):
     """Each look at the clock takes a second."""
     ticks = itertools.count()
-    monkeypatch.setattr(clock.time, "perf_counter", lambda: float(next(ticks)))
+    monkeypatch.setattr(clock, "time", SimpleNamespace(perf_counter=lambda: float(next(ticks))))
 
 
 def test_each_second_counts_once():
@@ -40,5 +41,5 @@ def test_without_a_clock_nothing_is_counted():
     seen = []
     with during(READING), showing(seen.append):
         passed(3)
-    assert next(iter([clock.time.perf_counter()])) == 0.0  # nobody has looked at it
+    assert clock.time.perf_counter() == 0.0  # nobody has looked at it
     assert seen == []
