@@ -7,6 +7,7 @@ each fold is a block of steps after those that were fitted,
 $\sum_i \log p(x_{a_i + 1 : a_{i + 1}} \mid x_{1 : a_i}, \hat\theta_{1 : a_i})$.
 """
 
+import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
@@ -131,7 +132,8 @@ def select(
         return tried, models, _same_data(models, tried, x, given)
 
     tried, models, whole = ranks.together(prepared)
-    arguments = {"candidates": repr(tried), "criterion": criterion, "folds": str(folds)}
+    named = re.sub(r" at 0x[0-9a-fA-F]+", "", repr(tried))  # addresses of functions, which differ between processes
+    arguments = {"candidates": named, "criterion": criterion, "folds": str(folds)}
     check_equal(ranks.gathered(lambda: arguments))
     fits, rows = [], []
     for one, model, series in zip(tried, models, whole, strict=True):

@@ -460,6 +460,8 @@ def test_a_choice_of_one_process_in_a_group_is_that_from_files(criterion):
 def chosen_among(rank: int, cuts: list[int]) -> list[Any]:
     found: list[Any] = [chosen(rank, cuts, rank == 0, criterion) for criterion in ("icl", "heldout")]
     x = data()[cuts[rank] : cuts[rank + 1]]
+    by_function = sh.select(lambda make: make(), x, [partial(states, 1)], restarts=1, max_steps=5)
+    found.append(by_function.table.bic.tolist())
     one = x[: 1 - rank]  # the first process has one sequence, the other none
     for candidates, y, options in (
         ([1, 2][: 1 + rank], x, {}),
@@ -486,8 +488,9 @@ def test_several_processes_choose_what_one_chooses():
         pd.testing.assert_frame_equal(table, wanted, rtol=1e-9)
         torch.testing.assert_close(values, wanted_values, rtol=1e-9, atol=1e-10)
         torch.testing.assert_close(values, other_values, rtol=0, atol=0)
+    assert here[2] == there[2]  # candidates that are functions lie at other addresses there
     for text, words in zip(
-        here[2:],
+        here[3:],
         [
             r"ValueError: candidates: process 1 has \(1, 2\), but process 0 has \(1,\)",
             "ValueError: folds: process 1 has 3, but process 0 has 2",
