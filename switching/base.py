@@ -478,6 +478,8 @@ class Model(Named, ABC):
             from .fitting.agreement import check_alike
 
             check_alike(ranks, self, options, series)
+            if options.seed is None and options.checkpoint is None:  # any number will do, so it is that of the first
+                options = replace(options, seed=ranks.gathered(lambda: options.number)[0])
         model = self.with_prior(options.prior) if isinstance(options.prior, Mapping) else self
         with naming("x"), one_thread_if_small(options.restarts * series.like.numel()):
             if options.checkpoint is None:

@@ -59,6 +59,7 @@ def resumable(model: Storable, series: Series, options: Options) -> Iterator[Opt
     found = _found(path, ranks, series.like.device)
     first = ranks.rank == 0
     if found is None:
+        identity["seed"] = ranks.gathered(lambda: identity["seed"])[0]  # if it is None, each process has drawn another
         saving = Checkpoint(path, identity, options.every, dict(spent), writes=first)
     else:
         if options.seed is None:  # any number will do, so it is that of the file

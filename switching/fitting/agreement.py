@@ -38,7 +38,8 @@ def _described(model: Any, options: Any, series: Series) -> dict[str, str]:
     """What all processes have in common, in words by argument."""
     chosen = {f.name: repr(_plain(getattr(options, f.name))) for f in fields(options) if f.name not in OF_EACH}
     described = {"model": repr(model), "model.prior": repr(_plain(model.prior))} | chosen
-    described["seed"] = described.pop("number")
+    number = described.pop("number")
+    described["seed"] = "None" if options.seed is None else number
     described["checkpoint"] = repr(options.checkpoint and "a path")
     if series.n_sequences:
         tables = ("inputs", "dt", "states", "weights", "step_weights", "noise", "past")

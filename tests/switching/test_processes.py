@@ -163,6 +163,17 @@ def test_a_checkpoint_on_a_full_disk_ends_a_shared_fit(monkeypatch, tmp_path):
         MODELS["markov"].fit(data(), progress=False, checkpoint=tmp_path / "fit", every=0, **QUICK)
 
 
+@pytest.mark.usefixtures("group_of_one")
+def test_a_seed_that_is_drawn_is_that_of_the_first_process(tmp_path):
+    options = {"method": "svi", "progress": False, "seed": None, "restarts": 1, "max_steps": 2}
+    torch.manual_seed(4)
+    first, again = (MODELS["markov"].fit(data(), **options).objective for _ in range(2))
+    assert not torch.equal(first, again)
+    torch.manual_seed(4)
+    kept = MODELS["markov"].fit(data(), **options, checkpoint=tmp_path / "fit").objective
+    assert torch.equal(kept, first)
+
+
 def failing(rank: int, path: str) -> list[Any]:
     x, said = data()[6 * rank : 6 * rank + 6], []
 
@@ -294,8 +305,9 @@ def test_sequences_have_the_same_sum_of_digests_in_any_share():
     assert total != sum_of_digests(MODELS["markov"].read(x), Ranks())
 
 
-def differing(rank: int) -> list[str]:
-    """The errors of arguments that differ between processes, and of states that are impossible in one of them."""
+def differing(rank: int, path: str) -> list[str]:
+    """The errors of arguments that differ between processes, and of states that are impossible in one of them; then
+    the ends of fits whose seeds each process draws."""
     x, model, said = data()[6 * rank : 6 * rank + 6], MODELS["markov"], []
     states = torch.full((6, 30), -1)
     states[:, 0] = 0
@@ -313,15 +325,19 @@ def differing(rank: int) -> list[str]:
             model.fit(x_and_states, progress=False, restarts=2, **options)
         except Exception as error:
             said.append(f"{type(error).__name__}: {error}")
+    torch.manual_seed(rank)
+    for options in ({}, {"checkpoint": path}):
+        fit = model.fit(x, seed=None, progress=False, **QUICK, **options)
+        said.append(str(fit.objective.tolist()))
     return said
 
 
 @pytest.mark.slow
-def test_what_differs_between_processes_is_told_by_all():
-    here, there = in_processes(2, differing)
-    assert here[:4] == there[:4]
+def test_what_differs_between_processes_is_told_by_all(tmp_path):
+    here, there = in_processes(2, differing, str(tmp_path / "fit"))
+    assert here[:4] + here[5:] == there[:4] + there[5:]
     for text, words in zip(
-        [*here, there[-1]],
+        [*here[:5], there[4]],
         [
             r"start: process 1 has \{'loc': \[\[0.0, 1.0\], \[5.0, -2.0\]\]\}, but process 0 has",
             "seed: process 1 has 1, but process 0 has 0",
