@@ -1,6 +1,6 @@
-"""`Clock`: the seconds of a computation, apart by what it does: reading, waiting for other processes, or computing.
+"""`Clock`: the seconds in which a computation reads, waits for other processes, or computes.
 
-The seconds are shown and nothing depends on them.
+They are only shown: no result depends on them.
 
 >>> with timed() as clock:
 ...     with during(READING):
