@@ -18,6 +18,7 @@ from ..inference.numerics.ranks import Ranks
 from ..switching.data.scratch import blocks_of
 from ..switching.data.series import Series
 from ..switching.data.sources import open_sequences
+from ..switching.model import SwitchingSSM
 from ..switching.storage import save_model
 from .console import build, check_folder, check_new
 from .printing import show_diagnostics
@@ -58,7 +59,7 @@ def fit_folder(
         observed = pd.DataFrame(extremes(series, ranks), columns=list(series.features_of()))
         model = build(observed, n_states, emission, dynamics, (), (), order)
         fit = model.fit(series, **options)
-        ranks.together(lambda: fit.model.write(series, out / states_of(ranks)))
+        ranks.together(lambda: write_states(fit.model, series, out / states_of(ranks)))
         if ranks.rank == 0:
             notes = {"columns": list(observed.columns), "time": time, "inputs": {}}
             save_model(fit.model, out / MODEL, notes | ({} if sequence is None else {"sequence": sequence}))
@@ -75,6 +76,14 @@ def fit_folder(
 def states_of(ranks: Ranks) -> str:
     """The name of the file with the states of this process's rows."""
     return "states.parquet" if ranks.n == 1 else f"states-{ranks.rank}-of-{ranks.n}.parquet"
+
+
+def write_states(model: SwitchingSSM, series: Series, path: Path) -> None:
+    """Write the states of this process's rows; without any there is no file."""
+    if series.n_sequences:
+        model.write(series, path)
+    else:
+        path.unlink(missing_ok=True)  # of earlier results
 
 
 def check_results(out: Path, ranks: Ranks, force: bool) -> None:

@@ -11,6 +11,7 @@ import pytest
 import samplehold as sh
 import torch
 from samplehold.cli.app import app
+from samplehold.cli.folders import write_states
 from torch.testing import assert_close
 from typer.testing import CliRunner
 
@@ -70,6 +71,17 @@ def test_results_are_not_overwritten_without_permission(folder, tmp_path):
     ran = fit(folder, tmp_path / "out")
     assert ran.exit_code == 2
     assert "is there already" in ran.output
+
+
+def test_a_process_without_sequences_leaves_no_file_of_states(folder, tmp_path):
+    series, path = sh.open_sequences(folder, "id", "t"), tmp_path / "states.parquet"
+    model = sh.SwitchingSSM(sh.Copy(1), sh.Normal(2)).with_values(
+        redraw_prob=0.1, state_probs=[1.0], loc=[[0.0, 0.0]], scale=[[1.0, 1.0]]
+    )
+    write_states(model, series, path)
+    assert len(pd.read_parquet(path)) == 240
+    write_states(model, series.subset(torch.tensor([], dtype=torch.long)), path)
+    assert not path.exists()
 
 
 @pytest.mark.slow
