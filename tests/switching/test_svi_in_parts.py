@@ -217,7 +217,7 @@ def fit(n):
     for _ in range(n):
         table.append(torch.randn(100_000, 2, generator=generator))
     x = Series(Packed.on_disk(table, torch.full((100 * n,), 1000), torch.nan), torch.full((100 * n,), 1000))
-    sh.SwitchingSSM(sh.Markov(2), sh.Normal(2)).fit(x, "svi", restarts=1, max_steps=2, progress=False)
+    sh.SwitchingSSM(sh.Markov(2), sh.Normal(2)).fit(x, "svi", restarts=1, max_steps=1, progress=False)
 with sh.kernels("always"):
     fit(20)
     before = status("VmHWM")
