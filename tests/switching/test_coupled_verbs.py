@@ -53,7 +53,7 @@ def test_the_best_path_is_the_best_of_all(model):
     found = model.viterbi(x)
     assert found.path.shape == (3, 2)
     assert_close(float(found.log_probability), scores[best], rtol=1e-10, atol=0)
-    assert found.path.tolist() == model._apart(torch.tensor(best)).tolist()
+    assert found.path.tolist() == model.of_product(torch.tensor(best)).tolist()
 
 
 @each
