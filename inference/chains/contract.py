@@ -134,6 +134,18 @@ class Chain(Protocol):
         ...
 
 
+def log_belief_at_end(chain: Chain) -> Float[Tensor, "*b K"]:
+    """log P(s_T | x) at the end of a part of a longer chain: `before` of the next part, see `Chain.between`."""
+    return chain.filter().state[..., -1, :].log()
+
+
+def log_evidence_after(chain: Chain, before: Float[Tensor, "*b K"]) -> Float[Tensor, "*b K"]:
+    """The log-weight of all that comes after the first step of a part that begins with the belief `before`: `after` of
+    the previous part, see `Chain.between`."""
+    belief = chain.smooth().state[..., 0, :].log()
+    return torch.where(before == -torch.inf, 0.0, belief - before)  # a state of probability 0 has no effect
+
+
 def inside(chain: Chain) -> Bool[Tensor, "*b T"]:
     """Which steps belong to their sequence."""
     return torch.arange(chain.n_steps, device=chain.lengths.device) < chain.lengths.unsqueeze(-1)

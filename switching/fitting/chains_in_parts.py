@@ -20,7 +20,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from ...inference.chains.contract import Chain
+from ...inference.chains.contract import Chain, log_belief_at_end, log_evidence_after
 from ...inference.numerics.clock import passed
 from ...inference.numerics.deferred import deferred
 from ..data.packed import ahead, consecutive
@@ -125,7 +125,7 @@ def _visit_stretches(
 
     for i, first in enumerate(firsts[:-1]):
         with torch.no_grad(), _placed(int(member), first):
-            befores.append(piece(i, None, 1).chain.filter().state[..., -1, :].log())
+            befores.append(log_belief_at_end(piece(i, None, 1).chain))
     after = None
     for i, (first, before) in reversed(list(enumerate(zip(firsts, befores, strict=True)))):
         with _placed(int(member), first):
@@ -133,8 +133,7 @@ def _visit_stretches(
             add(here)
             passed(here.problem.series.n_steps - here.counted_before)
             if before is not None:
-                belief = here.chain.smooth().state[..., 0, :].detach().log()
-                after = torch.where(before == -torch.inf, 0.0, belief - before)
+                after = log_evidence_after(here.chain, before).detach()
 
 
 @contextmanager

@@ -16,6 +16,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from ...inference.chains.contract import log_belief_at_end, log_evidence_after
 from ...inference.numerics.checks import ImpossibleError, naming
 from ..data.series import Series, numbered_from
 
@@ -47,14 +48,13 @@ class Stretches:
         befores: list[Tensor | None] = [None]
         for i in range(len(self._firsts) - 1):
             with self._chain(i, befores[i]) as chain:
-                befores.append(chain.filter().state[..., -1, :].log())
+                befores.append(log_belief_at_end(chain))
         afters: list[Tensor | None] = [None] * len(self._firsts)
         for i in reversed(range(1, len(self._firsts))):
             before = befores[i]
             assert before is not None
             with self._chain(i, before, afters[i]) as chain:
-                belief = chain.smooth().state[..., 0, :].log()
-            afters[i - 1] = torch.where(before == -torch.inf, 0.0, belief - before)
+                afters[i - 1] = log_evidence_after(chain, before)
         for i, (before, after) in enumerate(zip(befores, afters, strict=True)):
             with self._chain(i, before, after) as chain:
                 tables = self._model.probabilities(chain, self._values)
