@@ -77,15 +77,6 @@ def check_same(found: list[Any], expected: list[Any]) -> None:
             torch.testing.assert_close(table, other_values[name], rtol=1e-9, atol=1e-10)
 
 
-@pytest.fixture
-def group_of_one(tmp_path, monkeypatch):
-    """This process alone in a group."""
-    monkeypatch.setattr(whole, "SAMPLE", whole.SAMPLE)  # which `fits` sets
-    torch.distributed.init_process_group("gloo", f"file://{tmp_path}/meeting", rank=0, world_size=1)
-    yield
-    torch.distributed.destroy_process_group()
-
-
 @pytest.mark.parametrize("sample", [100, 2**16])
 @pytest.mark.usefixtures("group_of_one")
 def test_a_group_of_one_process_fits_what_this_process_fits_from_files(sample):

@@ -79,15 +79,6 @@ def check_same(found: list[Any], expected: list[Any]) -> None:
         torch.testing.assert_close(one[3], other[3])
 
 
-@pytest.fixture
-def group_of_one(tmp_path, monkeypatch):
-    """This process alone in a group."""
-    monkeypatch.setattr(whole, "SAMPLE", whole.SAMPLE)  # which `fits` sets
-    torch.distributed.init_process_group("gloo", f"file://{tmp_path}/meeting", rank=0, world_size=1)
-    yield
-    torch.distributed.destroy_process_group()
-
-
 START = {
     "switching": {
         "initial_probs": [0.5, 0.5],
