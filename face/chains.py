@@ -13,3 +13,4 @@ from ..inference.chains.copy.chain import CopyChain as CopyChain
 from ..inference.chains.factored_copy.chain import FactoredCopyChain as FactoredCopyChain
 from ..inference.chains.linear_gaussian.chain import LinearGaussianChain as LinearGaussianChain
 from ..inference.chains.markov.chain import MarkovChain as MarkovChain
+from ..inference.chains.semi_markov.chain import SemiMarkovChain as SemiMarkovChain

@@ -309,13 +309,16 @@ def check_start(log_initial: Tensor | None) -> None:
     refuse_if(bad.any(), complain)
 
 
-def check_possible(failed_step: Tensor, total: Tensor | None = None, **tables: Tensor | None) -> None:
+def check_possible(
+    failed_step: Tensor, total: Tensor | None = None, hint: str = "", /, **tables: Tensor | None
+) -> None:
     """Raise `ImpossibleError` if the total weight of a step is not a positive finite number, and `ValueError` if its
     dtype cannot represent a log-normalizer.
 
     Arguments:
         failed_step: [*b], the first such step of each sequence, or -1.
         total: the log-normalizers, if there are any.
+        hint: another reason for an impossible step, in words.
         tables: log-weights by step, [*b, T, n] with batch axes that broadcast. They are searched for NaN and +inf, so
             the message can distinguish a bad number from an impossible observation.
     """
@@ -324,7 +327,7 @@ def check_possible(failed_step: Tensor, total: Tensor | None = None, **tables: T
 
     def complain() -> None:
         if bool(bad):
-            _raise_impossible(failed_step, tables)
+            _raise_impossible(failed_step, tables, hint)
         assert total is not None
         raise ValueError(
             f"log p(x): lies beyond what {str(total.dtype).removeprefix('torch.')} holds; give smaller log-weights"
@@ -334,7 +337,7 @@ def check_possible(failed_step: Tensor, total: Tensor | None = None, **tables: T
     refuse_if(bad if beyond is None else bad | beyond, complain)
 
 
-def _raise_impossible(failed_step: Tensor, tables: dict[str, Tensor | None]) -> NoReturn:
+def _raise_impossible(failed_step: Tensor, tables: dict[str, Tensor | None], hint: str) -> NoReturn:
     failed = failed_step >= 0
     index = tuple(failed.nonzero()[0].tolist())
     step = int(failed_step[index])
@@ -351,7 +354,8 @@ def _raise_impossible(failed_step: Tensor, tables: dict[str, Tensor | None]) -> 
     raise ImpossibleError(
         ", ".join(present),
         f"the observation at step {step}{_of_sequence(index)} is impossible under every state that "
-        "can be reached; give it a positive probability, or make the step missing (all log-likelihoods 0).",
+        "can be reached; give it a positive probability, or make the step missing (all log-likelihoods 0)."
+        f"{hint}",
         failed,
     )
 
