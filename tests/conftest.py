@@ -3,7 +3,7 @@
 The thorough run has the tests marked `slow` and more examples of each property. In each test that is not slow it also
 checks the jaxtyping annotations of some calls of every function, see `typechecker`. Of a test marked `few(n)` the
 quick run takes n cases, evenly spread. A test compiles no kernel until its work repays it, unless it is marked
-`kernels`.
+`kernels` or `slow`.
 
 `pytest --device cuda --dtype float32`: see `oracles.placement`. "fake" is a device that needs no hardware.
 """
@@ -54,12 +54,14 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
-    """Every test is served as if it were alone in its process: by kernels from the first call if it is marked so."""
+    """Every test is served as if it were alone in its process: by kernels from the first call if it is marked so
+    or is long."""
     from oracles.operators import unchecked
     from samplehold.inference.numerics.costs import kernels, spent
     from samplehold.switching.fitting import sampling
 
-    mode = "auto" if item.get_closest_marker("kernels") is None else "always"
+    marked = item.get_closest_marker("kernels") or item.get_closest_marker("slow")
+    mode = "always" if marked else "auto"
     spent.clear()
     typechecker.begin(item.nodeid.split("[")[0])
     checked = unchecked() if item.get_closest_marker("slow") else nullcontext()

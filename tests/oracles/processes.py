@@ -1,6 +1,10 @@
-"""Functions that run in several processes of one group of `torch.distributed`."""
+"""Functions that run in several processes of one group of `torch.distributed`.
+
+The processes are forks of one server that has imported the package, which takes each of them seconds otherwise.
+"""
 
 import multiprocessing
+import os
 import tempfile
 import traceback
 from collections.abc import Callable
@@ -9,16 +13,27 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from samplehold.inference.numerics.costs import kernels
 
 PATIENCE = 300.0  # seconds until a process counts as hanging
+IMPORTED = [
+    "pytest",
+    "numba",
+    "samplehold.switching.model",
+    "samplehold.switching.linear.model",
+    "samplehold.switching.slds.model",
+    "samplehold.switching.coupled.factorial",
+]
 
 
 def in_processes(n: int, function: Callable[..., Any], *arguments: Any) -> list[Any]:
     """What `function(rank, *arguments)` returns in each of n processes, or the exception that it raises as text; None
     of a process that has ended without a word."""
-    context = multiprocessing.get_context("spawn")
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(IMPORTED)
+    mode = os.environ.get("SAMPLEHOLD_KERNELS", "auto")
     with tempfile.TemporaryDirectory() as folder:
-        there = [context.Process(target=_run, args=(rank, n, folder, function, arguments)) for rank in range(n)]
+        there = [context.Process(target=_run, args=(rank, n, folder, mode, function, arguments)) for rank in range(n)]
         for process in there:
             process.start()
         for process in there:
@@ -31,13 +46,14 @@ def in_processes(n: int, function: Callable[..., Any], *arguments: Any) -> list[
         return [torch.load(file, weights_only=False) if file.exists() else None for file in files]
 
 
-def _run(rank: int, n: int, folder: str, function: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
+def _run(rank: int, n: int, folder: str, mode: str, function: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
     torch.set_num_threads(1)
     torch.distributed.init_process_group(
         "gloo", f"file://{folder}/meeting", timeout=timedelta(seconds=120), rank=rank, world_size=n
     )
     try:
-        result = function(rank, *arguments)
+        with kernels(mode):
+            result = function(rank, *arguments)
     except Exception as error:
         result = f"{type(error).__name__}: {error}"
         traceback.print_exc()

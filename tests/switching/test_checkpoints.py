@@ -199,7 +199,8 @@ def test_a_kernel_that_begins_to_serve_within_a_fit_does_so_again(tmp_path):
 
     def begun(**options: Any) -> Any:
         count_from(before)
-        return fit(progress=False, **options)
+        with sh.kernels("auto"):
+            return fit(progress=False, **options)
 
     whole = begun()
     assert "markov_posterior" in repaid()

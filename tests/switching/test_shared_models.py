@@ -15,6 +15,7 @@ from samplehold.inference.numerics.ranks import Ranks
 from samplehold.switching.fitting import whole
 from samplehold.switching.fitting.checkpoint import Checkpoint
 from samplehold.switching.fitting.search import MultiStart
+from samplehold.switching.slds import starts as slds_starts
 from torch import Tensor
 
 NAN = float("nan")
@@ -61,14 +62,27 @@ def data(name: str) -> Tensor:
 
 
 def fits(rank: int, cuts: list[int], sample: int, runs: list[Any], options: dict[str, Any]) -> list[Any]:
-    """The traces and values of fits of the sequences from `cuts[rank]` up to `cuts[rank + 1]`."""
-    whole.SAMPLE, results = sample, []
-    some = slice(cuts[rank], cuts[rank + 1])
-    for name, own in runs:
-        fit = MODELS[name].fit(data(name)[some], lengths=LENGTHS[some], progress=False, **(options | own))
-        values = {} if fit.interrupted else dict(fit.model.values)
-        results.append((fit.objective, fit.steps, values, fit.empty_states))
+    """The traces and values of fits of the sequences from `cuts[rank]` up to `cuts[rank + 1]`, with brief starts."""
+    results, some = [], slice(cuts[rank], cuts[rank + 1])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(whole, "SAMPLE", sample)
+        for name, number in {"SWEEPS": 2, "WARM": 2, "HOT": (1.02, 1.01, 1.0)}.items():
+            patch.setattr(slds_starts, name, number)
+        for name, own in runs:
+            fit = MODELS[name].fit(data(name)[some], lengths=LENGTHS[some], progress=False, **(options | own))
+            values = {} if fit.interrupted else dict(fit.model.values)
+            results.append((fit.objective, fit.steps, values, fit.empty_states))
     return results
+
+
+@pytest.fixture(scope="module")
+def by_one() -> list[Any]:
+    """All fits of one process."""
+    torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
+    try:
+        return fits(0, [0, 6], 25, RUNS, OPTIONS)
+    finally:
+        torch.distributed.destroy_process_group()
 
 
 def check_same(found: list[Any], expected: list[Any]) -> None:
@@ -187,26 +201,23 @@ def work(rank: int, cuts: list[int], path: str) -> tuple[list[Any], Any, str]:
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("group_of_one")
-def test_two_processes_fit_what_one_fits_and_fail_together(tmp_path):
-    path = str(tmp_path / "fit")
-    expected, cuts = fits(0, [0, 6], 25, RUNS, OPTIONS), [0, 2, 6]
+def test_two_processes_fit_what_one_fits_and_fail_together(tmp_path, by_one, request):
+    path, cuts = str(tmp_path / "fit"), [0, 2, 6]
     here, there = in_processes(2, work, cuts, path)
-    check_same(here[0], expected)
+    check_same(here[0], by_one)
     check_same(there[0], here[0])
     assert re.search("RankError: x: process 1 of 2 has failed: OSError: the disk is gone .*test_shared_models", here[2])
     assert there[2] == "OSError: the disk is gone"
     assert here[1] == there[1] == 3
-    check_same(checkpointed(0, [0, 6], path, 0), expected[1:2])
+    request.getfixturevalue("group_of_one")
+    check_same(checkpointed(0, [0, 6], path, 0), by_one[1:2])
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("group_of_one")
-def test_a_process_without_sequences_helps():
-    runs = [run for run in RUNS if run[0] != "recurrent"][::2]
-    expected = fits(0, [0, 6], 25, runs, OPTIONS)
-    for found in in_processes(3, fits, [0, 4, 4, 6], 25, runs, OPTIONS):
-        check_same(found, expected)
+def test_a_process_without_sequences_helps(by_one):
+    chosen = [i for i, run in enumerate(RUNS) if run[0] != "recurrent"][::2]
+    for found in in_processes(3, fits, [0, 4, 4, 6], 25, [RUNS[i] for i in chosen], OPTIONS):
+        check_same(found, [by_one[i] for i in chosen])
 
 
 def test_a_profile_of_one_share_is_refused():
