@@ -62,6 +62,9 @@ MODULES = [module.name for module in pkgutil.walk_packages(samplehold.__path__, 
 EXAMPLES = ["samplehold", *(name for name in MODULES if name.split(".")[1] in FLOORS)]
 FOR_GPUS = re.compile(r"\.(cuda|gpu)\w*$")  # need Triton
 LONG = "switching.slds.gibbs", "models.studies.information", "models.studies.next_token", "switching.emissions.discrete"
+LONG += "switching.deviations", "switching.estimator", "switching.linear.profile", "emissions.autoregression"
+LONG += "emissions.counts", "emissions.positive", "emissions.proportions", "emissions.multivariate_normal"
+LONG += "emissions.factor_analysis", "emissions.zero_inflated"
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ import pytest
 import samplehold as sh
 import torch
 from oracles.coupled import factorial_of, layered_of
+from oracles.effort import short_starts
 from oracles.fake_gpu import a_gpu as gpu
 from oracles.fake_gpu import waits
 from oracles.operators import unchecked
@@ -172,6 +173,11 @@ GRAPH_FITS = {
 STRIDE = 3  # sweeps from one search for a basis to the next; those of users are longer
 
 
+def without_a_slow_start(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(slds_graph, "COLD", 1.0)
+    short_starts(patch)
+
+
 class EnoughError(Exception):
     """What was to be seen has been seen."""
 
@@ -192,7 +198,7 @@ def strides_of(model: Any, x: Tensor, method: str, monkeypatch: pytest.MonkeyPat
     with monkeypatch.context() as patch, unchecked(), suppress(EnoughError):
         patch.setattr(Passing, "run", run)
         patch.setattr(Passing, "stride", STRIDE)
-        patch.setattr(slds_graph, "COLD", 1.0)  # no time for a slow start
+        without_a_slow_start(patch)
         model.fit(x, method, restarts=1, max_steps=2 * STRIDE, tol=1e-300, progress=False)
     return found
 
@@ -348,7 +354,7 @@ FITS = {
 @pytest.mark.slow
 @pytest.mark.parametrize("fit", FITS.values(), ids=FITS)
 def test_a_fit_ends_on_the_device_of_its_series(fit, monkeypatch):
-    monkeypatch.setattr(slds_graph, "COLD", 1.0)
+    without_a_slow_start(monkeypatch)
     with gpu() as device, unchecked():
         model, n_features = fit(device)
         found = model.fit(sample_of(n_features, device), restarts=1, max_steps=2, progress=False)

@@ -271,6 +271,7 @@ def test_trend_and_season_with_missing_features_are_those_of_statsmodels():
     assert_close(smoothed.covariance.permute(1, 2, 0), theirs, rtol=1e-7, atol=1e-7)
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("diffuse", [0, 1])
 @pytest.mark.parametrize("rank", [1, 2])
 def test_draws_have_the_moments_of_the_posterior(diffuse, rank):

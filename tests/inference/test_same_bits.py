@@ -191,7 +191,7 @@ def cases() -> list[object]:
     return flat
 
 
-@pytest.mark.few(10)
+@pytest.mark.few(6)
 @pytest.mark.parametrize(("kernel", "n", "steps", "states"), cases())
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 def test_values_and_gradients_are_the_same_bits(kernel, n, steps, states, dtype):

@@ -83,7 +83,7 @@ MACHINES += [
 ]
 
 
-@pytest.mark.few(4)
+@pytest.mark.few(2)
 @pytest.mark.parametrize(("machine", "alphabet"), MACHINES)
 def test_a_network_of_zeros_and_ones_is_found_exactly(machine, alphabet):
     network, least = network_of(machine, alphabet), machine.minify()

@@ -1,10 +1,12 @@
-"""Functions that run in several processes of one group of `torch.distributed`.
+"""Functions that run in several processes of one group of `torch.distributed`, and programs in a process of their own.
 
 The processes are forks of one server that has imported the package, which takes each of them seconds otherwise.
 """
 
+import contextlib
 import multiprocessing
 import os
+import sys
 import tempfile
 import traceback
 from collections.abc import Callable
@@ -29,11 +31,10 @@ IMPORTED = [
 def in_processes(n: int, function: Callable[..., Any], *arguments: Any) -> list[Any]:
     """What `function(rank, *arguments)` returns in each of n processes, or the exception that it raises as text; None
     of a process that has ended without a word."""
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(IMPORTED)
-    mode = os.environ.get("SAMPLEHOLD_KERNELS", "auto")
+    context = _server()
     with tempfile.TemporaryDirectory() as folder:
-        there = [context.Process(target=_run, args=(rank, n, folder, mode, function, arguments)) for rank in range(n)]
+        common = n, folder, _mode(), function, arguments
+        there = [context.Process(target=_run, args=(rank, *common)) for rank in range(n)]
         for process in there:
             process.start()
         for process in there:
@@ -44,6 +45,36 @@ def in_processes(n: int, function: Callable[..., Any], *arguments: Any) -> list[
         assert not hanging, f"processes {hanging} hang"
         files = [Path(folder) / f"{rank}.pt" for rank in range(n)]
         return [torch.load(file, weights_only=False) if file.exists() else None for file in files]
+
+
+def printed(program: str, *arguments: str) -> str:
+    """What a program prints in a process of its own."""
+    context = _server()
+    with tempfile.TemporaryDirectory() as folder:
+        process = context.Process(target=_print, args=(program, arguments, f"{folder}/printed", _mode()))
+        process.start()
+        process.join(PATIENCE)
+        process.kill()
+        assert process.exitcode == 0
+        return Path(folder, "printed").read_text()
+
+
+def _print(program: str, arguments: tuple[str, ...], path: str, mode: str) -> None:
+    torch.set_num_threads(1)
+    sys.argv = ["-c", *arguments]
+    with open(path, "w") as file, contextlib.redirect_stdout(file), kernels(mode):
+        exec(program, {"__name__": "__main__"})
+
+
+def _server() -> Any:
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(IMPORTED)
+    return context
+
+
+def _mode() -> str:
+    """Which kernels serve in the test."""
+    return os.environ.get("SAMPLEHOLD_KERNELS", "auto")
 
 
 def _run(rank: int, n: int, folder: str, mode: str, function: Callable[..., Any], arguments: tuple[Any, ...]) -> None:

@@ -74,7 +74,7 @@ def test_rows_of_transitions_are_independent() -> None:
     assert_close(model.log_prior(model.values), expected, rtol=1e-10, atol=1e-10)
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("model", "support"),
     [
@@ -143,7 +143,7 @@ def test_svi_stays_inside_the_bounds(bound: float) -> None:
 def test_nuts_has_the_mean_of_a_grid(prior: dist.Distribution) -> None:
     model = copy(redraw_prob=prior)
     given = {**KNOWN, "state_probs": [0.4, 0.6]}
-    fit = model.fit(X, "nuts", fixed=given, num_samples=250, warmup_steps=50, **QUIET)
+    fit = model.fit(X, "nuts", fixed=given, num_samples=120, warmup_steps=50, **QUIET)
     ends = (float(prior.support.lower_bound), float(prior.support.upper_bound))
     grid = torch.linspace(*ends, 4001, dtype=DOUBLE)[1:-1]
     wide = {name: value.expand(len(grid), *value.shape) for name, value in fit.model.values.items()}

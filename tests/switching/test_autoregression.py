@@ -9,6 +9,7 @@ import pyro
 import pytest
 import samplehold as sh
 import torch
+from examples import slow
 from oracles.models import enumerate_evidence, enumerated_by_pyro, trace_log_prob
 from samplehold.switching.emissions.contract import Emission
 from samplehold.switching.emissions.driven import rows_read
@@ -439,7 +440,7 @@ def _inputs_of(model: sh.SwitchingSSM, u: torch.Tensor, n: int) -> dict:
     return {"inputs": u[:n]} if model.n_inputs else {}
 
 
-@pytest.mark.parametrize("kind", ["one", "vector", "own and inputs", "coefficients"])
+@pytest.mark.parametrize("kind", ["one", slow("vector"), "own and inputs", "coefficients"])
 def test_means_and_variances_of_forecasts_are_those_of_all_paths(kind):
     model, horizon = model_of("markov", KINDS[kind]), 4
     u = torch.randn(30 + horizon, model.n_inputs, generator=torch.Generator().manual_seed(0)).double()

@@ -100,6 +100,7 @@ def test_the_mode_of_coefficients_at_a_known_scale_is_that_of_ridge_regression(l
     assert_close(found, expected, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("switching", [("intercept", "coefficients", "scale"), ("intercept",), ("coefficients",)])
 def test_em_rises_to_the_mode_that_direct_ascent_finds(switching: tuple) -> None:
     x = series()

@@ -122,6 +122,7 @@ def test_an_update_that_forgets_all_earlier_data_is_a_step_of_em(dynamics, emiss
     assert_close(after.objective[-1], expected, rtol=1e-9, atol=1e-9)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("prior", ["weak", None])
 def test_updates_with_the_same_data_end_at_the_mode_of_data_of_that_weight(prior):
     """With forgetting 1/2 equal batches count twice."""

@@ -77,7 +77,7 @@ def test_the_bound_of_one_state_lies_closely_below_the_evidence():
 @pytest.mark.few(1)
 def test_the_bound_lies_below_the_evidence_of_all_paths():
     """Given a path, the states are independent, so the evidence is a sum over paths of products of quadratures."""
-    steps = 6
+    steps = 5
     x, inputs = series_of(steps, seed=3)
     model = sh.SwitchingSSM(sh.Markov(2), sh.Poisson(1, inputs=1))
     moves = torch.tensor([[0.8, 0.2], [0.3, 0.7]]).double()
@@ -166,7 +166,7 @@ def test_intervals_are_near_those_of_nuts():
     x, inputs = series_of(150)
     model = sh.SwitchingSSM(sh.Markov(2), sh.Poisson(1, inputs=1))
     fit = model.fit(x, "vmp", inputs=inputs, **FEW)
-    draws = model.fit(x, "nuts", inputs=inputs, num_samples=400, warmup_steps=50, seed=0, progress=False)
+    draws = model.fit(x, "nuts", inputs=inputs, num_samples=200, warmup_steps=50, seed=0, progress=False)
     for name in ("rate", "coefficients"):
         exact = draws.posterior.interval(0.9)
         for correct in (True, False):  # q itself, and with the dependence between parameters and paths

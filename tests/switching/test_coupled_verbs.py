@@ -143,7 +143,7 @@ def test_draws_of_the_parameters_keep_their_own_gates():
     assert fit.plot(x).axes
 
 
-@pytest.mark.few(3)
+@pytest.mark.few(2)
 @pytest.mark.parametrize("prior", ["weak", None])
 @each
 def test_em_raises_a_bound_below_the_evidence(model, prior):

@@ -60,7 +60,7 @@ def test_the_evidence_is_the_sum_over_all_paths_and_the_density_of_the_program(d
     assert_close(trace_log_prob(model.collapsed, x, **given), expected, rtol=1e-10, atol=0)
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize(("dynamics", "emission"), KINDS)
 def test_sequences_of_several_lengths_are_those_alone(dynamics, emission):
     model, lengths = model_of(dynamics, emission), [40, 3, 90, 1, 2]
@@ -84,7 +84,7 @@ symbols has no maximum if states share no coefficients: inputs separate the obse
 
 
 @pytest.mark.kernels
-@pytest.mark.few(3)
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     ("dynamics", "emission", "prior"), [*((*kind, "weak") for kind in KINDS), *((*kind, None) for kind in INSIDE)]
 )
@@ -285,6 +285,7 @@ def test_a_part_of_a_regression_may_be_fixed(method):
         model.fit(x, "vmp", fixed=fixed, progress=False, **given)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("unit", [1e-6, 1e5])
 def test_no_unit_or_offset_of_the_data_changes_a_regression(unit):
     model, given = model_of("copy", "normal", seed=1), {"inputs": inputs(150)}

@@ -164,6 +164,7 @@ def test_zero_inflated_densities_are_mixtures_with_a_point_mass(name):
     assert_close((draws <= 1.5).double().mean(0), below, rtol=0, atol=0.05)
 
 
+@pytest.mark.few(9)
 @pytest.mark.parametrize("name", [name for name in FAMILIES if name != "gated"])
 def test_missing_features_are_marginalised_and_the_program_has_the_same_density(name):
     model, x = drawn(name), observations(name, (4,))

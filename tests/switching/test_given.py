@@ -217,7 +217,7 @@ def test_models_of_several_chains_say_that_they_take_neither(x):
             model.fit(x, **{name: np.zeros(150)})
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("method", METHODS)
 def test_a_single_number_and_probabilities_of_zero_can_be_held(monkeypatch, method):
     from samplehold.switching.fitting import sampling

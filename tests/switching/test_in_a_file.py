@@ -1,7 +1,5 @@
 """Fits of sequences that are in a file, of which memory holds a part at a time, against fits in memory."""
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -9,6 +7,7 @@ import samplehold as sh
 import torch
 from oracles.files import in_file
 from oracles.models import KINDS, random_model
+from oracles.processes import printed
 from samplehold.switching.data.scratch import Scratch, blocks_of
 from samplehold.switching.fitting import chunked, whole
 from samplehold.switching.fitting.em import EM
@@ -125,7 +124,7 @@ def data(n: int = 30, n_steps: int = 40) -> torch.Tensor:
 GAPS = {"dt": 0.5 + torch.rand(30, 40, generator=torch.Generator().manual_seed(3), dtype=torch.float64)}
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("dynamics", "options", "given", "close"),
     [
@@ -231,5 +230,4 @@ print(status("VmHWM") - before)
 @pytest.mark.kernels
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="reads the peak of memory from /proc")
 def test_memory_is_that_of_a_part():
-    ran = subprocess.run([sys.executable, "-c", MEMORY, "60"], capture_output=True, text=True, check=True)
-    assert float(ran.stdout) < 20  # MB; the observations of the second fit are 44 MB more
+    assert float(printed(MEMORY, "60")) < 20  # MB; the observations of the second fit are 44 MB more

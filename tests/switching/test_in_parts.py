@@ -1,13 +1,12 @@
 """Data in parts: groups of sequences, stretches of a long one, and minibatches, against all of it at once."""
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import samplehold as sh
 import torch
 from oracles.models import CONJUGATE, drive, random_model
+from oracles.processes import printed
 from samplehold.switching.dynamics.contract import PATHS
 from samplehold.switching.fitting import chunked, starts
 from samplehold.switching.fitting.chain_graph import ChainGraph
@@ -150,8 +149,7 @@ print(fit(500), fit(2000))
 @pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="peaks of memory are read where Linux has them")
 def test_memory_grows_with_the_input_alone():
-    found = subprocess.run([sys.executable, "-c", ONE_SIZE], capture_output=True, text=True, check=True)
-    small, large = map(float, found.stdout.split())
+    small, large = map(float, printed(ONE_SIZE).split())
     more = 1500 * 400 * 8 / 2**20  # MiB of input
     assert large - small < 4 * more  # a few copies of it; a table of four states and two restarts is 8 times as much
 

@@ -57,7 +57,7 @@ MODELS = {
 }
 
 
-@pytest.mark.few(6)
+@pytest.mark.few(3)
 @pytest.mark.parametrize("method", ["em", "vmp", "svi", "nuts"])
 @pytest.mark.parametrize("kind", MODELS)
 def test_known_entries_stay_and_free_ones_move(monkeypatch, kind, method):
@@ -265,6 +265,7 @@ def test_what_cannot_be_known_in_part_is_named():
         )
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("method", ["em", "vmp", pytest.param("svi", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("end", [0.0, 1.0])
 def test_known_probabilities_of_0_and_1_have_no_density_of_their_own(end, method):

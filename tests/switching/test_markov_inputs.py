@@ -152,7 +152,7 @@ def simulated(model: SwitchingSSM, shape: tuple[int, ...], seed: int = 0):
     return model.simulate(shape[-1], shape[:-1], seed=seed, inputs=inputs).x, inputs
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("prior", ["weak", None])
 @pytest.mark.parametrize("ragged", [False, True])
 def test_em_never_falls_and_ends_where_the_slope_is_0(prior, ragged):

@@ -6,6 +6,7 @@ import pyro.distributions as dist
 import pytest
 import samplehold as sh
 import torch
+from oracles.effort import short_starts
 from samplehold.switching.user_priors import on, support_of
 from torch.distributions import constraints
 from torch.distributions.transforms import AffineTransform
@@ -164,7 +165,8 @@ FITS = {
 
 
 @pytest.mark.parametrize("kind", FITS)
-def test_fits_by_message_passing_are_pickled(kind: str) -> None:
+def test_fits_by_message_passing_are_pickled(kind: str, monkeypatch) -> None:
+    short_starts(monkeypatch)
     model, options = FITS[kind]
     fit = model.fit(PANEL, "vmp", max_steps=3, **options, **QUIET)
     again = pickle.loads(pickle.dumps(fit))

@@ -12,6 +12,7 @@ import pandas as pd
 import pytest
 import samplehold as sh
 import torch
+from examples import slow
 from oracles.files import in_file
 from oracles.processes import in_processes
 from samplehold.inference.numerics.deferred import deferred, refuse_if
@@ -77,7 +78,7 @@ def check_same(found: list[Any], expected: list[Any]) -> None:
             torch.testing.assert_close(table, other_values[name], rtol=1e-9, atol=1e-10)
 
 
-@pytest.mark.parametrize("sample", [100, 2**16])
+@pytest.mark.parametrize("sample", [100, slow(2**16)])
 @pytest.mark.usefixtures("group_of_one")
 def test_a_group_of_one_process_fits_what_this_process_fits_from_files(sample):
     runs = [RUNS[0], RUNS[2], RUNS[4]]

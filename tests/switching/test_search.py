@@ -33,6 +33,7 @@ def test_message_passing_finds_a_period_too():
     assert float(fit.objective[-1]) > -40.6
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("seed", range(3))
 def test_normals_of_a_period_are_told_apart(seed):
     x = np.tile([0, 0, 1, 1, 2, 2], 50) + 0.1 * np.random.default_rng(seed).standard_normal(300)

@@ -185,7 +185,7 @@ def test_intervals_are_near_those_of_nuts():
     (x, inputs), emission = series_of(150), LINEAR["shared and tied"]
     model = sh.SwitchingSSM(sh.Markov(2), emission)
     fit = model.fit(x, "vmp", inputs=inputs, **FEW)
-    draws = model.fit(x, "nuts", inputs=inputs, num_samples=300, warmup_steps=50, seed=0, progress=False)
+    draws = model.fit(x, "nuts", inputs=inputs, num_samples=150, warmup_steps=50, seed=0, progress=False)
     exact, near = draws.posterior.interval(0.9), fit.posterior.interval(0.9, correct=False)
     for name in emission.parameters:
         width = exact.upper[name] - exact.lower[name]

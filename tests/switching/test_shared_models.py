@@ -8,6 +8,7 @@ import pyro.distributions as dist
 import pytest
 import samplehold as sh
 import torch
+from oracles.effort import short_starts
 from oracles.processes import in_processes
 from samplehold.inference.families import Beta, GaussianPaths
 from samplehold.inference.message_passing.engine import VMP, Block, Factor
@@ -15,7 +16,6 @@ from samplehold.inference.numerics.ranks import Ranks
 from samplehold.switching.fitting import whole
 from samplehold.switching.fitting.checkpoint import Checkpoint
 from samplehold.switching.fitting.search import MultiStart
-from samplehold.switching.slds import starts as slds_starts
 from torch import Tensor
 
 NAN = float("nan")
@@ -66,8 +66,7 @@ def fits(rank: int, cuts: list[int], sample: int, runs: list[Any], options: dict
     results, some = [], slice(cuts[rank], cuts[rank + 1])
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(whole, "SAMPLE", sample)
-        for name, number in {"SWEEPS": 2, "WARM": 2, "HOT": (1.02, 1.01, 1.0)}.items():
-            patch.setattr(slds_starts, name, number)
+        short_starts(patch)
         for name, own in runs:
             fit = MODELS[name].fit(data(name)[some], lengths=LENGTHS[some], progress=False, **(options | own))
             values = {} if fit.interrupted else dict(fit.model.values)
@@ -122,6 +121,7 @@ def test_a_group_goes_on_from_a_search_on_a_sample(name):
 @pytest.mark.usefixtures("group_of_one")
 def test_a_group_takes_single_precision(monkeypatch):
     monkeypatch.setattr(whole, "SAMPLE", 20)
+    short_starts(monkeypatch)
     x, options = data("switching").float(), {"restarts": 1, "max_steps": 1, "start": START["switching"]}
     fit = MODELS["switching"].fit(x, lengths=LENGTHS, progress=False, **options)
     assert {value.dtype for value in fit.model.values.values()} == {torch.float32}

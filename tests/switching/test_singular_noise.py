@@ -226,7 +226,7 @@ HELD = {
 }
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("prior", [None, "weak"])
 @pytest.mark.parametrize("name", HELD)
 def test_fits_increase_the_evidence_of_the_filter_beside_known_structure(name: str, prior: str | None) -> None:

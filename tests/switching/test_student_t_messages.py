@@ -230,6 +230,7 @@ def test_the_posterior_is_near_that_of_nuts():
         assert bool(((spread > 0.3) & (spread < 1.3)).all())  # mixing variables are independent of the scale under q
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("method", ["em", "vmp"])
 def test_priors_of_degrees_of_freedom_may_have_small_shapes(method):
     x = np.random.default_rng(0).standard_t(3.0, 60)

@@ -509,7 +509,7 @@ def lagged_panel(emission, n_steps=(60, 50, 45), seed=0):
     return x, {"inputs": {"dose": [dose[name] for name in NAMES]}} if emission.n_inputs else {}
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("method", ["em", "vmp"])
 @pytest.mark.parametrize("kind", AUTOREGRESSIONS)
 def test_autoregressions_of_each_subject_are_those_of_separate_fits(kind, method):

@@ -7,6 +7,7 @@ import pyro.distributions as dist
 import pytest
 import samplehold as sh
 import torch
+from oracles.effort import short_starts
 from samplehold.inference.families import Dirichlet, LocPrecision, MatrixNormalWishart
 from samplehold.switching.emissions.ascent import ascend
 from samplehold.switching.fitting.user_points import UnderPrior
@@ -106,7 +107,7 @@ def test_a_normal_of_the_recurrence_is_the_prior_of_its_block() -> None:
 # ---- modes -----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.few(3)
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     ("noise", "prior"),
     [
@@ -180,7 +181,8 @@ def test_regimes_are_numbered_by_their_steps_if_a_prior_does_not_distinguish_the
 @pytest.mark.slow
 @pytest.mark.kernels
 @pytest.mark.parametrize("shared", ["one chain", "chain per regime"])
-def test_a_fit_does_not_depend_on_the_unit(shared: str) -> None:
+def test_a_fit_does_not_depend_on_the_unit(shared: str, monkeypatch) -> None:
+    short_starts(monkeypatch)
     x, fits = series(), []
     for unit in (1.0, 1e3):
         prior = {"emission_offset": dist.Normal(of(unit), of(0.2 * unit)), "observation_noise": INVERSE}
@@ -224,7 +226,7 @@ def test_regimes_keep_their_numbers_if_a_prior_distinguishes_them() -> None:
         assert abs(float(found[1]) - other) < 4.5
 
 
-@pytest.mark.few(3)
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     ("prior", "fixed"),
     [

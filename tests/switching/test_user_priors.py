@@ -8,6 +8,7 @@ import pyro.distributions as dist
 import pytest
 import samplehold as sh
 import torch
+from examples import slow
 from torch.testing import assert_close
 
 DOUBLE = torch.float64
@@ -104,7 +105,7 @@ def test_distributions_of_the_defaults_form_serve_message_passing() -> None:
     assert made.prior["concentration"].tolist() == [[1.0, 2.0]] * 2
 
 
-@pytest.mark.parametrize("method", ["em", "svi", pytest.param("nuts", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("method", ["em", slow("svi"), slow("nuts")])
 def test_every_method_but_message_passing_takes_any(method: str) -> None:
     model = sh.SwitchingSSM(sh.Copy(1), sh.Normal(1, prior={"loc": dist.StudentT(3.0, 1.0, 0.01)}))
     options = {"num_samples": 40} if method == "nuts" else {"max_steps": 300}
