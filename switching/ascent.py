@@ -11,8 +11,9 @@ knows the curvature.
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from copy import copy
 from dataclasses import dataclass
-from typing import Any, ClassVar, Protocol, runtime_checkable
+from typing import Any, ClassVar, Protocol, Self, runtime_checkable
 
 import torch
 from jaxtyping import Bool, Float
@@ -119,8 +120,8 @@ class Ascent:
     def collapsed(self) -> None:
         """There are no states that could collapse."""
 
-    def select(self, restarts: Tensor) -> "Ascent":
-        some = self.at({"y": self.point[restarts]})
+    def select(self, restarts: Tensor) -> Self:
+        some = self._from(self.point[restarts])
         some.heights = None if self.heights is None else self.heights[restarts]
         some.stuck = self.stuck[restarts]
         for name in ("slopes", "inverse"):
@@ -131,15 +132,21 @@ class Ascent:
     def extrapolated(self, before: dict[str, Any], by: Tensor) -> None:
         """None: steps of BFGS need no extrapolation."""
 
-    def at(self, tables: dict[str, Any]) -> "Ascent":
-        return type(self)(self.density, tables["y"], self.tol, self.n_even, self.known)
+    def at(self, tables: dict[str, Any]) -> Self:
+        return self._from(tables["y"])
+
+    def _from(self, point: Float[Tensor, "R P"]) -> Self:
+        """An ascent of the same function from other points."""
+        there = copy(self)
+        Ascent.__init__(there, self.density, point, self.tol, self.n_even, self.known)
+        return there
 
     def state(self) -> dict[str, Any]:
         known = None if self.known is None else [self.known.point, self.known.height, self.known.precision]
         return {name: getattr(self, name) for name in _STATE} | {"known": known}
 
-    def resumed(self, state: dict[str, Any]) -> "Ascent":
-        there = self.at({"y": state["point"]})
+    def resumed(self, state: dict[str, Any]) -> Self:
+        there = self._from(state["point"])
         for name in _STATE:
             setattr(there, name, state[name])
         there.known = None if state["known"] is None else Peak(*state["known"])

@@ -239,7 +239,11 @@ class Problem(SeriesProblem):
 
     def marginals(self, values: Parameters) -> Marginals:
         """What an M-step reads of the chain, and its log-normalizer, times the weights of the sequences."""
-        marginals, weights = self.dynamics.marginals(self.chain(values)), self.series.weights
+        return self.marginals_of(self.chain(values))
+
+    def marginals_of(self, chain: Chain) -> Marginals:
+        """`marginals` of a chain over the paths."""
+        marginals, weights = self.dynamics.marginals(chain), self.series.weights
         if weights is None:
             return marginals
 

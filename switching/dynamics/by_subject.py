@@ -150,6 +150,9 @@ class SubjectDynamics(Dynamics):
 
     # ---- fits ------------------------------------------------------------------------------------------------------
 
+    def adds_up(self, drive: Drive) -> bool:
+        return False
+
     def counts(self, marginals: Marginals, lead: torch.Size) -> dict[str, Tensor]:
         raise TypeError(f"{self.name}: counts need subjects; see `maximize`.")
 

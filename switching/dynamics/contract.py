@@ -273,9 +273,19 @@ class Dynamics(Named, ABC):
         Known entries of `fixed` tables, which have NaN where free, keep their values, and so do parameters about which
         the data have no information.
         """
+        return self.maximize_counts(self.counts(marginals, self._lead(values)), prior, values, fixed)
+
+    def adds_up(self, drive: Drive) -> bool:
+        """Whether an M-step needs only the `counts` of the data, which `maximize_counts` takes."""
+        return not self.not_conjugate and not self.n_inputs and drive.gaps is None
+
+    def maximize_counts(
+        self, counts: Mapping[str, Tensor], prior: Parameters | None, values: Parameters, fixed: Parameters = NOTHING
+    ) -> Parameters:
+        """`maximize` from the counts of all data."""
         modes: Parameters = {}
-        for name, counts in self.counts(marginals, self._lead(values)).items():
-            modes |= block_beside(self.blocks[name], fixed).mode(prior, counts, values)
+        for name, some in counts.items():
+            modes |= block_beside(self.blocks[name], fixed).mode(prior, some, values)
         return kept(modes, values)
 
     @abstractmethod

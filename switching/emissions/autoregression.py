@@ -27,7 +27,7 @@ from torch import Tensor
 from ...inference.numerics.scalars import check_choice
 from ..parameters import Parameters
 from ..priors import Site
-from .contract import Emission, Maximized
+from .contract import Maximized
 from .lagged import Lagged
 from .normal import Normal
 from .shared_regression import Sharing
@@ -123,14 +123,10 @@ class AutoRegressive(Lagged):
 
     # ---- fits ------------------------------------------------------------------------------------------------------
 
-    def maximize(
-        self, x: Tensor, weights: Tensor, near: Parameters, prior: Parameters | None, floor: Tensor
-    ) -> Maximized:
-        if prior is not None and not self.has_default_priors:
-            return Emission.maximize(self, x, weights, near, prior, floor)
+    def maximize_sums(self, sums: Parameters, near: Parameters, prior: Parameters | None, floor: Tensor) -> Maximized:
         if not self.not_conjugate:
-            return super().maximize(x, weights, near, prior, floor)
-        return Sharing(self, prior).maximize(self.family.parts(self.message(x, weights, near)), near, floor)
+            return super().maximize_sums(sums, near, prior, floor)
+        return Sharing(self, prior).maximize(self.family.parts(sums["message"]), near, floor)
 
 
 @dataclass(frozen=True, repr=False)

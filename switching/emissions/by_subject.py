@@ -96,6 +96,7 @@ class SubjectEmission(ConjugateEmission):
     expects = delegated("emission")
     have_unit = delegated("emission")
     takes_noise = delegated("emission")
+    adds_up = False  # type: ignore[assignment] each subject has sums of its own
     is_conjugate = delegated("emission")
     not_conjugate = delegated("emission")
     default_prior = delegated("emission")

@@ -191,11 +191,30 @@ class Mixture(Emission):
     def maximize(
         self, x: Tensor, weights: Tensor, near: Parameters, prior: Parameters | None, floor: Tensor
     ) -> Maximized:
-        shares = self._shares(x, weights, near)
-        each = weights.unsqueeze(-1) * shares
-        each_prior = None if prior is None else self._prior_of_each(prior)
+        each, each_prior = self._weights(x, weights, near), None if prior is None else self._prior_of_each(prior)
         best = self.emission.maximize(x, each.flatten(-2), self._flat(near), each_prior, floor)
-        count = each.sum(-3)
+        return self._maximized(best, each.sum(-3), prior)
+
+    @property
+    def adds_up(self) -> bool:  # type: ignore[override]
+        return self.emission.adds_up
+
+    def sums(self, x: Tensor, weights: Tensor, near: Parameters) -> Parameters:
+        each = self._weights(x, weights, near)
+        return self.emission.sums(x, each.flatten(-2), self._flat(near)) | {WEIGHTS: each.sum(-3)}
+
+    def maximize_sums(self, sums: Parameters, near: Parameters, prior: Parameters | None, floor: Tensor) -> Maximized:
+        each_prior = None if prior is None else self._prior_of_each(prior)
+        best = self.emission.maximize_sums(sums, self._flat(near), each_prior, floor)
+        return self._maximized(best, sums[WEIGHTS], prior)
+
+    def _weights(
+        self, x: Float[Tensor, "N F"], weights: Float[Tensor, "*r N K"], near: Parameters
+    ) -> Float[Tensor, "*r N K n"]:
+        """The posterior weights of the components."""
+        return weights.unsqueeze(-1) * self._shares(x, weights, near)
+
+    def _maximized(self, best: Maximized, count: Float[Tensor, "*r K n"], prior: Parameters | None) -> Maximized:
         count = count if prior is None else count + prior[CONCENTRATION] - 1
         probs = count / count.sum(-1, keepdim=True)
         collapsed = best.collapsed.unflatten(-1, (-1, self.n)).any(-1)

@@ -87,6 +87,10 @@ class ConjugateEmission(Conjugate, Emission):
     def representative(self, statistics: Float[Tensor, "*plates P"]) -> Representative:
         """The parameters at which the log-likelihood equals the expected one."""
 
+    @property
+    def adds_up(self) -> bool:  # type: ignore[override]
+        return self.has_default_priors
+
     def maximize(
         self, x: Tensor, weights: Tensor, near: Parameters, prior: Parameters | None, floor: Tensor
     ) -> Maximized:
@@ -95,9 +99,15 @@ class ConjugateEmission(Conjugate, Emission):
 
         NaN for a state without weight, if there is no prior.
         """
-        if prior is not None and not self.is_conjugate:
-            return Emission.maximize(self, x, weights, near, prior, floor)
-        message, about = self.message(x, weights, near), near.get("loc")
+        if prior is not None and not self.adds_up:
+            return self.maximize_beside({}, x, weights, near, prior, floor)
+        return self.maximize_sums(self.sums(x, weights, near), near, prior, floor)
+
+    def sums(self, x: Tensor, weights: Tensor, near: Parameters) -> Parameters:
+        return {"message": self.message(x, weights, near)}
+
+    def maximize_sums(self, sums: Parameters, near: Parameters, prior: Parameters | None, floor: Tensor) -> Maximized:
+        message, about = sums["message"], near.get("loc")
         if prior is None:
             maximized = self.limit(message, floor)
         else:

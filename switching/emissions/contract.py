@@ -145,6 +145,9 @@ class Emission(Named, ABC):
     takes_noise: ClassVar[bool] = False
     """Whether rows of observations may have the known variances of their noise beside them, `[N, 2 F]`."""
 
+    adds_up: bool = False
+    """Whether an M-step needs only `sums` over the data, which `maximize_sums` takes."""
+
     def __post_init__(self, *_: Any) -> None:
         n_features = check_integer("n_features", self.n_features)
         if n_features is not self.n_features:
@@ -216,15 +219,31 @@ class Emission(Named, ABC):
     ) -> Maximized:
         """Better parameters under the posterior weights of each step's state.
 
-        BFGS increases the expected log-likelihood plus the log prior from `near`, and never lowers it.
+        If the emission `adds_up`, they come from its `sums`. Otherwise BFGS increases the expected log-likelihood plus
+        the log prior from `near`, and never lowers it.
 
         Arguments:
             near: parameters `[*r, K, ...]` to start from.
             prior: None for maximum likelihood.
             floor: variances at or below this count as collapsed.
         """
-
+        if self.adds_up:
+            return self.maximize_sums(self.sums(x, weights, near), near, prior, floor)
         return self.maximize_beside({}, x, weights, near, prior, floor)
+
+    def sums(self, x: Float[Tensor, "N R"], weights: Float[Tensor, "*r N K"], near: Parameters) -> Parameters:
+        """Sums over weighted observations `[*r, ...]`, by name. Those of parts of the data add up.
+
+        Arguments:
+            near: the parameters of the last M-step, about which they may be taken.
+        """
+        raise TypeError(f"{self.name}: its M-step needs all observations; use `maximize`.")
+
+    def maximize_sums(
+        self, sums: Parameters, near: Parameters, prior: Parameters | None, floor: Float[Tensor, "F"]
+    ) -> Maximized:
+        """`maximize` from the sums of all observations."""
+        raise TypeError(f"{self.name}: its M-step needs all observations; use `maximize`.")
 
     def maximize_beside(
         self,
@@ -266,16 +285,48 @@ class Emission(Named, ABC):
         Arguments:
             fixed: tables of the parameters that keep their values, NaN where entries are free.
         """
-        values, collapsed, known = {}, [], fixed or {}
-        for part, part_weights in zip(self.parts, weights, strict=True):
-            begin, part_prior = part.own(near), None if prior is None else part.own(prior)
-            step = part.rows(x), part_weights, begin, part_prior, floor
-            held = {name: table for name, table in part.own(known).items() if name in part.emission.parameters}
-            best = part.emission.maximize_beside(held, *step) if held else part.emission.maximize(*step)
-            values |= prefixed(kept(best.values, begin), part.prefix)
+        weights_of = dict(zip((part.block for part in self.parts), weights, strict=True))
+
+        def best(part: Part, begin: Parameters, part_prior: Parameters | None) -> Maximized:
+            step = part.rows(x), weights_of[part.block], begin, part_prior, floor
+            held = {name: table for name, table in part.own(fixed or {}).items() if name in part.emission.parameters}
+            return part.emission.maximize_beside(held, *step) if held else part.emission.maximize(*step)
+
+        return self._by_part(best, near, prior)
+
+    def _by_part(
+        self,
+        best: Callable[[Part, Parameters, Parameters | None], Maximized],
+        near: Parameters,
+        prior: Parameters | None,
+    ) -> Maximized:
+        """The M-step of each part, from its own values and prior."""
+        values, collapsed = {}, []
+        for part in self.parts:
+            begin = part.own(near)
+            found = best(part, begin, None if prior is None else part.own(prior))
+            values |= prefixed(kept(found.values, begin), part.prefix)
             if not part.alike:
-                collapsed.append(best.collapsed)
+                collapsed.append(found.collapsed)
         return Maximized(values, torch.stack(collapsed).any(0))
+
+    def sums_of_parts(self, x: Float[Tensor, "N R"], weights: Sequence[Tensor], near: Parameters) -> Parameters:
+        """`sums` of all parts, under names that begin with their blocks."""
+        sums: Parameters = {}
+        for part, part_weights in zip(self.parts, weights, strict=True):
+            own = part.emission.sums(part.rows(x), part_weights, part.own(near))
+            sums |= prefixed(own, f"{part.block}.")
+        return sums
+
+    def maximize_parts_sums(
+        self, sums: Parameters, near: Parameters, prior: Parameters | None, floor: Float[Tensor, "F"]
+    ) -> Maximized:
+        """`maximize_parts` from the sums of all observations."""
+
+        def best(part: Part, begin: Parameters, part_prior: Parameters | None) -> Maximized:
+            return part.emission.maximize_sums(with_prefix(sums, f"{part.block}."), begin, part_prior, floor)
+
+        return self._by_part(best, near, prior)
 
     @classmethod
     def sized_to(cls, x: Any) -> "Emission":

@@ -192,7 +192,17 @@ class FactorAnalysis(Emission):
         """Some steps of EM on the factors; without a prior, noises stay at the floor or above it."""
         if prior is not None and self.user_priors:
             return self.maximize_beside({}, x, weights, near, prior, floor)
-        known, now, floor = self._moments(x, weights, near), {n: v.double() for n, v in near.items()}, floor.double()
+        return self.maximize_sums(self.sums(x, weights, near), near, prior, floor)
+
+    @property
+    def adds_up(self) -> bool:  # type: ignore[override]
+        return not self.user_priors
+
+    def sums(self, x: Tensor, weights: Tensor, near: Parameters) -> Parameters:
+        return self._moments(x, weights, near)._asdict()
+
+    def maximize_sums(self, sums: Parameters, near: Parameters, prior: Parameters | None, floor: Tensor) -> Maximized:
+        known, now, floor = Moments(**sums), {n: v.double() for n, v in near.items()}, floor.double()
         values = now | {"loc": torch.zeros_like(now["loc"])}  # relative to those at hand, as the moments
         values |= _begun(known, values, floor)
         own = None if prior is None else {name: prior[name].double() for name in prior}

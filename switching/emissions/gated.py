@@ -255,6 +255,18 @@ class Gated(Emission):
             return super().maximize_parts(x, weights, near, prior, floor, fixed)
         return self.joined.maximize(self, x, torch.cat(list(weights), -1), near, prior, floor, fixed or {})
 
+    def sums_of_parts(self, x: Tensor, weights: Sequence[Tensor], near: Parameters) -> Parameters:
+        if self.joined is None:
+            return super().sums_of_parts(x, weights, near)
+        return self.joined.sums(x, torch.cat(list(weights), -1), near)
+
+    def maximize_parts_sums(
+        self, sums: Parameters, near: Parameters, prior: Parameters | None, floor: Tensor
+    ) -> Maximized:
+        if self.joined is None:
+            return super().maximize_parts_sums(sums, near, prior, floor)
+        return self.joined.maximize_sums(sums, near, prior, floor)
+
     def log_prob(self, x: Tensor, values: Parameters) -> Tensor:
         """log p(x | s) of a redrawn step."""
         return self.emission.log_prob(self.parts[0].rows(x), values)

@@ -3,7 +3,7 @@ r"""Columns of different families, independent given the state.
 $$p(x_t \mid s) = \prod_i p_i(x_t^{(i)} \mid s)$$
 """
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, cast
@@ -322,10 +322,21 @@ class Joint(Emission):
 
     # ---- the M-step --------------------------------------------------------------------------------------------------
 
-    def maximize(
-        self, x: Tensor, weights: Tensor, near: Parameters, prior: Parameters | None, floor: Tensor
-    ) -> Maximized:
-        return self.maximize_beside({}, x, weights, near, prior, floor)
+    @property
+    def adds_up(self) -> bool:  # type: ignore[override]
+        return all(part.adds_up for part in self.emissions.values())
+
+    def sums(self, x: Tensor, weights: Tensor, near: Parameters) -> Parameters:
+        sums: Parameters = {}
+        for prefix, part, place in self._places:
+            sums |= prefixed(part.sums(x[:, place], weights, self._own(near, prefix)), prefix)
+        return sums
+
+    def maximize_sums(self, sums: Parameters, near: Parameters, prior: Parameters | None, floor: Tensor) -> Maximized:
+        def best(prefix: str, part: Emission, place: slice, own: Parameters, own_prior: Any) -> Maximized:
+            return part.maximize_sums(self._own(sums, prefix), own, own_prior, floor[place])
+
+        return self._by_column(best, near, prior)
 
     def maximize_beside(
         self,
@@ -336,14 +347,20 @@ class Joint(Emission):
         prior: Parameters | None,
         floor: Tensor,
     ) -> Maximized:
+        def best(prefix: str, part: Emission, place: slice, own: Parameters, own_prior: Any) -> Maximized:
+            step, held = (x[:, place], weights, own, own_prior, floor[place]), self._own(fixed, prefix)
+            return part.maximize_beside(held, *step) if held else part.maximize(*step)
+
+        return self._by_column(best, near, prior)
+
+    def _by_column(self, best: Callable[..., Maximized], near: Parameters, prior: Parameters | None) -> Maximized:
+        """The M-step of each part, from its columns, values and prior."""
         values, collapsed = {}, []
         for prefix, part, place in self._places:
             own_prior = None if prior is None else self._own(prior, prefix)
-            step = x[:, place], weights, self._own(near, prefix), own_prior, floor[place]
-            held = self._own(fixed, prefix)
-            best = part.maximize_beside(held, *step) if held else part.maximize(*step)
-            values |= prefixed(best.values, prefix)
-            collapsed.append(best.collapsed)
+            found = best(prefix, part, place, self._own(near, prefix), own_prior)
+            values |= prefixed(found.values, prefix)
+            collapsed.append(found.collapsed)
         return Maximized(values, torch.stack(collapsed).any(0))
 
 

@@ -113,8 +113,12 @@ class Gamma(Summarized):
     def law(self, values: Parameters) -> Any:
         return dist.Gamma(values["shape"], values["rate"])
 
-    def by_moments(self, mean: Tensor, variance: Tensor) -> Parameters:
-        shape = (mean.square() / variance).clamp(1e-3, 1e14)
+    def by_means(self, means: tuple[Tensor, ...], least: Tensor) -> Parameters:
+        """With an error of the shape of at most 1.5% (Minka 2002, *Estimating a gamma distribution*)."""
+        mean, log_mean = means
+        gap = (mean.log() - log_mean).clamp_min(torch.finfo(mean.dtype).eps)
+        shape = (3 - gap + ((gap - 3).square() + 24 * gap).sqrt()) / (12 * gap)
+        shape = shape.minimum(mean.square() / least).clamp(1e-3, 1e14)
         return {"shape": shape, "rate": shape / mean}
 
     def marginal_cdf(self, x: Tensor, values: Parameters) -> Tensor:

@@ -81,9 +81,15 @@ class Beta(Summarized):
     def law(self, values: Parameters) -> Any:
         return dist.Beta(values["concentration1"], values["concentration0"])
 
-    def by_moments(self, mean: Tensor, variance: Tensor) -> Parameters:
-        mean = mean.clamp(1e-6, 1 - 1e-6)
-        total = (mean * (1 - mean) / variance - 1).clamp(0.1, 1e8)
+    def by_means(self, means: tuple[Tensor, ...], least: Tensor) -> Parameters:
+        r"""With $\psi(a) \approx \log(a - \frac12)$ (Johnson, Kotz & Balakrishnan 1995, *Continuous Univariate
+        Distributions* 2, section 25.4)."""
+        one, zero = (mean.exp() for mean in means)
+        rest = (1 - one - zero).clamp_min(torch.finfo(one.dtype).eps)
+        one, zero = 0.5 + one / (2 * rest), 0.5 + zero / (2 * rest)
+        total, mean = one + zero, one / (one + zero)
+        most = (mean * (1 - mean) / least - 1).clamp(0.1, 1e8)
+        total = total.minimum(most)
         return {"concentration1": mean * total, "concentration0": (1 - mean) * total}
 
     def marginal_cdf(self, x: Tensor, values: Parameters) -> Tensor:

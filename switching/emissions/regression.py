@@ -143,10 +143,8 @@ class NormalRegression(DrivenEmission, ConjugateEmission):
         count, rest = weights.mT @ seen, (weighted * residual).sum(-3)
         return torch.cat([first, -second / 2, count.unsqueeze(-1) / 2, -rest.unsqueeze(-1) / 2], -1)
 
-    def maximize(
-        self, x: Tensor, weights: Tensor, near: Parameters, prior: Parameters | None, floor: Tensor
-    ) -> Maximized:
-        message, about = self.message(x, weights, near), self.point(near).loc
+    def maximize_sums(self, sums: Parameters, near: Parameters, prior: Parameters | None, floor: Tensor) -> Maximized:
+        message, about = sums["message"], self.point(near).loc
         if prior is None:
             shift, variance = self._least_squares(message)
         else:

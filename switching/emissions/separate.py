@@ -7,16 +7,16 @@ $$\sum_t w_{tk} \log p(x_{tf} \mid \theta_{kf}) + \log p(\theta_{kf}),$$
 
 and each term has few parameters. Newton's method climbs all terms at once in free coordinates. Where the curvature is
 not negative definite, its eigenvalues change their sign, so that every step goes uphill (Nocedal & Wright 2006,
-*Numerical Optimization*, section 3.4). It begins at the parameters at hand or at estimates by moments, whichever is
-higher. The log density of an exponential family is linear in a few statistics of x, whose weighted means then replace
-the observations (`Summarized`).
+*Numerical Optimization*, section 3.4). It begins at the parameters at hand or at rough estimates, whichever is higher.
+The log density of an exponential family is linear in a few statistics of x, whose weighted means then replace the
+observations (`Summarized`), so its M-step needs only sums over the data.
 """
 
 from abc import abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, Protocol, cast, runtime_checkable
+from typing import Any, NamedTuple, Protocol, cast, runtime_checkable
 
 import torch
 from jaxtyping import Float
@@ -26,7 +26,8 @@ from torch import Tensor
 from ..ascent import newton
 from ..definite import free_coordinates
 from ..parameters import Parameter, Parameters
-from ..priors import Site
+from ..priors import Site, log_prior
+from .ascent import ascend
 from .contract import Emission, Maximized
 
 MAX_STEPS = 12  # of Newton's method in one M-step; the next M-step continues
@@ -57,9 +58,9 @@ class Separate(Emission):
     def priors_of(self, prior: Parameters) -> Mapping[str, Any]:
         """For each parameter, the Pyro distribution of single numbers."""
 
-    @abstractmethod
     def by_moments(self, mean: Float[Tensor, "*n"], variance: Float[Tensor, "*n"]) -> Parameters:
         """Parameters inside their supports, about those of a mean and a variance."""
+        raise TypeError(f"{self.name}: has no estimates by moments; define `by_moments`.")
 
     def narrowness(self, values: Parameters) -> Tensor:
         """The variance that falls to 0 where a state sits on a single point; infinite if the likelihood is bounded."""
@@ -82,7 +83,7 @@ class Separate(Emission):
         self, x: Tensor, weights: Tensor, near: Parameters, prior: Parameters | None, floor: Tensor
     ) -> Maximized:
         """The maximum by Newton's method."""
-        return maximized(self, x, weights, near, prior, floor)
+        return maximized(self, Expected.of(self, x, weights), near, prior, floor)
 
     def maximize_beside(self, *arguments: Any) -> Maximized:
         best = super().maximize_beside(*arguments)
@@ -105,8 +106,37 @@ class Summarized(Separate):
     def log_density_of(self, statistics: tuple[Tensor, ...], values: Parameters) -> Tensor:
         """The log density at statistics, or its mean at their means."""
 
+    @abstractmethod
+    def by_means(self, means: tuple[Tensor, ...], least: Float[Tensor, "F"]) -> Parameters:
+        """Parameters inside their supports, about the most likely ones at these means of the statistics, with variances
+        of at least these."""
+
     def log_density(self, x: Tensor, values: Parameters) -> Tensor:
         return self.log_density_of(self.statistics(x), values)
+
+    # ---- the M-step --------------------------------------------------------------------------------------------------
+
+    adds_up = True
+
+    def maximize(
+        self, x: Tensor, weights: Tensor, near: Parameters, prior: Parameters | None, floor: Tensor
+    ) -> Maximized:
+        return self.maximize_sums(self.sums(x, weights, near), near, prior, floor)
+
+    def sums(self, x: Tensor, weights: Tensor, near: Parameters) -> Parameters:
+        x, weights = x.double(), weights.double()
+        seen = ~torch.isnan(x)
+        parts = self.statistics(torch.where(seen, x, self.typical))
+        totals = [weights.mT @ torch.where(seen, part, 0.0) for part in parts]
+        return {"statistics": torch.stack([weights.mT @ seen.to(x), *totals], -1)}
+
+    def maximize_sums(self, sums: Parameters, near: Parameters, prior: Parameters | None, floor: Tensor) -> Maximized:
+        count, *totals = sums["statistics"].unbind(-1)
+        typical = self.statistics(count.new_full((), self.typical))
+        pairs = zip(totals, typical, strict=True)
+        means = tuple(torch.where(count > 0, total / count.clamp_min(1e-300), one) for total, one in pairs)
+        expected = Expected(lambda values: count * self.log_density_of(means, values), partial(self.by_means, means))
+        return maximized(self, expected, near, prior, floor)
 
 
 @runtime_checkable
@@ -116,7 +146,6 @@ class Climbable(Protocol):
     typical: float
     log_density: Callable[[Tensor, Parameters], Tensor]
     sites: Callable[[Parameters], list[Site]]
-    maximize_beside: Callable[..., Maximized]
     guess: Callable[[Tensor, Tensor, Tensor], Parameters]
     narrowness: Callable[[Parameters], Tensor]
 
@@ -124,31 +153,60 @@ class Climbable(Protocol):
     def parameters(self) -> Mapping[str, Parameter]: ...
 
 
+class Expected(NamedTuple):
+    """The weighted log densities of all observations, in float64."""
+
+    log_density: Callable[[Parameters], Tensor]  # their sum `[*r, K, F]`, a function of parameters
+    guess: Callable[[Tensor], Parameters]  # parameters from which a climb may begin, with variances of at least these
+
+    @staticmethod
+    def of(emission: Climbable, x: Float[Tensor, "N F"], weights: Float[Tensor, "*r N K"]) -> "Expected":
+        """From all observations."""
+        x, weights = x.double(), weights.double()
+        seen = ~torch.isnan(x)
+        filled = torch.where(seen, x, emission.typical).unsqueeze(-2)
+        used = weights.unsqueeze(-1) * seen.unsqueeze(-2)
+
+        def total(values: Parameters) -> Tensor:
+            wide = {name: value.unsqueeze(-3) for name, value in values.items()}
+            return torch.where(used > 0, used * emission.log_density(filled, wide), 0.0).sum(-3)
+
+        return Expected(total, partial(emission.guess, x, weights))
+
+
 def maximized(
-    emission: Climbable, x: Tensor, weights: Tensor, near: Parameters, prior: Parameters | None, floor: Tensor
+    emission: Climbable, expected: Expected, near: Parameters, prior: Parameters | None, floor: Tensor
 ) -> Maximized:
     """The M-step of each state and feature by Newton's method, in float64; by BFGS under priors of whole tables."""
     sites = [] if prior is None else emission.sites({name: table.double() for name, table in prior.items()})
     priors = {site.name: _of_numbers(site.distribution({})) for site in sites}
-    if None in priors.values():
-        return emission.maximize_beside({}, x, weights, near, prior, floor)
-    x, weights, floor = x.double(), weights.double(), floor.double()
-    begin = {name: near[name].double() for name in emission.parameters}
-    expected = _expected_log_density(emission, x, weights)
+    begin, floor = {name: near[name].double() for name in emission.parameters}, floor.double()
+    supports = {name: emission.parameters[name].support for name in begin}
 
     def objective(values: Parameters) -> Tensor:
-        total = expected(values) + sum(one.log_prob(values[name]) for name, one in priors.items())
+        total = expected.log_density(values) + sum(one.log_prob(values[name]) for name, one in priors.items())
         return total if priors else total.where(emission.narrowness(values) > floor, -torch.inf)
 
-    guess = emission.guess(x, weights, NEAR_FLOOR * floor)
-    supports = {name: emission.parameters[name].support for name in begin}
+    def of_tables(values: Parameters) -> Tensor:
+        return expected.log_density(values).sum((-2, -1)) + log_prior(sites, values)
+
+    if None in priors.values():
+        best = ascend(of_tables, begin, supports)
+    else:
+        best = _climbed(emission, objective, _begun(objective, begin, expected.guess(NEAR_FLOOR * floor), supports))
+    values = {name: value.to(near[name]) for name, value in best.items()}
+    return Maximized(values, (emission.narrowness(best) <= NEAR_FLOOR * floor).any(-1))
+
+
+def _begun(
+    objective: Callable[[Parameters], Tensor], begin: Parameters, guess: Parameters, supports: Mapping[str, Any]
+) -> Parameters:
+    """The guess where it is higher than the parameters at hand."""
     # rounding may lead a guess out of its space, as a mean of counts below 0
     possible = {name: guess[name].isfinite() & supports[name].check(guess[name]) for name in begin}
     guess = {name: guess[name].where(possible[name], begin[name]) for name in begin}
     higher = objective(guess) > objective(begin)
-    best = _climbed(emission, objective, {name: guess[name].where(higher, begin[name]) for name in begin})
-    values = {name: value.to(near[name]) for name, value in best.items()}
-    return Maximized(values, (emission.narrowness(best) <= NEAR_FLOOR * floor).any(-1))
+    return {name: guess[name].where(higher, begin[name]) for name in begin}
 
 
 def _of_numbers(distribution: Any) -> Any:
@@ -156,28 +214,6 @@ def _of_numbers(distribution: Any) -> Any:
     inner = getattr(distribution, "base_dist", None)
     is_table = isinstance(distribution, torch.distributions.Independent) and not distribution.batch_shape
     return inner if is_table and inner is not None and not inner.event_shape else None
-
-
-def _expected_log_density(
-    emission: Climbable, x: Float[Tensor, "N F"], weights: Float[Tensor, "*r N K"]
-) -> Callable[[Parameters], Tensor]:
-    """The weighted sum of log densities `[*r, K, F]` as a function of parameters."""
-    seen = ~torch.isnan(x)
-    filled = torch.where(seen, x, emission.typical)
-    if isinstance(emission, Summarized):
-        parts, log_density = emission.statistics(filled), emission.log_density_of
-        count = weights.mT @ seen.to(x)
-        sums = ((weights.mT @ torch.where(seen, part, 0.0), part[:1]) for part in parts)
-        means = tuple(torch.where(count > 0, total / count.clamp_min(1e-300), some) for total, some in sums)
-        return lambda values: count * log_density(means, values)
-    used = weights.unsqueeze(-1) * seen.unsqueeze(-2)
-
-    def total(values: Parameters) -> Tensor:
-        wide = {name: value.unsqueeze(-3) for name, value in values.items()}
-        each = emission.log_density(filled.unsqueeze(-2), wide)
-        return torch.where(used > 0, used * each, 0.0).sum(-3)
-
-    return total
 
 
 def _climbed(emission: Climbable, objective: Callable[[Parameters], Tensor], values: Parameters) -> Parameters:

@@ -205,8 +205,16 @@ class Joined(Conjugate):
         if fixed or not (prior is None or conjugate):
             best = gated.maximize_beside(fixed, x, weights, near, prior, floor)
             return replace(best, values=kept(best.values, near))
+        return self.maximize_sums(self.sums(x, weights, near), near, prior, floor)
+
+    def sums(self, x: Tensor, weights: Tensor, near: Parameters) -> Parameters:
+        """`Emission.sums` of both parts; the last of the weights are those of held steps."""
+        return self.emission.sums(x, weights, self.whole(near))
+
+    def maximize_sums(self, sums: Parameters, near: Parameters, prior: Parameters | None, floor: Tensor) -> Maximized:
+        """The M-step of a gated emission from its sums."""
         begin, whole_prior = self.whole(near), None if prior is None else self.whole_prior(prior)
-        best = self.emission.maximize(x, weights, begin, whole_prior, floor)
+        best = self.emission.maximize_sums(sums, begin, whole_prior, floor)
         return Maximized(self.apart(kept(best.values, begin)), best.collapsed[..., : near["loc"].shape[-2]])
 
     def natural(self, prior: Parameters) -> Tensor:

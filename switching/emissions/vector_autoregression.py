@@ -37,7 +37,7 @@ from ..definite import Wishart
 from ..parameters import Parameters
 from ..priors import Site
 from .conjugate import Representative
-from .contract import Emission, Maximized
+from .contract import Maximized
 from .lagged import Lagged
 from .multivariate_normal import MultivariateNormal, completion, in_place, patterns
 
@@ -200,12 +200,19 @@ class VectorAutoRegressive(Lagged):
         first, second, count, rest = (reduce(torch.add, some) for some in zip(*parts, strict=True))
         return pack(first, -second / 2, count / 2, -rest / 2)
 
+    @property
+    def adds_up(self) -> bool:  # type: ignore[override]
+        return self.is_conjugate
+
     def maximize(
         self, x: Tensor, weights: Tensor, near: Parameters, prior: Parameters | None, floor: Tensor
     ) -> Maximized:
-        if self.not_conjugate or not (prior is None or self.is_conjugate):
-            return Emission.maximize(self, x, weights, near, prior, floor)
-        message, about = self.message(x, weights, near), self.point(near).loc
+        if self.not_conjugate:
+            return self.maximize_beside({}, x, weights, near, prior, floor)
+        return super().maximize(x, weights, near, prior, floor)
+
+    def maximize_sums(self, sums: Parameters, near: Parameters, prior: Parameters | None, floor: Tensor) -> Maximized:
+        message, about = sums["message"], self.point(near).loc
         if prior is None:
             return self._limit(message, about, floor)
         total = self.family.tilted(self.family.moved(self.natural(prior), -about)) + message

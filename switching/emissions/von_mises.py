@@ -123,17 +123,13 @@ class VonMises(Summarized):
         small = values["concentration"] < LEAST_LENGTH
         return -2 * torch.where(small, values["concentration"].clamp_min(1e-300) / 2, length).log()
 
-    def by_moments(self, mean: Tensor, variance: Tensor) -> Parameters:
-        return {"loc": mean.clamp(-END, END), "concentration": 1 / variance}
-
-    def guess(self, x: Tensor, weights: Tensor, least: Tensor) -> Parameters:
+    def by_means(self, means: tuple[Tensor, ...], least: Tensor) -> Parameters:
         """The mean direction, which is the maximum, and a concentration (Banerjee et al. 2005, *Clustering on the unit
         hypersphere using von Mises-Fisher distributions*, equation 4.4)."""
-        seen = ~torch.isnan(x)
-        count = (weights.mT @ seen.to(x)).clamp_min(1e-300)
-        cos, sin = (weights.mT @ torch.where(seen, part, 0.0) / count for part in self.statistics(x))
+        cos, sin = means
         loc, length = torch.atan2(sin, cos), torch.hypot(sin, cos).clamp_min(LEAST_LENGTH)
-        return self.by_moments(loc, (1 - length.square()).clamp_min(1 / HIGHEST) / (length * (2 - length.square())))
+        concentration = length * (2 - length.square()) / (1 - length.square()).clamp_min(1 / HIGHEST)
+        return {"loc": loc.clamp(-END, END), "concentration": concentration}
 
     def marginal_cdf(self, x: Tensor, values: Parameters) -> Tensor:
         return by_scipy(_cdf, x, values["loc"], values["concentration"]).clamp(0.0, 1.0)

@@ -24,7 +24,7 @@ from ...inference.numerics.user_warnings import warn_user
 from ..parameters import Parameter, Parameters
 from ..priors import Site
 from .contract import Emission, Maximized, check_no_inputs
-from .separate import maximized, weighted_moments
+from .separate import Expected, maximized, weighted_moments
 
 NOTHING = 1e-8  # the rate, or the probability of other numbers, of a state that has only zeros
 ZERO, HYPERPARAMETERS = "zero_probs", ("zero_successes", "zero_failures")
@@ -190,11 +190,29 @@ class ZeroInflated(Emission):
         self, x: Tensor, weights: Tensor, near: Parameters, prior: Parameters | None, floor: Tensor
     ) -> Maximized:
         if self._counts and hasattr(self.emission, "by_moments"):
-            return maximized(self, x, weights, near, prior, floor)
+            return maximized(self, Expected.of(self, x, weights), near, prior, floor)
         if self._counts or (prior is not None and self.user_priors):
             return super().maximize(x, weights, near, prior, floor)
         best = self.emission.maximize(self._without_zeros(x), weights, near, prior, floor)
-        zeros, count = weights.mT @ (x == 0).to(weights), weights.mT @ (~torch.isnan(x)).to(weights)
+        return self._maximized(best, self._zeros(x, weights), prior)
+
+    @property
+    def adds_up(self) -> bool:  # type: ignore[override]
+        return self.emission.adds_up and not (self._counts or self.user_priors)
+
+    def sums(self, x: Tensor, weights: Tensor, near: Parameters) -> Parameters:
+        return self.emission.sums(self._without_zeros(x), weights, near) | self._zeros(x, weights)
+
+    def maximize_sums(self, sums: Parameters, near: Parameters, prior: Parameters | None, floor: Tensor) -> Maximized:
+        return self._maximized(self.emission.maximize_sums(sums, near, prior, floor), sums, prior)
+
+    @staticmethod
+    def _zeros(x: Float[Tensor, "N F"], weights: Float[Tensor, "*r N K"]) -> Parameters:
+        """The weights of zeros and of all observed numbers, `[*r, K, F]`."""
+        return {"zeros": weights.mT @ (x == 0).to(weights), "seen": weights.mT @ (~torch.isnan(x)).to(weights)}
+
+    def _maximized(self, best: Maximized, sums: Parameters, prior: Parameters | None) -> Maximized:
+        zeros, count = sums["zeros"], sums["seen"]
         collapsed = best.collapsed & (count > zeros).any(-1)  # zeros alone say nothing of the emission
         if prior is not None:
             successes, failures = (prior[name] for name in HYPERPARAMETERS)

@@ -14,13 +14,14 @@ stretch alone. So the gradients of all stretches, at constant a and b, add up to
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import NamedTuple
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from ...inference.chains.contract import Chain, log_belief_at_end, log_evidence_after
+from ...inference.chains.contract import Chain, Marginals, log_belief_at_end, log_evidence_after
 from ...inference.numerics.clock import passed
 from ...inference.numerics.deferred import deferred
 from ..data.packed import ahead, consecutive
@@ -38,9 +39,21 @@ class Piece(NamedTuple):
     chain: Chain
     counted_before: int
 
+    def marginals(self) -> Marginals:
+        """`Problem.marginals` of its steps; 0 at those that another piece counts."""
+        marginals, n = self.problem.marginals_of(self.chain), self.counted_before
+        if not n:
+            return marginals
+        fresh, held = (
+            None if table is None else torch.cat([torch.zeros_like(table[..., :n, :]), table[..., n:, :]], -2)
+            for table in (marginals.fresh, marginals.held)
+        )
+        initial = None if marginals.initial is None else torch.zeros_like(marginals.initial)
+        return replace(marginals, fresh=fresh, held=held, initial=initial)
 
-def log_evidence(problem: Problem, whole: Whole, values: Parameters) -> Float[Tensor, ""]:
-    """log p(x | parameters) of all data, each sequence times its weight; in float64.
+
+def log_evidence(problem: Problem, whole: Whole, values: Parameters) -> Float[Tensor, "*r"]:
+    """log p(x | parameters) of all data for each restart, each sequence times its weight; in float64.
 
     Its derivatives with respect to the parameters are those of the same pass through the data.
     """
@@ -50,30 +63,40 @@ def log_evidence(problem: Problem, whole: Whole, values: Parameters) -> Float[Te
     def terms(piece: Piece) -> list[Tensor]:
         evidence = piece.problem.total(piece.chain.log_normalizer())
         leaves = [here[name] for name in free]
-        return [evidence, *(torch.autograd.grad(evidence, leaves, materialize_grads=True) if free else ())]
+        return [evidence, *(torch.autograd.grad(evidence.sum(), leaves, materialize_grads=True) if free else ())]
 
-    numbers = [whole.like.new_zeros(()), *(here[name] for name in free)]
+    numbers = [whole.like.new_zeros(_lead(problem, values)), *(here[name] for name in free)]
     zeros = [torch.zeros_like(table, dtype=torch.float64) for table in numbers]
-    value, *gradients = _summed(problem, whole, here, terms, zeros)
-    slopes = zip(free, gradients, strict=True)
-    return value + sum((gradient * (values[name] - values[name].detach())).sum() for name, gradient in slopes)
+    value, *gradients = summed(problem, whole, here, terms, zeros)
+    for name, gradient in zip(free, gradients, strict=True):
+        moved = gradient * (values[name] - values[name].detach())
+        value = value + moved.reshape(*value.shape, -1).sum(-1)
+    return value
 
 
 @torch.no_grad()
-def occupancy(problem: Problem, whole: Whole, values: Parameters) -> Float[Tensor, "K"]:
+def occupancy(problem: Problem, whole: Whole, values: Parameters) -> Float[Tensor, "*r K"]:
     """Expected number of steps in each state, of all data."""
+    lead = _lead(problem, values)
 
     def steps(piece: Piece) -> list[Tensor]:
-        return [piece.chain.smooth().state[..., piece.counted_before :, :].flatten(0, -2).sum(0)]
+        state = piece.chain.smooth().state[..., piece.counted_before :, :]
+        return [state.reshape(*lead, -1, problem.n_states).sum(-2)]
 
-    zero = torch.zeros(problem.n_states, dtype=torch.float64, device=whole.like.device)
-    return _summed(problem, whole, values, steps, [zero])[0].to(whole.like)
+    zero = torch.zeros(*lead, problem.n_states, dtype=torch.float64, device=whole.like.device)
+    return summed(problem, whole, values, steps, [zero])[0].to(whole.like)
 
 
-def _summed(
+def _lead(problem: Problem, values: Parameters) -> torch.Size:
+    """The axes of restarts."""
+    name, value = next(iter(values.items()))
+    return value.shape[: value.ndim - len(problem.parameters[name].dims)]
+
+
+def summed(
     problem: Problem, whole: Whole, values: Parameters, terms: Callable[[Piece], list[Tensor]], zeros: list[Tensor]
 ) -> list[Tensor]:
-    """The sums of the terms of all pieces, of all processes."""
+    """The sums of the terms of all pieces, of all processes, in the dtypes of `zeros`."""
 
     def local() -> list[Tensor]:
         total = list(zeros)
@@ -89,7 +112,8 @@ def _summed(
 
 def _visit(problem: Problem, whole: Whole, values: Parameters, add: Callable[[Piece], None]) -> None:
     """Call a function with each piece of the data of this process."""
-    numbers = problem.n_states * whole.series.n_features  # of a step, in the widest table
+    # of a step, in the widest table
+    numbers = _lead(problem, values).numel() * problem.n_states * whole.series.n_features
     size = max(2, chunked.room(whole.like) // numbers)
     for members, later in ahead(consecutive(whole.lengths, size)):
         n_rows = int(whole.lengths[members].sum())

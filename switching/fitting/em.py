@@ -116,10 +116,7 @@ class EM:
     @property
     def occupancy(self) -> Float[Tensor, "R K"]:
         """Expected number of steps in each state, without held steps whose emission is the same in all states."""
-        marginals = self._expected(self.tables)
-        fresh, held = marginals.fresh, marginals.held
-        weights = fresh if held is None or held.shape[-1] == 1 else fresh + held
-        return weights.flatten(1, -2).sum(1)
+        return occupancy_of(self._expected(self.tables))
 
     def _expected(self, values: Parameters) -> Marginals:
         """The E-step."""
@@ -145,11 +142,23 @@ def maximized(
 ) -> tuple[Parameters, Bool[Tensor, "R K"]]:
     """The M-step: new parameters, and the states that have collapsed onto a point."""
     moved = problem.dynamics.maximize(marginals, problem.prior, values, problem.series.drive, problem.fixed)
+    rows, weights = weighted_rows(problem, marginals)
+    best = problem.emission.maximize_parts(rows, weights, values, problem.prior, floor, problem.fixed)
+    return moved | best.values, best.collapsed
+
+
+def weighted_rows(problem: Problem, marginals: Marginals) -> tuple[Float[Tensor, "N R"], list[Tensor]]:
+    """The rows that the emission reads, and their weights `[R, N, K]` for each of its parts."""
     rows = rows_read(problem.emission, problem.series).flatten(0, -2)
     weights = problem.emission.weights(marginals.fresh, marginals.held)
-    flat = [problem.series.powered(table.reshape(len(table), len(rows), -1)) for table in weights]
-    best = problem.emission.maximize_parts(rows, flat, values, problem.prior, floor, problem.fixed)
-    return moved | best.values, best.collapsed
+    return rows, [problem.series.powered(table.reshape(len(table), len(rows), -1)) for table in weights]
+
+
+def occupancy_of(marginals: Marginals) -> Float[Tensor, "R K"]:
+    """Expected number of steps in each state: see `EM.occupancy`."""
+    fresh, held = marginals.fresh, marginals.held
+    weights = fresh if held is None or held.shape[-1] == 1 else fresh + held
+    return weights.flatten(1, -2).sum(1)
 
 
 def _ahead(before: Tensor, now: Tensor, by: Float[Tensor, "R"], support: Constraint) -> Tensor:

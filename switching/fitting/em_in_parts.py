@@ -1,24 +1,54 @@
 """Expectation-maximisation over data that are read in parts, or shared by processes.
 
-An E-step adds up the messages of all parts to the conjugate blocks of parameters (see `chunked`), and an M-step takes
-the mode of prior and messages. So memory holds one part, and processes exchange only these sums.
+An M-step that needs only sums over the data takes those of all parts: of the counts of paths, and of the statistics of
+the emission (`Dynamics.adds_up`, `Emission.adds_up`). So memory holds one part, and processes exchange only these sums.
+Other models climb the same objective by quasi-Newton steps: see `ascent_in_parts`.
 """
 
-from dataclasses import replace
+from typing import NamedTuple
 
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from ...inference.families import Held
-from ..emissions.conjugate import ConjugateEmission
-from ..emissions.student_t import StudentT
-from ..parameters import Parameters, with_prefix
+from ..known import whole_parameters
+from ..parameters import Parameters
 from ..problem import Problem
-from .chain_graph import ChainGraph
-from .chunked import ChunkedVMP, Contribution
-from .em import EM
+from .chains_in_parts import Piece, summed
+from .em import EM, occupancy_of, weighted_rows
+from .starts import variance_floor
 from .whole import Whole
+
+
+class Totals(NamedTuple):
+    """What an M-step reads of all data."""
+
+    evidence: Float[Tensor, "R"]
+    occupancy: Float[Tensor, "R K"]
+    counts: Parameters  # of paths, by the names of blocks
+    sums: Parameters  # of the emission
+
+    @staticmethod
+    def of(piece: Piece, values: Parameters) -> "Totals":
+        problem, marginals = piece.problem, piece.marginals()
+        evidence = problem.summed(marginals.log_normalizer)
+        rows, weights = weighted_rows(problem, marginals)
+        counts = problem.dynamics.counts(marginals, evidence.shape)
+        sums = problem.emission.sums_of_parts(rows, weights, values)
+        return Totals(evidence, occupancy_of(marginals), counts, sums)
+
+    @property
+    def tables(self) -> list[Tensor]:
+        return [self.evidence, self.occupancy, *self.counts.values(), *self.sums.values()]
+
+    def filled(self, tables: list[Tensor]) -> "Totals":
+        """The same quantities with other numbers, the counts and sums in the same dtypes."""
+        evidence, occupancy, *others = tables
+        numbers = iter(others)
+        counts, sums = (
+            {name: next(numbers).to(table) for name, table in own.items()} for own in (self.counts, self.sums)
+        )
+        return Totals(evidence, occupancy, counts, sums)
 
 
 class EMInParts(EM):
@@ -30,72 +60,42 @@ class EMInParts(EM):
     """
 
     def __init__(self, problem: Problem, whole: Whole, values: Parameters) -> None:
-        prior = _default(problem) if problem.prior is None else problem.prior  # for blocks without any data
-        graph = ChainGraph.of(replace(problem, prior=prior))
-        self._graph = replace(graph.at_points(flat=problem.prior is None), whole=whole)
-        self._linear = graph.linear(graph.near(values))
-        self.problem = problem
+        self.problem, self._whole, self._floor = problem, whole, variance_floor(problem.series)
+        first = problem.series.part(torch.zeros(1, dtype=torch.long, device="cpu"))
+        self._little = problem.of(first.stretch(0, 2))
         self._begin(values, None)
 
     @property
     def occupancy(self) -> Float[Tensor, "R K"]:
-        return self._engine(self.tables).occupancy
+        return self._expected(self.tables).occupancy
 
-    def _engine(self, values: Parameters) -> ChunkedVMP:
-        """All parts, with the blocks of parameters at these points."""
-        families, n = dict(self._graph.families), len(next(iter(values.values())))
-        for name, (prefix, block) in self._graph.blocks.items():
-            if not isinstance(families[name], Held):
-                families[name] = Held(block.family, block.point(with_prefix(values, prefix)))
-        at_values = replace(self._graph, families=families)
-        return ChunkedVMP(at_values, self._graph.start(n), self._linear)
+    @torch.no_grad()
+    def _expected(self, values: Parameters) -> Totals:
+        form = Totals.of(Piece(self._little, self._little.chain(values), 0), values)
+        zeros = [torch.zeros_like(table, dtype=torch.float64) for table in form.tables]
+        tables = summed(self.problem, self._whole, values, lambda piece: Totals.of(piece, values).tables, zeros)
+        return form.filled(tables)
 
-    def _expected(self, values: Parameters) -> Contribution:
-        return self._engine(values).contribution
+    def _maximized(self, now: Totals) -> tuple[Parameters, Bool[Tensor, "R K"]]:
+        problem = self.problem
+        moved = problem.dynamics.maximize_counts(now.counts, problem.prior, self.tables, problem.fixed)
+        best = problem.emission.maximize_parts_sums(now.sums, self.tables, problem.prior, self._floor)
+        return problem.hold(moved | best.values), best.collapsed
 
-    def _maximized(self, now: Contribution) -> tuple[Parameters, Bool[Tensor, "R K"]]:
-        graph, points = self._graph, {}
-        for name, family in graph.families.items():
-            points[name] = family.expected(graph.priors[name] + now.messages[name])
-        held, n = self.problem.hold(graph.collect(points)), len(now.elbo)
-        # known parameters come without restarts
-        values = {name: table.expand(n, *self.tables[name].shape[1:]) for name, table in held.items()}
-        none = torch.zeros(n, self.problem.n_states, dtype=torch.bool, device=now.elbo.device)
-        return values, none
+    def _evidence(self, now: Totals) -> Float[Tensor, "R"]:
+        return now.evidence
 
-    def _evidence(self, now: Contribution) -> Float[Tensor, "R"]:
-        return now.elbo
-
-    def _some(self, now: Contribution, restarts: Tensor) -> Contribution:
-        return Contribution(now.elbo[restarts], {name: table[restarts] for name, table in now.messages.items()})
+    def _some(self, now: Totals, restarts: Tensor) -> Totals:
+        return now.filled([table[restarts] for table in now.tables])
 
 
-def _default(problem: Problem) -> Parameters:
-    prior = problem.emission.prior_scaled(problem.n_states, problem.series.rows)
-    return {n: table.to(problem.series.like) for n, table in (problem.dynamics.default_prior() | prior).items()}
-
-
-def check_sums(problem: Problem) -> None:
-    """Raise an error unless an M-step needs only sums over the data, which messages at a point are.
-
-    Raises:
-        TypeError: dynamics or an emission whose M-step needs more.
-        ValueError: known noise.
-    """
-    dynamics = problem.dynamics
-    if problem.series.noise is not None:
-        raise ValueError(
-            "noise: got some, but x is in a file or shared by processes, where EM takes none; leave it out, use "
-            'method="svi", or fit some of the sequences in memory.'
-        )
-    not_sums = [dynamics.name] if dynamics.no_messages else []
-    not_sums += [f"{dynamics.name} with inputs"] if dynamics.n_inputs else []
+def adds_up(problem: Problem) -> bool:
+    """Whether an M-step needs only sums over the data."""
+    if not problem.dynamics.adds_up(problem.series.drive):
+        return False
     for part in problem.emission.parts:
-        emission = part.emission
-        if not isinstance(emission, ConjugateEmission) or isinstance(emission, StudentT) or not emission.is_conjugate:
-            not_sums.append(emission.name)
-    if not_sums:
-        raise TypeError(
-            f"x: is in a file or shared by processes, but EM of {not_sums[0]} needs all observations at once; use "
-            'method="svi", method="vmp" where it takes this model, or fit some of the sequences in memory.'
-        )
+        known = {name: table for name, table in part.own(problem.fixed).items() if name in part.emission.parameters}
+        in_part = known and len(whole_parameters(known)) < len(part.emission.parameters)
+        if in_part or not part.emission.adds_up:
+            return False
+    return True

@@ -16,13 +16,15 @@ from ..dynamics.any_prior import check_fit
 from ..parameters import Parameters, reordered
 from ..problem import Problem
 from .alignment import match_states, state_levels
+from .ascent_in_parts import AscentInParts
 from .chain_graph import check_held, is_curved, renumbered
 from .em import EM
-from .em_in_parts import EMInParts, check_sums
+from .em_in_parts import EMInParts, adds_up
 from .initialization import Initialization, with_fixed
 from .message_passing import fit_vmp
 from .options import Options
 from .perturbation import End
+from .points import RESTS
 from .posterior import VariationalPosterior
 from .progress import reported
 from .result import Result, result_of
@@ -52,8 +54,6 @@ def fit(problem: Problem, options: Options, whole: Whole | None = None) -> Resul
         by_messages = options.method == "vmp" or (options.method != "em" and _passes_messages(problem))
         if options.method == "vmp":
             check_held(problem)
-        if whole is not None and options.method == "em":
-            check_sums(problem)
         by_draws = options.method in ("svi", "nuts")
         begin = Initialization.of(problem, options, near_prior=by_messages, whole=whole, of_sample=by_draws)
         result = _by_draws(begin, options, by_messages, whole) if by_draws else _climb(by_messages)(begin, options)
@@ -123,7 +123,7 @@ def _by_em(begin: Initialization, options: Options) -> Result:
     check_modes(problem)
     prior_volume = units.log_prior_volume(problem)
     volume = begin.volume + prior_volume
-    optimizer: Callable[[Parameters], EM] = partial(EM, scaled)
+    optimizer: Callable[[Parameters], EM | AscentInParts] = partial(EM, scaled)
 
     def end(values: Parameters) -> End:
         return End(values, scaled.chain(values).smooth().state)
@@ -132,12 +132,14 @@ def _by_em(begin: Initialization, options: Options) -> Result:
         begun = spread(optimizer, begin.sharing)
         found = jointly(begin.sharing, lambda: search(scaled, begun, end, options, report, begin.start))
         if whole is not None:
-            optimizer = partial(EMInParts, scaled, whole)
+            optimizer = partial(AscentInParts, scaled, whole, rest=RESTS * options.tol)
+            optimizer = partial(EMInParts, scaled, whole) if adds_up(scaled) else optimizer
             found = continued(found, lambda climb: climb.tables, optimizer, options, whole, report)
     climbs = found.raised(-volume, -begin.sample_volume - prior_volume)
     best = climbs.best
     order = _order(scaled, begin.start, best.tables)
-    values = reordered(problem.parameters, best.tables, order)
+    ended = {name: table.to(problem.series.like) for name, table in best.tables.items()}
+    values = reordered(problem.parameters, ended, order)
     occupancy = optimizer({name: value.unsqueeze(0) for name, value in values.items()}).occupancy[0]
     return result_of(
         climbs,

@@ -43,12 +43,14 @@ class Whole:
         ranks: the processes that share the data; each has sequences of its own.
         by_rank: the size of the data of each process.
         units: the units of the parts that are read; None: those of `series`.
+        wide: whether the parts that are read are in float64.
     """
 
     series: Series
     ranks: Ranks
     by_rank: tuple["Size", ...]
     units: Units | None = None
+    wide: bool = False
 
     @staticmethod
     def of(series: Series, ranks: Ranks | None = None) -> "Whole":
@@ -95,6 +97,10 @@ class Whole:
         if self.n_sequences == 0:
             raise ValueError("x: got no sequence; give at least one.")
 
+    def double(self) -> "Whole":
+        """The same data, read in float64."""
+        return replace(self, wide=True)
+
     @cached_property
     def lengths(self) -> Int[Tensor, "B"]:
         """The number of steps of each sequence of this process, on the CPU."""
@@ -113,6 +119,7 @@ class Whole:
             return self._in_units(self.series.part(member).stretch(first, size))
 
     def _in_units(self, series: Series) -> Series:
+        series = series.double() if self.wide else series
         return series if self.units is None else self.units.series(series)
 
     def turns(self) -> Iterator[Series]:
@@ -127,7 +134,7 @@ class Whole:
     @property
     def like(self) -> Tensor:
         """For the dtype and the device."""
-        return self.series.like
+        return self.series.like.double() if self.wide else self.series.like
 
     @property
     def n_sequences(self) -> int:

@@ -30,6 +30,7 @@ MODELS = {
     "markov": sh.SwitchingSSM(sh.Markov(2), sh.Normal(2)),
     "copy": sh.SwitchingSSM(sh.Copy(2), sh.MultivariateNormal(2)),
     "student": sh.SwitchingSSM(sh.Markov(2), sh.StudentT(2)),
+    "factors": sh.SwitchingSSM(sh.Markov(2), sh.FactorAnalysis(2, 1)),
 }
 RUNS: list[tuple[str, dict[str, Any]]] = [
     ("markov", {}),
@@ -38,6 +39,8 @@ RUNS: list[tuple[str, dict[str, Any]]] = [
     ("copy", {"start": {"loc": [[0.0, 1.0], [4.0, -2.0]]}, "restarts": 1}),
     ("markov", {"method": "svi", "restarts": 1, "max_steps": 3}),
     ("student", {"method": "svi", "restarts": 1, "max_steps": 20}),
+    ("student", {"restarts": 1, "max_steps": 5}),
+    ("factors", {"restarts": 1, "max_steps": 5}),
 ]
 
 

@@ -1,0 +1,104 @@
+"""The maximum that EM seeks, by quasi-Newton steps over data that are read in parts, or shared by processes.
+
+It serves models whose M-step needs more than sums over the data: Student's t, emissions and dynamics with inputs or
+gaps between steps, parameters that are known in part, and others. The log evidence and its gradient are sums over the
+parts for every model (see `chains_in_parts`), so a step of BFGS takes about one pass. Its coordinates are those of
+`free_coordinates`. There is no Jacobian in the objective, which is that of EM.
+"""
+
+import sys
+from typing import cast
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from ..ascent import Ascent
+from ..definite import free_coordinates
+from ..emissions.separate import NEAR_FLOOR
+from ..known import whole_parameters
+from ..parameters import Parameters
+from ..problem import Problem
+from .chains_in_parts import log_evidence, occupancy
+from .density import FreeDensity
+from .starts import opened, variance_floor
+from .whole import Whole
+
+
+class LogPosterior(FreeDensity):
+    """log p(x | parameters) of all data, plus log p(parameters) if there is a prior, in free coordinates.
+
+    Arguments:
+        near: parameters at which it is defined.
+    """
+
+    def __init__(self, problem: Problem, whole: Whole, near: Parameters) -> None:
+        self._problem, self._data, self._floor = problem, whole, variance_floor(problem.series)
+        self._known = whole_parameters(problem.fixed)
+        self._to = {
+            name: free_coordinates(parameter.support)
+            for name, parameter in problem.parameters.items()
+            if name not in self._known
+        }
+        self.start = {name: table[0] for name, table in self.free(near).items()}
+
+    def free(self, values: Parameters) -> Parameters:
+        """The coordinates of parameters `[R, ...]`."""
+        return {name: cast(Tensor, to.inv(values[name])) for name, to in self._to.items()}
+
+    def values(self, free: Parameters) -> Parameters:
+        values = {name: cast(Tensor, to(free[name])) for name, to in self._to.items()}
+        name, some = next(iter(free.items()))
+        lead = some.shape[: some.ndim - self.start[name].ndim]
+        return values | {name: table.expand(*lead, *table.shape) for name, table in self._known.items()}
+
+    def log_prob(self, free: Parameters) -> Float[Tensor, "*r"]:
+        values = self.values(free)
+        height = log_evidence(self._problem, self._data, values) + self._problem.log_prior(values)
+        if self._problem.prior is not None:
+            return height
+        return height.where(~self.narrow(values, 1.0).any(-1), -torch.inf)
+
+    def narrow(self, values: Parameters, times: float) -> Bool[Tensor, "*r K"]:
+        """The states with a variance of at most so many times the floor."""
+        parts = [part for part in self._problem.emission.parts if not part.alike]
+        narrowness = [part.emission.narrowness(part.own(values)) for part in parts]
+        return torch.stack([(table <= times * self._floor).any(-1) for table in narrowness]).any(0)
+
+    @property
+    def at_once(self) -> int:
+        return sys.maxsize  # parts of the data are smaller for more points
+
+
+class AscentInParts(Ascent):
+    """A batch of restarts that climb by BFGS, with parameters `[R, ...]` as tables; see `fitting.search.Optimizer`.
+
+    Arguments:
+        problem: that of a sample of the data, in the units of the fit.
+        whole: all data, in the same units.
+        rest: see `tol` of `Ascent`.
+    """
+
+    def __init__(self, problem: Problem, whole: Whole, values: Parameters, rest: float = 0.0) -> None:
+        self._problem, self._whole = problem.double(), whole.double()
+        values = opened(self._problem, {name: table.double() for name, table in values.items()})
+        self._posterior = LogPosterior(self._problem, self._whole, values)
+        super().__init__(self._posterior, self._point(values), rest)
+
+    def _point(self, values: Parameters) -> Float[Tensor, "R P"]:
+        return torch.cat([table.reshape(len(table), -1) for table in self._posterior.free(values).values()], -1)
+
+    @property
+    def tables(self) -> Parameters:
+        return self._posterior.values(self._posterior.by_name(self.point))
+
+    @property
+    def collapsed(self) -> Bool[Tensor, "R K"]:
+        return self._posterior.narrow(self.tables, NEAR_FLOOR)
+
+    @property
+    def occupancy(self) -> Float[Tensor, "R K"]:
+        return occupancy(self._problem, self._whole, self.tables)
+
+    def at(self, tables: Parameters) -> "AscentInParts":
+        return self._from(self._point(tables))
