@@ -4,6 +4,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Any, ClassVar, Generic, TypeAlias, TypeVar
 
+import torch
 from jaxtyping import Float
 from torch import Generator, Tensor
 
@@ -109,6 +110,11 @@ class VectorFamily(Family[Tensor], Generic[Point]):
     def peak(self, eta: Float[Tensor, "*plates P"]) -> Point:
         """The mode; NaN or infinite if there is none."""
         return self.expected(self.tilted(eta))
+
+    def supremum(self, message: Float[Tensor, "*plates P"]) -> Float[Tensor, "*plates"]:
+        """The greatest product of a sum of messages with t, which is a log-likelihood; NaN or infinite if there is
+        none, or if rounding hides it. Infinite for families that do not know it."""
+        return torch.full_like(message[..., 0], torch.inf)
 
     def moved(self, eta: Float[Tensor, "*plates P"], by: Tensor) -> Float[Tensor, "*plates P"]:
         """Natural parameters, or a message, with locations moved by `by`; unchanged for families without locations."""

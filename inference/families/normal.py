@@ -24,7 +24,7 @@ from .numerics import (
     require,
     scale_gap,
 )
-from .wishart import expected_log_det, wishart_divergence, wishart_draw, wishart_normalizer
+from .wishart import expected_log_det, greatest_by_precision, wishart_divergence, wishart_draw, wishart_normalizer
 
 
 @dataclass(frozen=True)
@@ -114,6 +114,12 @@ class NormalGamma(VectorFamily[LocPrecision]):
         q = self.usual(eta)
         precision = log_gamma_draw(q.shape.expand(n, *q.shape.shape), generator).exp() / q.rate
         return LocPrecision(q.loc + normal_draw(precision, generator) * (q.kappa * precision).rsqrt(), precision)
+
+    def supremum(self, message: Float[Tensor, "*plates 4"]) -> Float[Tensor, "*plates"]:
+        q = self.usual(message)
+        rate = q.rate - (1 + 2 * q.shape) * least(message[..., 3:])[..., 0]
+        value = q.shape * ((q.shape / rate.clamp_min(0.0)).log() - 1)
+        return torch.where((message == 0).all(-1), 0.0, value)
 
     def tilted(self, eta: Float[Tensor, "*plates 4"]) -> Float[Tensor, "*plates 4"]:
         return eta - one_entry(eta, 2, 0.5)
@@ -223,6 +229,11 @@ class NormalWishart(VectorFamily[LocPrecision]):
         noise = normal_draw(lower[..., :1], generator)
         shift = chol @ torch.linalg.solve_triangular(lower.mT, noise, upper=True)
         return LocPrecision(loc + shift[..., 0] * kappa.rsqrt()[..., None], precision)
+
+    def supremum(self, message: Float[Tensor, "*plates P"]) -> Float[Tensor, "*plates"]:
+        loc, kappa, df, inverse = self._parts(message)
+        outer = kappa[..., None, None] * loc[..., :, None] * loc[..., None, :]
+        return greatest_by_precision(df, inverse, inverse + outer).where((message != 0).any(-1), 0.0)
 
     def tilted(self, eta: Float[Tensor, "*plates P"]) -> Float[Tensor, "*plates P"]:
         dim = math.isqrt(eta.shape[-1] - 2)

@@ -45,6 +45,10 @@ class _Simplex(VectorFamily[Tensor]):
     def kl(self, eta: Float[Tensor, "*#plates K"], eta0: Float[Tensor, "*#plates K"]) -> Float[Tensor, "*out"]:
         return lgamma_gap(eta0, eta).sum(-1) - lgamma_gap(eta0.sum(-1), eta.sum(-1))
 
+    def supremum(self, message: Float[Tensor, "*plates K"]) -> Float[Tensor, "*plates"]:
+        share = message / message.sum(-1, keepdim=True)
+        return torch.xlogy(message, torch.where(message > 0, share, 1.0)).sum(-1)
+
     def tilted(self, eta: Float[Tensor, "*plates K"]) -> Float[Tensor, "*plates K"]:
         return eta - 1
 
@@ -139,6 +143,10 @@ class Gamma(VectorFamily[Tensor]):
     def sample(self, eta: Float[Tensor, "*plates 2"], n: int, generator: Generator | None = None) -> Tensor:
         q = self.usual(eta)
         return log_gamma_draw(q.shape.expand(n, *q.shape.shape), generator).exp() / q.rate
+
+    def supremum(self, message: Float[Tensor, "*plates 2"]) -> Float[Tensor, "*plates"]:
+        shape, rate = message[..., 0], -message[..., 1]
+        return torch.xlogy(shape, torch.where(shape > 0, shape / rate, 1.0)) - shape
 
     def tilted(self, eta: Float[Tensor, "*plates 2"]) -> Float[Tensor, "*plates 2"]:
         return torch.stack([eta[..., 0] - 1, eta[..., 1]], -1)

@@ -10,8 +10,8 @@ from torch import Generator, Tensor
 from ..numerics.cholesky import cholesky, cholesky_inverse, cholesky_solve, log_det
 from .family import VectorFamily
 from .normal import LocPrecision
-from .numerics import LOG_2PI, normal_draw, one_entry, pack, positive_definite, require
-from .wishart import expected_log_det, wishart_divergence, wishart_draw, wishart_normalizer
+from .numerics import LOG_2PI, least, normal_draw, one_entry, pack, positive_definite, require
+from .wishart import expected_log_det, greatest_by_precision, wishart_divergence, wishart_draw, wishart_normalizer
 
 
 @dataclass(frozen=True)
@@ -134,6 +134,13 @@ class MatrixNormalWishart(VectorFamily[LocPrecision]):
         shift = chol @ torch.linalg.solve_triangular(lower.mT, noise, upper=True)  # of covariance inv(precision)
         shift = torch.linalg.solve_triangular(chol_weight.mT, shift.mT, upper=True)
         return LocPrecision(loc + shift, precision)
+
+    def supremum(self, message: Float[Tensor, "*plates P"]) -> Float[Tensor, "*plates"]:
+        weighted, weight, df, total = self._matrices(message)
+        chol, info = torch.linalg.cholesky_ex(weight - torch.diag_embed(least(weight.diagonal(dim1=-2, dim2=-1))))
+        inverse = total - weighted.mT @ cholesky_solve(weighted, chol)
+        value = greatest_by_precision(df, inverse, total)
+        return torch.where((message == 0).all(-1), 0.0, torch.where(info == 0, value, torch.inf))
 
     def tilted(self, eta: Float[Tensor, "*plates P"]) -> Float[Tensor, "*plates P"]:
         dim, position = self._n_outputs(eta.shape[-1]), self.n_inputs * (self._n_outputs(eta.shape[-1]) + self.n_inputs)

@@ -12,7 +12,7 @@ from torch import Generator, Tensor
 
 from ..numerics.cholesky import cholesky, cholesky_inverse, log_det
 from .family import VectorFamily
-from .numerics import lgamma_gap, log_gamma_draw, normal_draw, pack, positive_definite, require, steps
+from .numerics import least, lgamma_gap, log_gamma_draw, normal_draw, pack, positive_definite, require, steps
 
 
 @dataclass(frozen=True)
@@ -32,6 +32,16 @@ def wishart_normalizer(df: Float[Tensor, "*plates"], chol: Float[Tensor, "*plate
 def expected_log_det(df: Float[Tensor, "*plates"], chol: Float[Tensor, "*plates D D"]) -> Float[Tensor, "*plates"]:
     dim = chol.shape[-1]
     return torch.digamma(steps(df, dim)).sum(-1) + dim * math.log(2) - log_det(chol)
+
+
+def greatest_by_precision(df: Tensor, inverse: Tensor, whole: Tensor) -> Float[Tensor, "*plates"]:
+    """The maximum over precisions of (df log|L| - tr(inverse L)) / 2; infinite if the matrix, a difference from
+    `whole`, is not positive definite by more than rounding."""
+    margin = (1 + df[..., None]) * least(whole.diagonal(dim1=-2, dim2=-1))
+    chol, info = torch.linalg.cholesky_ex(inverse.nan_to_num() - torch.diag_embed(margin.nan_to_num()))
+    dim = inverse.shape[-1]
+    value = df / 2 * (dim * (df.log() - 1) - log_det(chol))
+    return torch.where((info == 0) & (df > 0), value, torch.inf)
 
 
 def wishart_divergence(df: Tensor, chol: Tensor, df0: Tensor, chol0: Tensor) -> Tensor:

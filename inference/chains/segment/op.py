@@ -1,0 +1,123 @@
+"""What `SegmentChain` computes, each with its kernels; families are no tensors, so these are no operators of torch.
+
+The gradient of log p(x) is that of `posterior`: with the statistics of a step, the expected statistics of its
+parameter; with the prior, expected statistics summed over segments less those of the prior; with hazards, expected
+numbers of changes and of steps without one. It is differentiated again as the plain form.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ...numerics.op import Variants, beyond_kernels, differentiated, dual
+from . import paths, plain
+from .plain import Forward, Function, Smoothed
+from .tables import Tables
+
+
+def _forward(steps: Tensor, tables: Tables) -> Forward:
+    return plain.forward(tables)
+
+
+def _smooth(steps: Tensor, tables: Tables, found: Forward) -> Smoothed:
+    return plain.smooth(tables, found, tuple(family.mean for family in tables.families))
+
+
+def _viterbi(steps: Tensor, tables: Tables) -> tuple[Tensor, Tensor, Tensor]:
+    return paths.viterbi(tables)
+
+
+forwards = Variants(_forward, "segment_forward")
+smooths = Variants(_smooth, "segment_smooth")
+viterbis = Variants(_viterbi, "segment_viterbi")
+
+
+def forward(tables: Tables) -> Forward:
+    return forwards(_steps(tables), tables)
+
+
+def smooth(tables: Tables, found: Forward, expect: tuple[Function, ...] | None = None) -> Smoothed:
+    """By default the expectations are those of the families' statistics."""
+    return smooths(_steps(tables), tables, found) if expect is None else plain.smooth(tables, found, expect)
+
+
+def viterbi(tables: Tables) -> tuple[Tensor, Tensor, Tensor]:
+    """begun [N, T], log_probability [N], failed [N]."""
+    return viterbis(_steps(tables), tables)
+
+
+def log_normalizer(tables: Tables) -> tuple[Tensor, Tensor]:
+    """log p(x) [N] and failed [N]; differentiable."""
+    if dual(*tables.floats) or torch._C._are_functorch_transforms_active():
+        value, _, failed = plain.log_normalizer(tables._replace(tol=0.0))
+        return value, failed
+    if differentiated(*tables.floats):
+        return _Evidence.apply(tables, *tables.floats)  # pyright: ignore[reportReturnType]
+    found = forward(tables)
+    return plain.total(found), found.failed
+
+
+def _steps(tables: Tables) -> Tensor:
+    """[N, T, ...], by which work is counted."""
+    return tables.statistics[0].flatten(2)
+
+
+class _Evidence(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, tables: Tables, *floats: Tensor) -> tuple[Tensor, Tensor]:
+        with torch.no_grad():
+            found = forward(tables.with_floats(tuple(x.detach() for x in floats)))
+        ctx.tables, ctx.found = tables._replace(priors=(), statistics=()), found
+        ctx.save_for_backward(*floats)
+        ctx.mark_non_differentiable(found.failed)
+        return plain.total(found), found.failed
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor | None) -> Any:
+        floats, grad = ctx.saved_tensors, grads[0]
+        assert grad is not None
+        wanted = ctx.needs_input_grad[1:]
+        tables = ctx.tables.with_floats(floats)
+        if beyond_kernels(grad):
+            with torch.enable_grad():
+                value = plain.log_normalizer(tables._replace(tol=0.0))[0]
+                sources = [x for x, needed in zip(floats, wanted, strict=True) if needed]
+                parts = iter(torch.autograd.grad(value, sources, grad, create_graph=True, allow_unused=True))
+            return None, *(next(parts) if needed else None for needed in wanted)
+        with torch.no_grad():
+            return None, *(_times(grad, table) for table in gradient(tables, ctx.found))
+
+
+def gradient(tables: Tables, found: Forward) -> tuple[Tensor, ...]:
+    """The derivatives of log p(x) with all tables, like `Tables.floats`, [N, ...]."""
+    tables = tables.with_floats(tuple(x.detach() for x in tables.floats))
+    smoothed = smooth(tables, found)
+    begun = smoothed.change.sum(-1)[:, None, None]
+    priors = tuple(
+        first - begun * family.mean(prior)
+        for (family, prior, _), first in zip(tables.blocks(), smoothed.first, strict=True)
+    )
+    inside = tables.inside.to(tables.log_base)
+    return *priors, *smoothed.expected, inside, *_of_hazards(tables, smoothed, inside)
+
+
+def _of_hazards(tables: Tables, smoothed: Smoothed, inside: Tensor) -> tuple[Tensor, Tensor]:
+    """The expected numbers of changes, and of steps without, for each entry of the hazards."""
+    if not tables.by_run:
+        change = torch.cat([torch.zeros_like(smoothed.change[:, :1]), smoothed.change[:, 1:]], -1)
+        hold = torch.cat([torch.zeros_like(change[:, :1]), inside[:, 1:] - change[:, 1:]], -1)
+        return change, hold.clamp_min(0.0)
+    whole = smoothed.ended + smoothed.last
+    later = whole.flip(-1).cumsum(-1).flip(-1)
+    hold = torch.cat(
+        [later[:, 1:], torch.zeros_like(later[:, :1])], -1
+    )  # by steps so far, of which there are 1, 2, ...
+    size = tables.log_change.shape[-1]
+    index = torch.arange(tables.n_steps, device=whole.device).clamp(max=size - 1).expand_as(whole)
+    count = torch.zeros_like(tables.log_change)
+    return count.scatter_add(1, index, smoothed.ended), count.scatter_add(1, index, hold)
+
+
+def _times(grad: Tensor, table: Tensor) -> Tensor:
+    return grad.reshape(-1, *(1,) * (table.dim() - 1)) * table
