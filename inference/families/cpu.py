@@ -15,6 +15,7 @@ from torch import Tensor
 
 from ..numerics.cholesky import rounding
 from ..numerics.compilation import inlined, kernel
+from ..numerics.elementary import digamma
 from ..numerics.op import differentiated
 from ..numerics.small_matrices import factor, invert, solve_column
 from .family import relative
@@ -23,22 +24,6 @@ from .peak import Peak, peak
 from .positive import Beta, Dirichlet, Gamma
 
 SMALL = 2**14  # the number of entries of a table below which a second thread does not pay
-_ASYMPTOTIC = 10.0  # from here on eight terms of the series are exact to rounding
-
-
-@inlined
-def digamma(x: float) -> float:
-    """The derivative of log Gamma at x > 0, by its recurrence and its asymptotic series; NaN elsewhere."""
-    if not x > 0:
-        return np.nan
-    shift = 0.0
-    while x < _ASYMPTOTIC:
-        shift += 1 / x
-        x += 1
-    s = 1 / (x * x)
-    series = 691 / 32760 - s * (1 / 12 - s * (3617 / 8160))
-    series = 1 / 12 - s * (1 / 120 - s * (1 / 252 - s * (1 / 240 - s * (1 / 132 - s * series))))
-    return math.log(x) - 0.5 / x - s * series - shift
 
 
 @inlined

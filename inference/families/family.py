@@ -84,6 +84,9 @@ class VectorFamily(Family[Tensor], Generic[Point]):
     point, `expected` (Diaconis & Ylvisaker 1979). For a sum of messages alone it is the maximum of their likelihood.
     """
 
+    kernel: ClassVar[str | None] = None
+    """The name by which kernels of other rooms know the family."""
+
     natural: Callable[..., Tensor]
     """From the usual parameters, by name, to natural ones `[*plates, P]`."""
 

@@ -65,6 +65,8 @@ class GaussianParameters:
 class NormalGamma(VectorFamily[LocPrecision]):
     """Location and precision of a normal variable, one number each: see `NormalGammaParameters`."""
 
+    kernel = "normal_gamma"
+
     def natural(
         self,
         loc: Float[Tensor, "*#plates"],

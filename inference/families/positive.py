@@ -30,6 +30,8 @@ class GammaParameters:
 class _Simplex(VectorFamily[Tensor]):
     """The base of Beta and Dirichlet: eta are the concentrations."""
 
+    kernel = "simplex"
+
     def check(self, eta: Tensor) -> None:
         positive("concentration", eta, self)
 
@@ -111,6 +113,8 @@ class Beta(_Simplex):
 
 class Gamma(VectorFamily[Tensor]):
     """A positive number, by shape and rate."""
+
+    kernel = "gamma"
 
     def natural(self, shape: Float[Tensor, "*#plates"], rate: Float[Tensor, "*#plates"]) -> Float[Tensor, "*out 2"]:
         return torch.stack(torch.broadcast_tensors(shape, -rate), -1)

@@ -32,7 +32,7 @@ from ...numerics.randomness import Seed, generator_of
 from ...numerics.scalars import check_choice, check_integer, check_kind, check_probability
 from ..contract import Viterbi
 from . import op, paths, plain
-from .plain import Forward, Function, Live
+from .plain import Forward, Function
 from .records import Block, FilteredSegments, Runs, SampledSegments, SmoothedSegments, tables_of
 from .tables import Tables, log_one_less
 
@@ -134,25 +134,16 @@ class SegmentChain:
             None: the
                 expected statistics of the family.
         """
-        functions, tables = self._functions(expect), self._tables()
-        run, change, expected = [], [], [[] for _ in functions]
-
-        def see(t: int, live: Live) -> None:
-            weight = live.weight.exp()
-            run.append((weight * (t + 1 - live.start)).sum(-1))
-            change.append(weight[:, -1])
-            for parts, function, prior, sums in zip(expected, functions, tables.priors, live.sums, strict=True):
-                parts.append(_mean(weight, function(prior.unsqueeze(1) + sums)))
-
-        found = plain.forward(tables, see)
+        tables = self._tables()
+        found, filtered = op.filter(tables, None if expect is None else self._functions(expect))
         total, inside = plain.total(found), tables.inside
         self._check(found.failed, total)
         return FilteredSegments(
             self._shaped(total),
             self._shaped(found.log_increment),
-            self._shaped(torch.stack(change, -1) * inside),
-            self._shaped(torch.stack(run, -1) * inside),
-            tuple(self._shaped(torch.stack(parts, 1) * inside[..., None, None]) for parts in expected),
+            self._shaped(filtered.begun * inside),
+            self._shaped(filtered.run * inside),
+            tuple(self._shaped(table * inside[..., None, None]) for table in filtered.expected),
             self._shaped(found.left_out),
         )
 
@@ -260,9 +251,7 @@ class SegmentChain:
             self.tol,
         )
 
-    def _functions(self, expect: Expect) -> tuple[Function, ...]:
-        if expect is None:
-            return tuple(block.family.mean for block in self.blocks)
+    def _functions(self, expect: Function | Sequence[Function]) -> tuple[Function, ...]:
         functions = (expect,) * len(self.blocks) if callable(expect) else tuple(expect)
         if len(functions) != len(self.blocks) or not all(map(callable, functions)):
             raise ValueError(
@@ -330,12 +319,6 @@ def _check_hazard(log_hazard: Tensor) -> None:
         )
 
     refuse_if(bad.any(), complain)
-
-
-def _mean(weight: Tensor, values: Tensor) -> Tensor:
-    """[N, F, M], of values [N, R, F, M]; those without weight do not count."""
-    weight = weight[..., None, None]
-    return torch.where(weight > 0, weight * values, 0.0).sum(1)
 
 
 def _shaped_point(point: Any, shape: tuple[int, ...], dtype: torch.dtype) -> Any:

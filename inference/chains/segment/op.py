@@ -13,28 +13,33 @@ from torch import Tensor
 from ...numerics.op import Variants, beyond_kernels, differentiated, dual
 from . import paths, plain
 from .plain import Forward, Function, Smoothed
-from .tables import Tables
+from .tables import Filtered, Tables
 
 
-def _forward(steps: Tensor, tables: Tables) -> Forward:
-    return plain.forward(tables)
+def plain_forward(steps: Tensor, tables: Tables, look: bool) -> tuple[Forward, Filtered | None]:
+    return plain.forward(tables, _means(tables) if look else None)
 
 
-def _smooth(steps: Tensor, tables: Tables, found: Forward) -> Smoothed:
-    return plain.smooth(tables, found, tuple(family.mean for family in tables.families))
+def plain_smooth(steps: Tensor, tables: Tables, found: Forward) -> Smoothed:
+    return plain.smooth(tables, found, _means(tables))
 
 
-def _viterbi(steps: Tensor, tables: Tables) -> tuple[Tensor, Tensor, Tensor]:
+def _plain_viterbi(steps: Tensor, tables: Tables) -> tuple[Tensor, Tensor, Tensor]:
     return paths.viterbi(tables)
 
 
-forwards = Variants(_forward, "segment_forward")
-smooths = Variants(_smooth, "segment_smooth")
-viterbis = Variants(_viterbi, "segment_viterbi")
+forwards = Variants(plain_forward, "segment_forward")
+smooths = Variants(plain_smooth, "segment_smooth")
+viterbis = Variants(_plain_viterbi, "segment_viterbi")
 
 
 def forward(tables: Tables) -> Forward:
-    return forwards(_steps(tables), tables)
+    return forwards(_steps(tables), tables, False)[0]
+
+
+def filter(tables: Tables, expect: tuple[Function, ...] | None = None) -> tuple[Forward, Filtered]:
+    """By default the expectations are those of the families' statistics."""
+    return forwards(_steps(tables), tables, True) if expect is None else plain.forward(tables, expect)  # pyright: ignore
 
 
 def smooth(tables: Tables, found: Forward, expect: tuple[Function, ...] | None = None) -> Smoothed:
@@ -56,6 +61,10 @@ def log_normalizer(tables: Tables) -> tuple[Tensor, Tensor]:
         return _Evidence.apply(tables, *tables.floats)  # pyright: ignore[reportReturnType]
     found = forward(tables)
     return plain.total(found), found.failed
+
+
+def _means(tables: Tables) -> tuple[Function, ...]:
+    return tuple(family.mean for family in tables.families)
 
 
 def _steps(tables: Tables) -> Tensor:

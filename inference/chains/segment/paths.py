@@ -37,13 +37,18 @@ def viterbi(tables: Tables) -> tuple[Tensor, Tensor, Tensor]:
         live = live._replace(weight=live.weight - gains[-1].unsqueeze(-1))
         if t % EVERY == EVERY - 1 and t + 1 < T:
             live = without(live, bound.cost(live, t, torch.amax) < 0)
-    begun = torch.zeros(N, T, dtype=torch.bool, device=device)
-    source, rows = torch.stack(sources, -1), torch.arange(N, device=device)
-    start = live.start[live.weight.argmax(-1)]
+    begun = traced(torch.stack(sources, -1), live.start[live.weight.argmax(-1)])
+    return begun, sum_of_steps(torch.stack(gains, -1)), failed
+
+
+def traced(source: Tensor, start: Tensor) -> Tensor:
+    """Where segments begin [N, T], from the beginning `source [N, T]` of the segment before each, and that of the last
+    segment [N]."""
+    begun, rows = torch.zeros_like(source, dtype=torch.bool), torch.arange(len(source), device=source.device)
     while True:
         begun[rows, start] = True
         if not bool((start > 0).any()):
-            return begun, sum_of_steps(torch.stack(gains, -1)), failed
+            return begun
         start = source[rows, start]
 
 

@@ -20,7 +20,7 @@ from torch.nn.functional import pad
 
 from ...numerics.logs import log_sum_exp
 from ...numerics.threads import sum_of_steps
-from .tables import Tables
+from .tables import Filtered, Tables
 
 Function = Callable[[Tensor], Tensor]
 PAIRS = 1 << 20  # numbers of a block of beginnings and ends, for the sake of memory
@@ -69,7 +69,7 @@ def grown(tables: Tables, live: Live, t: int, log_change: Tensor, hold: Tensor, 
 
 def log_normalizer(tables: Tables) -> tuple[Tensor, Tensor, Tensor]:
     """log p(x) [N], left_out [N], failed [N]."""
-    found = forward(tables)
+    found, _ = forward(tables)
     return total(found), found.left_out, found.failed
 
 
@@ -78,12 +78,12 @@ def total(found: Forward) -> Tensor:
     return sum_of_steps(found.log_increment)
 
 
-def forward(tables: Tables, see: Callable[[int, Live], None] | None = None) -> Forward:
-    """The pass over all steps; `see(t, live)` is called with normalised weights after each."""
+def forward(tables: Tables, expect: Sequence[Function] | None = None) -> tuple[Forward, Filtered | None]:
+    """The pass over all steps; what the filter says, with expectations by block, if some are wanted."""
     N, T = tables.log_base.shape
     device = tables.log_base.device
     live, a = empty(tables), torch.zeros_like(tables.log_base[:, 0])
-    increments, changes, entropies = [], [], []
+    increments, changes, entropies, looks = [], [], [], []
     death, spent = torch.full((N, T), T, device=device), torch.zeros_like(a)
     failed = torch.full((N,), -1, device=device)
     hold, shares = live.weight, live.weight
@@ -102,12 +102,26 @@ def forward(tables: Tables, see: Callable[[int, Live], None] | None = None) -> F
         failed = torch.where((failed < 0) & impossible, t, failed)
         increments.append(torch.where(impossible, 0.0, increment))
         live = live._replace(weight=live.weight - increments[-1].unsqueeze(-1))
-        if see is not None:
-            see(t, live)
+        if expect is not None:
+            looks.append(_look(tables, live, t, expect))
         if bound is not None and t % EVERY == EVERY - 1 and t + 1 < T:
             live, spent = bound.shortened(live, t, spent, death)
     stack = lambda parts: torch.stack(parts, -1)
-    return Forward(stack(increments), stack(changes), death, spent, failed, stack(entropies), live)
+    found = Forward(stack(increments), stack(changes), death, spent, failed, stack(entropies), live)
+    if expect is None:
+        return found, None
+    begun, run, *expected = zip(*looks, strict=True)
+    return found, Filtered(stack(begun), stack(run), tuple(torch.stack(parts, 1) for parts in expected))
+
+
+def _look(tables: Tables, live: Live, t: int, expect: Sequence[Function]) -> list[Tensor]:
+    """What the filter says after step t: P(a segment begins at t), the expected run, and expectations by block."""
+    weight = live.weight.exp()
+    result, by_entry = [weight[:, -1], (weight * (t + 1 - live.start)).sum(-1)], weight[..., None, None]
+    for function, prior, sums in zip(expect, tables.priors, live.sums, strict=True):
+        values = function(prior.unsqueeze(1) + sums)
+        result.append(torch.where(by_entry > 0, by_entry * values, 0.0).sum(1))
+    return result
 
 
 class Bound:
@@ -121,13 +135,13 @@ class Bound:
     $$w_t(j)\, \rho_j\, G \le \frac{w_t(j)\, \rho_j}{a_{t+1}}\, p(x), \qquad
     \log \rho_j = \sup_\theta \log p(x_{j..t} \mid \theta) - \log p(x_{j..t}).$$
 
-    Hazards that depend on the run change the evidence by a factor: `_of_hazards`.
+    Hazards that depend on the run change the evidence by a factor: `of_hazards`.
     """
 
     def __init__(self, tables: Tables) -> None:
         self.tables = tables
         self.prior = tables.prior_evidence().unsqueeze(-1)
-        self.by_run = _of_hazards(tables.log_change, tables.log_hold) if tables.by_run else None
+        self.by_run = of_hazards(tables.log_change, tables.log_hold) if tables.by_run else None
 
     def cost(self, live: Live, t: int, total: Callable[[Tensor, int], Tensor] = log_sum_exp) -> Tensor:
         """[N, R], log of the bound of the share of each beginning; `total` sums the weights of changes."""
@@ -143,14 +157,12 @@ class Bound:
         return torch.where(within & (live.weight > -torch.inf), cost, torch.inf).nan_to_num(torch.inf, posinf=torch.inf)
 
     def shortened(self, live: Live, t: int, spent: Tensor, death: Tensor) -> tuple[Live, Tensor]:
-        """The beginnings without those that the budget up to step t allows to leave out, the lightest first; `death`
-        has them marked."""
-        tables = self.tables
-        budget = tables.tol * (t + 1) / tables.n_steps - spent
-        cost, order = self.cost(live, t).exp().sort(-1)
-        allowed = cost.cumsum(-1) <= budget.unsqueeze(-1)
-        spent = spent + torch.where(allowed, cost, 0.0).sum(-1)
-        out = torch.zeros_like(allowed).scatter(-1, order, allowed)
+        """The beginnings without those that an equal share of the budget up to step t allows to leave out, which
+        `death` gets; and what has been left out so far."""
+        share = (self.tables.tol * (t + 1) / self.tables.n_steps - spent) / (live.weight > -torch.inf).sum(-1)
+        cost = self.cost(live, t).exp()
+        out = cost < share.unsqueeze(-1)
+        spent = spent + torch.where(out, cost, 0.0).sum(-1)
         rows, places = out.nonzero(as_tuple=True)
         death[rows, live.start[places]] = t
         return without(live, out), spent
@@ -164,7 +176,7 @@ def without(live: Live, out: Tensor) -> Live:
     return Live(live.start[kept], sums, live.normalizer[:, kept], weight[:, kept])
 
 
-def _of_hazards(log_change: Tensor, log_hold: Tensor) -> Tensor:
+def of_hazards(log_change: Tensor, log_hold: Tensor) -> Tensor:
     """[N, H], log of the greatest ratio of the probabilities of an end in d steps after a run of r steps that did not
     end, and of a new segment that ends after d steps; d >= 1, and a segment may also not end."""
     H = log_change.shape[-1]

@@ -1,7 +1,7 @@
 """Blocks of parameters of a segment, and what is known about the segments of a series."""
 
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -11,7 +11,11 @@ from ...numerics.records import Record
 
 
 class Conjugate(Protocol):
-    """What a chain asks of a family of `inference.families`."""
+    """What a chain asks of a `VectorFamily` of `inference.families`."""
+
+    kernel: ClassVar[str | None]
+
+    def usual(self, eta: Tensor) -> Any: ...
 
     def log_normalizer(self, eta: Tensor) -> Tensor: ...
 

@@ -76,6 +76,14 @@ class Tables(NamedTuple):
         return total.nan_to_num(torch.inf, posinf=torch.inf)
 
 
+class Filtered(NamedTuple):
+    """The belief after each step."""
+
+    begun: Tensor  # [N, T], the probability that a segment begins at the step
+    run: Tensor  # [N, T], expected steps since a segment began
+    expected: tuple[Tensor, ...]  # by block [N, T, F, M]
+
+
 def log_one_less(log_p: Tensor) -> Tensor:
     """log(1 - p), -inf if p is 1; the gradient is 0 there, and where p is 0."""
     large = log_p > -0.693

@@ -1,0 +1,169 @@
+"""Segments on the CPU: the kernels of `cpu_sweeps` behind `op`, sequence by sequence.
+
+They know `NormalGamma` with one observation or none in each entry, `Gamma`, `Beta` and `Dirichlet`. Other families and
+statistics, and numbers that are not finite, which the plain form names, are left to the plain form.
+"""
+
+import math
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ...numerics.gammas import log_rising
+from ...numerics.threads import in_parallel, ranges, sum_of_steps
+from . import op, paths, plain
+from .cpu_plates import GAMMA, NORMAL, SIMPLEX, Plates
+from .cpu_sweeps import Back, Passed, Steps, backward, forward
+from .plain import Forward, Live, Smoothed
+from .tables import Filtered, Tables
+
+_KINDS = {"normal_gamma": NORMAL, "gamma": GAMMA, "simplex": SIMPLEX}
+_LARGEST = 1e150  # of numbers whose squares are finite
+
+
+def _takes(steps: Tensor, tables: Tables, *others: Any) -> bool:
+    return all(_KINDS.get(family.kernel or "") is not None for family in tables.families)
+
+
+@op.forwards.kernel("cpu", takes=_takes)
+def passes(steps: Tensor, tables: Tables, look: bool) -> tuple[Forward, Filtered | None]:
+    if not _is_ordinary(tables):
+        return op.plain_forward(steps, tables, look)
+    passed, kept = _forward(tables, best=False, look=look)
+    filtered = None
+    if look:
+        filtered = Filtered(passed.begun, passed.run, _apart(tables, passed.means))
+    return _found(tables, passed, kept), filtered
+
+
+@op.viterbis.kernel("cpu", takes=_takes)
+def viterbi(steps: Tensor, tables: Tables) -> tuple[Tensor, Tensor, Tensor]:
+    if not _is_ordinary(tables):
+        return paths.viterbi(tables)
+    passed, kept = _forward(tables, best=True, look=False)
+    start = torch.tensor([int(start[weight.argmax()]) if len(start) else 0 for start, weight in kept])
+    begun = paths.traced(passed.source, start)
+    return begun, sum_of_steps(passed.increment), passed.numbers[:, 1].long()
+
+
+@op.smooths.kernel("cpu", takes=_takes)
+def smooth(steps: Tensor, tables: Tables, found: Forward) -> Smoothed:
+    if not _is_ordinary(tables):
+        return op.plain_smooth(steps, tables, found)
+    (N, T), D = tables.log_base.shape, _width(tables)
+    zeros = partial(torch.zeros, dtype=torch.float64)
+    back = Back(zeros(N, T + 1), zeros(N, T, D), zeros(N, D), zeros(N, T), zeros(N, T))
+    none = zeros(N, 0)
+    passed = Passed(
+        found.log_increment, found.log_change, found.death, found.entropy, none, none, none, none[..., None], none
+    )
+
+    def task(first: int, end: int) -> None:
+        for n in range(first, end):
+            backward(_steps(tables, n), _plates(tables, n), _row(passed, n), _row(back, n))
+
+    in_parallel([partial(task, *part) for part in ranges(N)])
+    means, first = _apart(tables, back.means), _apart(tables, back.first)
+    return Smoothed(back.change[:, :T], means, first, back.ended, back.last)
+
+
+def _forward(tables: Tables, best: bool, look: bool) -> tuple[Any, list[tuple[Any, Any]]]:
+    (N, T), D = tables.log_base.shape, _width(tables)
+    zeros = partial(torch.zeros, dtype=torch.float64)
+    looked = T if look else 0
+    passed = Passed(
+        zeros(N, T),
+        torch.full((N, T), -math.inf, dtype=torch.float64),
+        torch.full((N, T), T),
+        zeros(N, T),
+        torch.zeros(N, T if best else 0, dtype=torch.int64),
+        zeros(N, looked),
+        zeros(N, looked),
+        zeros(N, looked, D),
+        zeros(N, 2),
+    )
+    kept: list[Any] = [None] * N
+
+    def task(first: int, end: int) -> None:
+        for n in range(first, end):
+            kept[n] = forward(_steps(tables, n, best or tables.tol > 0), _plates(tables, n), best, _row(passed, n))
+
+    in_parallel([partial(task, *part) for part in ranges(N)])
+    return passed, kept
+
+
+def _found(tables: Tables, passed: Any, kept: list[tuple[Any, Any]]) -> Forward:
+    """With the beginnings that some sequence keeps at its end."""
+    start = torch.from_numpy(np.unique(np.concatenate([start for start, _ in kept])))
+    weight = tables.log_base.new_full((len(kept), len(start)), -math.inf)
+    for n, (own, log_weight) in enumerate(kept):
+        weight[n, torch.searchsorted(start, torch.from_numpy(own))] = torch.from_numpy(log_weight)
+    first = int(start[0]) if len(start) else 0
+    sums = tuple(table[:, first:].flip(1).cumsum(1).flip(1)[:, start - first] for table in tables.statistics)
+    live = Live(start, sums, tables.evidence(sums), weight)
+    left_out, failed = passed.numbers.unbind(-1)
+    return Forward(passed.increment, passed.change, passed.death, left_out, failed.long(), passed.entropy, live)
+
+
+def _is_ordinary(tables: Tables) -> bool:
+    """Whether all numbers are finite, and each normal entry has one observation, or none."""
+    for family, prior, table in tables.blocks():
+        if not bool((table.abs() < _LARGEST).all() & (prior.abs() < _LARGEST).all()):
+            return False
+        if _KINDS[family.kernel or ""] == NORMAL:
+            first, half, count, square = table.unbind(-1)
+            seen = half != 0
+            one = (half == -0.5) & (count == 0.5) & ((square + first.square() / 2).abs() <= 1e-12 * first.square())
+            if not bool(torch.where(seen, one, (table == 0).all(-1)).all()):
+                return False
+    return bool((tables.log_base < math.inf).all())
+
+
+def _row(table: Any, n: int) -> Any:
+    return type(table)(*(part[n].numpy() for part in table))
+
+
+def _steps(tables: Tables, n: int, bounded: bool = False) -> Steps:
+    by_hazards = np.zeros(0)
+    if tables.by_run and bounded:
+        by_hazards = plain.of_hazards(tables.log_change[n : n + 1], tables.log_hold[n : n + 1])[0].numpy()
+    x = torch.cat([table[n].flatten(1) for table in tables.statistics], -1).contiguous().numpy()
+    parts = tables.log_base[n], tables.log_change[n], tables.log_hold[n]
+    arrays = (np.ascontiguousarray(part.numpy()) for part in parts)
+    return Steps(x, *arrays, tables.by_run, int(tables.lengths[n]), by_hazards, tables.tol)
+
+
+def _plates(tables: Tables, n: int) -> Plates:
+    kinds = [_KINDS[family.kernel or ""] for family in tables.families]
+    count = torch.arange(tables.n_steps + 1 if NORMAL in kinds else 1, dtype=torch.float64)
+    plates, priors, column = [], [], 0
+    for kind, (family, eta, _) in zip(kinds, tables.blocks(), strict=True):
+        for plate in eta[n]:
+            kappa, shape, constant, digamma = 1.0, 1.0, torch.zeros_like(count), torch.zeros_like(count)
+            if kind == NORMAL:
+                q = family.usual(plate)
+                kappa, shape = float(q.kappa), float(q.shape)
+                numbers = [float(q.loc), float(q.rate), math.log(q.rate), 0.0]
+                rise = log_rising(q.shape, count / 2) + count / 2 * q.shape.log()
+                constant, digamma = rise - (1 + count / q.kappa).log() / 2, torch.digamma(q.shape + count / 2)
+            elif kind == GAMMA:
+                numbers = [float(plate[0]), -float(plate[1]), math.log(-plate[1])]
+            else:
+                numbers = [*plate.tolist(), float(plate.sum())]
+            plates.append((kind, column, len(priors), len(plate), kappa, shape, constant.numpy(), digamma.numpy()))
+            priors, column = priors + numbers, column + len(plate)
+    kind, column, row, size, *rest = map(np.array, zip(*plates, strict=True))
+    return Plates(kind, column, row, size, np.array(priors), *rest)
+
+
+def _width(tables: Tables) -> int:
+    return sum(prior[0].numel() for prior in tables.priors)
+
+
+def _apart(tables: Tables, table: Tensor) -> tuple[Tensor, ...]:
+    """Columns [..., D] by block, [..., F, D]."""
+    parts = table.split([prior[0].numel() for prior in tables.priors], -1)
+    return tuple(part.unflatten(-1, prior.shape[1:]) for part, prior in zip(parts, tables.priors, strict=True))
