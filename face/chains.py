@@ -16,3 +16,4 @@ from ..inference.chains.markov.chain import MarkovChain as MarkovChain
 from ..inference.chains.semi_markov.chain import SemiMarkovChain as SemiMarkovChain
 from ..inference.chains.segment.chain import SegmentChain as SegmentChain
 from ..inference.chains.segment.records import Block as Block
+from ..inference.chains.segment.stream import SegmentStream as SegmentStream

@@ -1,13 +1,12 @@
 """Exact segments of 1e4 steps, certified segments of 1e6 steps, and a stream: seconds warm, on two threads."""
 
 import math
-import sys
 import time
 from collections.abc import Callable
 
 import torch
 from samplehold import kernels
-from samplehold.face.chains import Block, SegmentChain
+from samplehold.face.chains import Block, SegmentChain, SegmentStream
 from samplehold.inference.families import NormalGamma
 
 
@@ -40,17 +39,31 @@ def seconds(work: Callable[[], object], times: int = 3) -> float:
     return min(found)
 
 
+def report(name: str, x: torch.Tensor, tol: float, times: int) -> None:
+    chain = lambda: normal_chain(x, tol)
+    print(f"{name}: evidence {seconds(lambda: chain().log_normalizer(), times):.3f} s")
+    print(f"{name}: left out {float(chain().runs().left_out):.2g}")
+    print(f"{name}: smoothing {seconds(lambda: chain().smooth(), times):.3f} s")
+    print(f"{name}: best path {seconds(lambda: chain().viterbi(), times):.3f} s", flush=True)
+
+
+def report_stream(n_runs: int = 100, n_steps: int = 300) -> None:
+    chain = normal_chain(series(n_steps, every=10 * n_steps))
+    (block,) = chain.blocks
+    stream = SegmentStream((block.family,), (block.prior,), chain.log_hazard, most=n_runs)
+    runs = stream.start()
+    for t in range(n_runs):
+        runs, _ = stream.update(runs, (block.statistics[t],))
+    update = lambda: [stream.update(runs, (block.statistics[t],)) for t in range(n_runs, n_steps)]
+    print(f"stream of {n_runs} run lengths: {1e6 * seconds(update) / (n_steps - n_runs):.0f} us an update")
+
+
 def main() -> None:
     torch.set_num_threads(2)
-    short, long = series(10_000), series(1_000_000)
     with kernels("always"):
-        for name, x, tol, times in (("T=1e4, exact", short, 0.0, 3), ("T=1e6, tol 1e-9", long, 1e-9, 1)):
-            chain = lambda x=x, tol=tol: normal_chain(x, tol)
-            print(f"{name}: evidence {seconds(lambda: chain().log_normalizer(), times):.3f} s")
-            print(f"{name}: left out {float(chain().runs().left_out):.2g}")
-            print(f"{name}: smoothing {seconds(lambda: chain().smooth(), times):.3f} s")
-            print(f"{name}: best path {seconds(lambda: chain().viterbi(), times):.3f} s")
-            sys.stdout.flush()
+        report("T=1e4, exact", series(10_000), 0.0, 3)
+        report("T=1e6, tol 1e-9", series(1_000_000), 1e-9, 1)
+        report_stream()
 
 
 if __name__ == "__main__":

@@ -1,83 +1,25 @@
 """Segments against the enumeration of all segmentations, for every family, and against published numbers."""
 
-import csv
-import math
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
 from examples import examples
 from hypothesis import given
 from hypothesis import strategies as st
-from oracles.segmentations import Segmentations, enumerate_segmentations
+from oracles.segmentations import Segmentations, best_segmentation, enumerate_segmentations
+from oracles.segments import block_of, hazards, nile, ragged
 from samplehold.inference.chains.segment import naive
 from samplehold.inference.chains.segment.chain import SegmentChain
-from samplehold.inference.chains.segment.records import Block
+from samplehold.inference.chains.segment.records import Block, tables_of
 from samplehold.inference.families import (
-    Beta,
-    Dirichlet,
-    Gamma,
-    MatrixNormalWishart,
     NormalGamma,
-    NormalWishart,
 )
 from torch import Tensor
 from torch.testing import assert_close
 
 TIGHT = {"rtol": 1e-10, "atol": 1e-10}
 KINDS = ("normal", "poisson", "exponential", "bernoulli", "categorical", "multivariate", "regression")
-NILE = Path(__file__).parents[2] / "notebooks" / "data" / "nile.csv"
-
-
-def block_of(kind: str, n_steps: int, seed: int, n_features: int = 2, scale: float = 3.0) -> tuple[Block, Tensor]:
-    """A block and log_base [T] of random data with a change in the middle."""
-    generator = torch.Generator().manual_seed(seed)
-    noise = torch.randn(n_steps, n_features, generator=generator, dtype=torch.float64)
-    x = noise + scale * (torch.arange(n_steps) >= n_steps // 2).double().unsqueeze(-1)
-    one, rates = torch.ones_like(x), x.abs() + 0.1
-    full = lambda value: torch.full((n_features,), value, dtype=torch.float64)
-    zero = torch.zeros(n_steps, dtype=torch.float64)
-    match kind:
-        case "normal":
-            statistics = torch.stack([x, -one / 2, one / 2, -x.square() / 2], -1)
-            prior = NormalGamma().natural(full(0.3), full(0.5), full(1.5), full(2.0))
-            return Block(NormalGamma(), prior, statistics), zero - n_features * math.log(2 * math.pi) / 2
-        case "poisson":
-            counts = torch.poisson(3 * rates, generator)
-            base = -torch.lgamma(counts + 1).sum(-1)
-            return Block(Gamma(), Gamma().natural(full(1.2), full(0.7)), torch.stack([counts, -one], -1)), base
-        case "exponential":
-            return Block(Gamma(), Gamma().natural(full(2.0), full(0.7)), torch.stack([one, -rates], -1)), zero
-        case "bernoulli":
-            heads = (x > 1).double()
-            return Block(Beta(), Beta().natural(full(1.0), full(0.5)), torch.stack([heads, 1 - heads], -1)), zero
-        case "categorical":
-            symbols = torch.nn.functional.one_hot(x.round().clamp(0, 3).long(), 4).double()
-            prior = torch.tensor([[1.0, 0.5, 2.0, 0.1]], dtype=torch.float64).expand(n_features, 4)
-            return Block(Dirichlet(), prior, symbols), zero
-        case "multivariate":
-            outer = (x[:, :, None] * x[:, None, :]).flatten(1)
-            half = one[:, :1] / 2
-            statistics = torch.cat([x, -half, half, -outer / 2], -1).unsqueeze(1)
-            eye = torch.eye(n_features, dtype=torch.float64)
-            prior = NormalWishart().natural(full(0.1), full(0.4)[0], full(n_features + 1.0)[0], eye / 2)
-            return Block(NormalWishart(), prior.unsqueeze(0), statistics), zero - n_features * math.log(2 * math.pi) / 2
-        case _:
-            design = torch.stack([one[:, 0], noise[:, 0]], -1)
-            y = x[:, 1:]
-            square = (design[:, :, None] * design[:, None, :]).flatten(1)
-            half = one[:, :1] / 2
-            statistics = torch.cat([design * y, -square / 2, half, -y.square() / 2], -1).unsqueeze(1)
-            eye = torch.eye(2, dtype=torch.float64)
-            family, one_by_one = MatrixNormalWishart(2), torch.ones(1, 1, dtype=torch.float64)
-            prior = family.natural(torch.zeros(2, 1, dtype=torch.float64), eye / 3, full(3.0)[0], one_by_one)
-            return Block(family, prior.unsqueeze(0), statistics), zero - math.log(2 * math.pi) / 2
-
-
-def hazards(by: str, n_steps: int, seed: int) -> Tensor:
-    size = n_steps if by == "step" else 3
-    return 0.02 + 0.9 * torch.rand(size, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
 def chain_and_all(
@@ -87,17 +29,6 @@ def chain_and_all(
     hazard = hazards(by, n_steps, seed)
     chain = SegmentChain(block, hazard.log(), base, by=by, **options)
     return chain, enumerate_segmentations((block,), hazard, base, by)
-
-
-def nile() -> SegmentChain:
-    """NormalGamma(m=900, k=.1, a=2, b=2*120^2), P(change) .02, about 900."""
-    with NILE.open() as file:
-        x = torch.tensor([float(row["volume"]) for row in csv.DictReader(file)], dtype=torch.float64) - 900
-    half = torch.full_like(x, 0.5)
-    number = lambda value: torch.tensor([value], dtype=torch.float64)
-    prior = NormalGamma().natural(number(0.0), number(0.1), number(2.0), number(2 * 120.0**2))
-    block = Block(NormalGamma(), prior, torch.stack([x, -half, half, -x.square() / 2], -1).unsqueeze(-2))
-    return SegmentChain(block, number(0.02).log(), torch.full_like(x, -math.log(2 * math.pi) / 2))
 
 
 def test_the_nile_has_its_published_evidence_changes_and_best_path():
@@ -155,3 +86,210 @@ def test_the_filter_is_the_posterior_of_the_beginning_of_the_series(by):
     assert_close((runs.log_weight.exp() * runs.length).sum(), filtered.run[-1], **TIGHT)
     assert_close(runs.natural[0][-1], block.prior + block.statistics[-1], **TIGHT)
     assert int(runs.length[-1]) == 1
+
+
+def test_twelve_steps_equal_all_2048_segmentations():
+    chain, every = chain_and_all("poisson", 12, 5, "run")
+    assert_close(chain.log_normalizer(), every.log_normalizer, **TIGHT)
+    assert_close(chain.smooth().change, every.change, **TIGHT)
+    assert_close(chain.entropy(), every.entropy, **TIGHT)
+
+
+@pytest.mark.parametrize("by", ["step", "run"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_gradients_in_all_tables_are_those_of_the_textbook_form(kind, by):
+    block, base = block_of(kind, 6, 2)
+    leaves = [block.prior, block.statistics, base, hazards(by, 6, 2).log()]
+    found = []
+    for form in (lambda chain: chain.log_normalizer(), lambda chain: naive.log_normalizer(chain._tables())[0]):
+        prior, statistics, log_base, hazard = (table.detach().clone().requires_grad_() for table in leaves)
+        chain = SegmentChain(Block(block.family, prior, statistics), hazard, log_base, by=by)
+        found.append(torch.autograd.grad(form(chain), (prior, statistics, log_base, hazard)))
+    for ours, textbook in zip(*found, strict=True):
+        assert_close(ours, textbook, rtol=1e-8, atol=1e-9)
+
+
+def test_second_derivatives_are_those_of_the_textbook_form():
+    block, base = block_of("poisson", 5, 2)
+    hazard = hazards("step", 5, 2).log()
+
+    def curvature(form, rate: Tensor) -> Tensor:
+        prior = torch.stack([block.prior[:, 0], -rate.exp()], -1)
+        return form(SegmentChain(Block(block.family, prior, block.statistics), hazard, base))
+
+    rate = torch.tensor([0.3, -0.2], dtype=torch.float64)
+    textbook = lambda chain: naive.log_normalizer(chain._tables())[0]
+    ours = torch.autograd.functional.hessian(lambda x: curvature(SegmentChain.log_normalizer, x), rate)
+    assert_close(ours, torch.autograd.functional.hessian(lambda x: curvature(textbook, x), rate), **TIGHT)
+
+
+def test_hazards_of_zero_and_one_are_exact_and_have_finite_gradients():
+    block, base = block_of("normal", 5, 1)
+    sure = torch.tensor([0.3, 0.0, 1.0, 0.2, 0.0], dtype=torch.float64)
+    hazard = sure.log().requires_grad_()
+    chain = SegmentChain(block, hazard, base)
+    every = enumerate_segmentations((block,), sure, base)
+    assert_close(chain.log_normalizer(), every.log_normalizer, **TIGHT)
+    assert_close(chain.smooth().change, every.change, **TIGHT)
+    assert_close(chain.entropy(), every.entropy, **TIGHT)
+    (gradient,) = torch.autograd.grad(chain.log_normalizer(), hazard)
+    assert gradient.isfinite().all()
+
+
+@pytest.mark.parametrize("by", ["step", "run"])
+@pytest.mark.parametrize("tol", [0.0, 1e-4])
+def test_a_ragged_batch_is_its_sequences_one_by_one(by, tol):
+    batch, alone = ragged(by=by)
+    close = {"rtol": 1e-9, "atol": 1e-9} if tol == 0 else {"rtol": 0.01, "atol": 1e-3}
+    smoothed, filtered, best, entropy = batch.smooth(), batch.filter(), batch.viterbi(), batch.entropy()
+    runs = batch.runs()
+    for place, chain in zip(((0, 0), (0, 1), (1, 0), (1, 1)), alone, strict=True):
+        n, own, seen = chain.n_steps, chain.smooth(), chain.filter()
+        assert_close(smoothed.log_normalizer[place], own.log_normalizer, **close)
+        assert_close(smoothed.change[place][:n], own.change, **close)
+        assert_close(smoothed.expected[0][place][:n], own.expected[0], **close)
+        assert_close(filtered.run[place][:n], seen.run, **close)
+        assert_close(filtered.expected[0][place][:n], seen.expected[0], **close)
+        assert_close(entropy[place], chain.entropy(), **close)
+        assert_close(best.log_probability[place], chain.viterbi().log_probability, rtol=1e-10, atol=1e-10)
+        assert best.path[place][:n].equal(chain.viterbi().path)
+        assert (best.path[place][n:] == -1).all()
+        for table in (smoothed.change, filtered.change, filtered.run):
+            assert not table[place][n:].any()
+        mean_run = (runs.log_weight[place].exp() * runs.length[place]).sum()
+        assert_close(mean_run, seen.run[-1], **close)
+
+
+def test_missing_steps_change_nothing_but_the_hazard():
+    block, base = block_of("normal", 6, 0)
+    hole = torch.tensor([1.0, 1, 0, 0, 1, 1], dtype=torch.float64)
+    holed = Block(block.family, block.prior, block.statistics * hole[:, None, None])
+    hazard = hazards("step", 6, 4)
+    chain = SegmentChain(holed, hazard.log(), base * hole)
+    every = enumerate_segmentations((holed,), hazard, base * hole)
+    assert_close(chain.log_normalizer(), every.log_normalizer, **TIGHT)
+    assert_close(chain.filter().log_increment[2:4], torch.zeros(2, dtype=torch.float64), rtol=0, atol=1e-14)
+    nothing = SegmentChain(Block(block.family, block.prior, 0 * block.statistics), hazard.log())
+    assert_close(nothing.log_normalizer(), torch.zeros((), dtype=torch.float64), rtol=0, atol=1e-13)
+    assert_close(nothing.change_probability()[1:], hazard[1:], **TIGHT)
+
+
+def test_blocks_of_different_families_change_together():
+    (first, base), (second, counted) = block_of("normal", 6, 3), block_of("poisson", 6, 3)
+    hazard = hazards("step", 6, 3)
+    chain = SegmentChain((first, second), hazard.log(), base + counted)
+    every = enumerate_segmentations((first, second), hazard, base + counted)
+    assert_close(chain.log_normalizer(), every.log_normalizer, **TIGHT)
+    smoothed = chain.smooth((lambda eta: eta[..., 1:], lambda eta: eta.square()))
+    assert_close(smoothed.expected[0], every.expected(0, lambda eta: eta[..., 1:]), **TIGHT)
+    assert_close(smoothed.expected[1], every.expected(1, lambda eta: eta.square()), **TIGHT)
+
+
+def test_draws_have_the_posterior_probabilities_and_the_parameters_of_their_segments():
+    chain, every = chain_and_all("normal", 5, 7, "run")
+    drawn = chain.sample(4000, seed=1)
+    frequency = (drawn.redraw.unsqueeze(1) == every.begun).all(-1).double().mean(0)
+    assert_close(frequency, every.weight, rtol=0, atol=0.03)
+    assert drawn.path.equal(drawn.redraw.cumsum(-1) - 1)
+    (point,) = drawn.parameters
+    assert tables_of(point)[0].shape == (4000, 5, 2)
+    loc = lambda eta: NormalGamma().usual(eta).loc.unsqueeze(-1)
+    assert_close(point.loc.mean(0), every.expected(0, loc).squeeze(-1), rtol=0, atol=0.15)
+    held = ~drawn.redraw[:, 1:]
+    assert (point.precision[:, 1:][held] == point.precision[:, :-1][held]).all()
+    again = chain.sample(4000, seed=1)
+    assert again.path.equal(drawn.path)
+    assert again.parameters[0].loc.equal(point.loc)
+
+
+def test_draws_of_a_ragged_batch_end_with_their_sequences():
+    batch, _ = ragged("bernoulli")
+    drawn = batch.sample(3, seed=0)
+    inside = torch.arange(30) < batch.lengths.unsqueeze(-1)
+    assert ((drawn.path >= 0) == inside).all()
+    assert drawn.parameters[0].shape == (3, 2, 2, 30, 2)
+    assert (drawn.parameters[0].isnan().all(-1) == ~inside).all()
+    assert drawn.redraw[..., 0].all()
+
+
+def test_single_precision_is_computed_in_double_and_returned_in_single():
+    block, base = block_of("normal", 40, 0)
+    single = Block(block.family, block.prior.float(), block.statistics.float())
+    hazard = torch.tensor([0.05]).log()
+    chain, exact = SegmentChain(single, hazard, base.float()), SegmentChain(block, hazard.double(), base)
+    assert chain.log_normalizer().dtype == chain.smooth().change.dtype == torch.float32
+    assert_close(chain.smooth().change, exact.smooth().change.float(), rtol=1e-3, atol=1e-5)
+    assert_close(chain.log_normalizer(), exact.log_normalizer().float(), rtol=1e-5, atol=1e-4)
+
+
+def test_a_huge_level_costs_later_segments_no_digits():
+    family, half = NormalGamma(), torch.full((60,), 0.5, dtype=torch.float64)
+    x = torch.randn(60, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    x[:30] += 1e8  # differences of sums over all steps would have no digits of the squares
+    number = lambda value: torch.tensor([value], dtype=torch.float64)
+    prior = family.natural(number(0.0), number(0.1), number(2.0), number(2.0))
+    statistics = torch.stack([x, -half, half, -x.square() / 2], -1).unsqueeze(-2)
+    whole = SegmentChain(Block(family, prior, statistics), number(0.01).log())
+    later = SegmentChain(Block(family, prior, statistics[30:]), number(0.01).log())
+    assert_close(whole.filter().log_increment[31:], later.filter().log_increment[1:], rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("kind", ["normal", "poisson", "multivariate", "regression", "categorical"])
+@pytest.mark.parametrize("by", ["step", "run"])
+def test_what_is_left_out_is_within_its_bound_and_the_tolerance(kind, by):
+    block, base = block_of(kind, 120, 3, scale=6.0)
+    hazard = hazards(by, 120, 3).log() - 2.5
+    exact = SegmentChain(block, hazard, base, by)
+    for tol in (1e-8, 1e-2):
+        chain = SegmentChain(block, hazard, base, by, tol=tol)
+        short, whole = chain.smooth(), exact.smooth()
+        assert 0 < short.left_out <= tol
+        missed = -torch.expm1(short.log_normalizer - whole.log_normalizer)
+        assert -1e-11 <= missed <= short.left_out + 1e-11
+        assert ((short.change - whole.change).abs() <= short.left_out + 1e-11).all()
+        assert (chain.runs().length.shape[-1]) < 120
+        assert_close(short.change.sum(), short.n_changes + 1, **TIGHT)
+    assert chain.sample(2, 0).path.shape == (2, 120)
+    assert whole.left_out == 0
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_best_path_is_exact_though_beginnings_are_left_out(kind):
+    for by in ("step", "run"):
+        block, base = block_of(kind, 40, 1, scale=6.0)
+        hazard = hazards(by, 40, 1).log() - 2.0
+        best = SegmentChain(block, hazard, base, by).viterbi()
+        best_of_all, joint = best_segmentation(block, base, hazard, by)
+        assert_close(best.log_probability, joint, **TIGHT)
+        assert best.redraw is not None
+        assert best.redraw.nonzero().flatten().tolist() == best_of_all
+
+
+def test_errors_name_what_is_wrong():
+    block, base = block_of("poisson", 5, 0)
+    hazard = torch.tensor([0.1], dtype=torch.float64).log()
+    with pytest.raises(ValueError, match=r"log_hazard: got 0\.5"):
+        SegmentChain(block, -hazard * 0 + 0.5)
+    with pytest.raises(TypeError, match="log_hazard"):
+        SegmentChain(block, hazard.float())
+    with pytest.raises(ValueError, match=r"shape of Gamma: got -1"):
+        SegmentChain(replace(block, prior=-block.prior), hazard)
+    with pytest.raises(ValueError, match=r"statistics of block 0: got shape"):
+        SegmentChain(replace(block, statistics=block.statistics[..., :1]), hazard)
+    with pytest.raises(ValueError, match="tol"):
+        SegmentChain(block, hazard, tol=1.0)
+    with pytest.raises(ValueError, match="by"):
+        SegmentChain(block, hazard, by="duration")
+    with pytest.raises(ValueError, match="blocks"):
+        SegmentChain((), hazard)
+    with pytest.raises(ValueError, match="expect"):
+        SegmentChain(block, hazard).smooth((torch.exp, torch.exp))
+    impossible = base.clone()
+    impossible[3] = -torch.inf
+    for method in ("log_normalizer", "filter", "smooth", "viterbi", "entropy", "runs"):
+        with pytest.raises(ValueError, match="step 3"):
+            getattr(SegmentChain(block, hazard, impossible), method)()
+    unknown = block.statistics.clone()
+    unknown[2] = torch.nan
+    with pytest.raises(ValueError, match="statistics of block 0: holds NaN at step 2"):
+        SegmentChain(replace(block, statistics=unknown), hazard).smooth()

@@ -81,3 +81,33 @@ def _segments(blocks: tuple[Block, ...], log_base: Tensor) -> tuple[dict, dict]:
 
 def _hazard(hazard: Tensor, by: str, step: int, run: int) -> Tensor:
     return hazard[min(step, len(hazard) - 1)] if by == "step" else hazard[min(run, len(hazard)) - 1]
+
+
+def best_segmentation(block: Block, log_base: Tensor, log_hazard: Tensor, by: str = "step") -> tuple[list[int], Tensor]:
+    """The beginnings of the best segmentation and its log joint, by dynamic programming over all last segments."""
+    n, best, sources = len(log_base), [torch.zeros((), dtype=log_base.dtype)], []
+    zero = block.family.log_normalizer(block.prior).sum()
+    for end in range(1, n + 1):
+        starts = torch.arange(end)
+        sums = block.statistics[:end].flip(0).cumsum(0).flip(0)
+        evidence = block.family.log_normalizer(block.prior + sums).sum(-1) - zero
+        evidence = evidence + log_base[:end].flip(0).cumsum(0).flip(0)
+        hold = torch.stack([_log_hold(log_hazard, by, int(a), end) for a in starts])
+        change = torch.zeros_like(hold)
+        if end < n:
+            change = torch.stack([_hazard(log_hazard, by, end, end - int(a)) for a in starts])
+        values = torch.stack(best) + evidence + hold + change
+        best.append(values.max())
+        sources.append(int(values.argmax()))
+    begun, end = [], n
+    while end > 0:
+        end = sources[end - 1]
+        begun.append(end)
+    return begun[::-1], best[-1]
+
+
+def _log_hold(log_hazard: Tensor, by: str, start: int, end: int) -> Tensor:
+    if by == "step":
+        return torch.log1p(-log_hazard[start + 1 : end].exp()).sum()
+    index = torch.arange(end - start - 1).clamp(max=len(log_hazard) - 1)
+    return torch.log1p(-log_hazard[index].exp()).sum()

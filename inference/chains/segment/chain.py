@@ -27,11 +27,11 @@ from ...numerics.checks import (
     naming,
     read_lengths,
 )
-from ...numerics.deferred import refuse_if
 from ...numerics.randomness import Seed, generator_of
-from ...numerics.scalars import check_choice, check_integer, check_kind, check_probability
+from ...numerics.scalars import check_choice, check_integer, check_probability
 from ..contract import Viterbi
 from . import op, paths, plain
+from .checks import check_hazard, parts, read_blocks, shapes_of
 from .plain import Forward, Function
 from .records import Block, FilteredSegments, Runs, SampledSegments, SmoothedSegments, tables_of
 from .tables import Tables, log_one_less
@@ -84,15 +84,15 @@ class SegmentChain:
         lengths: Any = None,
         tol: float = 0.0,
     ):
-        self.blocks = _read_blocks(blocks)
+        self.blocks = read_blocks(blocks)
         self.by = check_choice("by", by, ("step", "run"))
         self.tol = check_probability("tol", tol)
         if self.tol == 1:
             raise ValueError("tol: got 1, which leaves everything out; give a number below 1, such as 1e-9.")
-        tables = {f"{name} of block {i}": part for i, block in enumerate(self.blocks) for name, part in _parts(block)}
+        tables = {f"{name} of block {i}": part for i, block in enumerate(self.blocks) for name, part in parts(block)}
         check_same_kind("log_base", log_hazard=log_hazard, log_base=log_base, **tables)
         lengths = read_lengths(lengths)
-        self.n_steps, shapes = _shapes(self.blocks)
+        self.n_steps, shapes = shapes_of(self.blocks)
         allowed = (
             [(self.n_steps,), (1,)] if by == "step" else [(max(1, log_hazard.shape[-1] if log_hazard.dim() else 1),)]
         )
@@ -104,7 +104,7 @@ class SegmentChain:
         )
         self.lengths = check_lengths(lengths, self.batch_shape, self.n_steps, log_hazard.device)
         self.log_hazard, self.log_base = log_hazard, log_base
-        _check_hazard(log_hazard)
+        check_hazard("log_hazard", log_hazard)
         for i, block in enumerate(self.blocks):
             with naming(f"prior of block {i}", "eta"):
                 block.family.check(block.prior.detach())
@@ -231,7 +231,7 @@ class SegmentChain:
 
         def flat(table: Tensor, n_trailing: int) -> Tensor:
             trailing = table.shape[table.dim() - n_trailing :]
-            return table.double().expand(*self.batch_shape, *trailing).reshape(size, *trailing)
+            return table.double().expand((*self.batch_shape, *trailing)).reshape(size, *trailing)
 
         lengths = self.lengths.reshape(size)
         inside = torch.arange(T, device=lengths.device) < lengths.unsqueeze(-1)
@@ -275,50 +275,6 @@ class SegmentChain:
 
     def _shaped(self, table: Tensor) -> Tensor:
         return table.reshape((*self.batch_shape, *table.shape[1:])).to(self.log_hazard.dtype)
-
-
-def _read_blocks(blocks: Any) -> tuple[Block, ...]:
-    blocks = (blocks,) if isinstance(blocks, Block) else tuple(blocks)
-    if not blocks:
-        raise ValueError("blocks: got none; give at least one Block of parameters.")
-    for block in blocks:
-        check_kind("blocks", block, Block, "a Block, or a sequence of them")
-    return blocks
-
-
-def _parts(block: Block) -> tuple[tuple[str, Tensor], ...]:
-    return ("prior", block.prior), ("statistics", block.statistics)
-
-
-def _shapes(blocks: tuple[Block, ...]) -> tuple[int, dict[str, Sequence[int] | None]]:
-    """The number of steps, and the batch axes of all tables."""
-    steps = blocks[0].statistics.shape[-3] if blocks[0].statistics.dim() > 2 else 0
-    if steps == 0:
-        raise ValueError(
-            f"statistics of block 0: got shape {list(blocks[0].statistics.shape)}, expected [*batch, T, F, D] with at "
-            "least one step."
-        )
-    shapes = {}
-    for i, block in enumerate(blocks):
-        if block.prior.dim() < 2 or 0 in block.prior.shape[-2:]:
-            raise ValueError(f"prior of block {i}: got shape {list(block.prior.shape)}, expected [*batch, F, D].")
-        shapes[f"prior of block {i}"] = block.prior.shape[:-2]
-        name = f"statistics of block {i}"
-        shapes[name] = check_shape(name, block.statistics, (steps, *block.prior.shape[-2:]))
-    return steps, shapes
-
-
-def _check_hazard(log_hazard: Tensor) -> None:
-    bad = ~(log_hazard.detach() <= 0)
-
-    def complain() -> None:
-        index = tuple(bad.nonzero()[0].tolist())
-        raise ValueError(
-            f"log_hazard: got {log_hazard[index].item():g} at {list(index)}; give logarithms of "
-            "probabilities, at most 0."
-        )
-
-    refuse_if(bad.any(), complain)
 
 
 def _shaped_point(point: Any, shape: tuple[int, ...], dtype: torch.dtype) -> Any:

@@ -56,17 +56,13 @@ def observe(plates: Any, p: int, x: Any, t: int, state: Any, capacity: int, firs
         _observe_gamma(x[t, column], -x[t, column + 1], state, rows, capacity, first, end, gain)
     else:
         size, whole = plates.size[p], 0.0
-        for k in range(size):
-            more = x[t, column + k]
+        for k in range(size + 1):
+            more, row = whole if k == size else x[t, column + k], rows + k * capacity
             if more != 0:
-                _rise(state, rows + k * capacity, more, first, end, 1.0, gain)
+                _rise(state, row, more, first, end, -1.0 if k == size else 1.0, gain)
                 for r in range(first, end):
-                    state[rows + k * capacity + r] += more
+                    state[row + r] += more
                 whole += more
-        if whole != 0:
-            _rise(state, rows + size * capacity, whole, first, end, -1.0, gain)
-            for r in range(first, end):
-                state[rows + size * capacity + r] += whole
 
 
 @inlined
@@ -247,7 +243,7 @@ def _follow_normal(plates: Any, p: int, x: Any, start: int, steps: int, state: A
     for i in range(steps):
         if x[start + i, column + 1] != 0:
             kappa, error = plates.kappa[p] + n, x[start + i, column] - loc
-            share = error / (kappa + 1)
+            share = error * (1 / (kappa + 1))  # the division does not wait for the location
             loc += share
             rate += 0.5 * error * kappa * share
             n += 1

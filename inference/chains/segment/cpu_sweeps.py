@@ -269,22 +269,23 @@ def backward(steps, plates, passed, back):
     """Segments from each beginning, the last first."""
     length, capacity = steps.length, _longest(passed.death, steps.length) + 2 * LANES
     state, level = np.zeros(len(plates.prior) * capacity), np.zeros(capacity)
-    later = np.zeros(steps.x.shape[1])
+    later, own, last_run = np.zeros(steps.x.shape[1]), steps.log_base - passed.increment, len(steps.log_hold) - 1
     for j in range(length - 1, -1, -1):
         n = min(length, passed.death[j]) - j
         if n < 1 or passed.change[j] == -np.inf:
             continue
         held = passed.change[j]
         for i in range(n):
-            t = j + i
-            held += steps.log_base[t] - passed.increment[t] + (_hold(steps, t, i) if i else 0.0)
+            held += own[j + i]
+            if i:
+                held += steps.log_hold[min(i - 1, last_run)] if steps.by_run else steps.log_hold[j + i]
             level[i] = held
         for p in range(len(plates.kind)):
             follow(plates, p, steps.x, j, n, state, capacity, level)
-        for i in range(n):
-            t = j + i + 1
-            if t < length:
-                level[i] += _change(steps, t, i + 1) - passed.change[t] if passed.change[t] > -np.inf else -np.inf
+        if steps.by_run:
+            for i in range(min(n, length - 1 - j)):
+                change = passed.change[j + i + 1]
+                level[i] += steps.log_change[min(i, last_run)] - change if change > -np.inf else -np.inf
         for i in range(n, n + LANES):
             level[i] = -np.inf
         for i in range(0, n, LANES):

@@ -1,0 +1,55 @@
+"""Checks of the arguments of chains of segments."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from torch import Tensor
+
+from ...numerics.checks import check_shape
+from ...numerics.deferred import refuse_if
+from ...numerics.scalars import check_kind
+from .records import Block
+
+
+def check_hazard(name: str, log_hazard: Tensor) -> None:
+    """Raise `ValueError` unless these are logarithms of probabilities."""
+    bad = ~(log_hazard.detach() <= 0)
+
+    def complain() -> None:
+        index = tuple(bad.nonzero()[0].tolist())
+        raise ValueError(
+            f"{name}: got {log_hazard[index].item():g} at {list(index)}; give logarithms of probabilities, at most 0."
+        )
+
+    refuse_if(bad.any(), complain)
+
+
+def read_blocks(blocks: Any) -> tuple[Block, ...]:
+    blocks = (blocks,) if isinstance(blocks, Block) else tuple(blocks)
+    if not blocks:
+        raise ValueError("blocks: got none; give at least one Block of parameters.")
+    for block in blocks:
+        check_kind("blocks", block, Block, "a Block, or a sequence of them")
+    return blocks
+
+
+def parts(block: Block) -> tuple[tuple[str, Tensor], ...]:
+    return ("prior", block.prior), ("statistics", block.statistics)
+
+
+def shapes_of(blocks: tuple[Block, ...]) -> tuple[int, dict[str, Sequence[int] | None]]:
+    """The number of steps, and the batch axes of all tables."""
+    steps = blocks[0].statistics.shape[-3] if blocks[0].statistics.dim() > 2 else 0
+    if steps == 0:
+        raise ValueError(
+            f"statistics of block 0: got shape {list(blocks[0].statistics.shape)}, expected [*batch, T, F, D] with at "
+            "least one step."
+        )
+    shapes = {}
+    for i, block in enumerate(blocks):
+        if block.prior.dim() < 2 or 0 in block.prior.shape[-2:]:
+            raise ValueError(f"prior of block {i}: got shape {list(block.prior.shape)}, expected [*batch, F, D].")
+        shapes[f"prior of block {i}"] = block.prior.shape[:-2]
+        name = f"statistics of block {i}"
+        shapes[name] = check_shape(name, block.statistics, (steps, *block.prior.shape[-2:]))
+    return steps, shapes

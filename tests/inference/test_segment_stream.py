@@ -1,0 +1,86 @@
+"""The stream of segments against the chain of all observations so far."""
+
+import pytest
+import torch
+from samplehold.inference.chains.segment.chain import SegmentChain
+from samplehold.inference.chains.segment.records import Block, Runs
+from samplehold.inference.chains.segment.stream import SegmentStream
+from samplehold.inference.families import Gamma
+from torch import Tensor
+from torch.testing import assert_close
+
+TIGHT = {"rtol": 1e-11, "atol": 1e-11}
+
+
+def counts(n_steps: int = 40, *batch: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Prior, statistics and log_base of counts whose rate changes halfway."""
+    generator = torch.Generator().manual_seed(0)
+    rate = torch.where(torch.arange(n_steps) < n_steps // 2, 1.0, 8.0).double()
+    x = torch.poisson(rate.expand(*batch, n_steps), generator)
+    prior = Gamma().natural(torch.ones(1).double(), torch.full((1,), 0.3).double())
+    return prior, torch.stack([x, -torch.ones_like(x)], -1).unsqueeze(-2), -torch.lgamma(x + 1)
+
+
+def streamed(stream: SegmentStream, statistics: Tensor, base: Tensor) -> tuple[Runs, Tensor]:
+    runs, increments = stream.start(), []
+    for t in range(base.shape[-1]):
+        runs, increment = stream.update(runs, (statistics[..., t, :, :],), base[..., t])
+        increments.append(increment)
+    return runs, torch.stack(increments, -1)
+
+
+@pytest.mark.parametrize("by", ["step", "run"])
+def test_a_stream_is_the_filter_of_the_chain(by):
+    prior, statistics, base = counts(30, 2)
+    hazard = torch.tensor([0.05] if by == "step" else [0.01, 0.02, 0.1], dtype=torch.float64).log()
+    chain = SegmentChain(Block(Gamma(), prior, statistics), hazard, base, by)
+    stream = SegmentStream((Gamma(),), (prior.expand(2, 1, 2),), hazard, by)
+    runs, increments = streamed(stream, statistics, base)
+    expected = chain.runs()
+    assert_close(increments, chain.filter().log_increment, **TIGHT)
+    assert_close(runs.log_normalizer, expected.log_normalizer, **TIGHT)
+    assert runs.length.equal(expected.length)
+    assert_close(runs.log_weight, expected.log_weight, **TIGHT)
+    assert_close(runs.natural[0], expected.natural[0], **TIGHT)
+    assert runs.n_steps.tolist() == [30, 30]
+
+
+def test_a_stream_takes_a_hazard_for_each_step_and_missing_steps():
+    prior, statistics, base = counts(12)
+    hazard = (0.02 + 0.5 * torch.rand(12, generator=torch.Generator().manual_seed(1), dtype=torch.float64)).log()
+    statistics[5], base[5] = 0.0, 0.0
+    chain = SegmentChain(Block(Gamma(), prior, statistics), hazard, base)
+    stream = SegmentStream((Gamma(),), (prior,), hazard[:1])
+    runs = stream.start()
+    for t in range(12):
+        runs, _ = stream.update(runs, (statistics[t],), base[t], hazard[t])
+    assert_close(runs.log_normalizer, chain.log_normalizer(), **TIGHT)
+    assert runs.left_out == 0
+
+
+@pytest.mark.parametrize("by", ["step", "run"])
+def test_what_a_stream_leaves_out_is_within_its_bound(by):
+    prior, statistics, base = counts(60)
+    hazard = torch.tensor([0.05] if by == "step" else [0.03, 0.05], dtype=torch.float64).log()
+    exact = SegmentChain(Block(Gamma(), prior, statistics), hazard, base, by).log_normalizer()
+    runs, _ = streamed(SegmentStream((Gamma(),), (prior,), hazard, by, tol=1e-5), statistics, base)
+    missed = -torch.expm1(runs.log_normalizer - exact)
+    assert 0 < missed <= runs.left_out <= 60e-5
+    assert runs.length.shape[-1] < 45
+    short, _ = streamed(SegmentStream((Gamma(),), (prior,), hazard, by, most=12), statistics, base)
+    assert short.length.shape[-1] == 13  # the newest too
+    assert -torch.expm1(short.log_normalizer - exact) <= short.left_out
+
+
+def test_errors_name_what_is_wrong():
+    prior, statistics, _ = counts()
+    hazard = torch.tensor([0.1], dtype=torch.float64).log()
+    with pytest.raises(ValueError, match="families, priors"):
+        SegmentStream((), (), hazard)
+    with pytest.raises(ValueError, match="log_hazard"):
+        SegmentStream((Gamma(),), (prior,), -hazard)
+    stream = SegmentStream((Gamma(),), (prior,), hazard)
+    with pytest.raises(ValueError, match="statistics: the observation of sequence 0"):
+        stream.update(stream.start(), (statistics[0] * torch.nan,))
+    with pytest.raises(ValueError, match="log_hazard"):
+        stream.update(stream.update(stream.start(), (statistics[0],))[0], (statistics[1],), log_hazard=hazard[0] + 9)
