@@ -4,6 +4,7 @@ import pytest
 import samplehold as sh
 import torch
 from oracles.coupled import factorial_of, layered_of
+from samplehold.inference import families
 from samplehold.inference.gaussian import op as gaussian
 from samplehold.inference.scans.gated.op import gated_scan
 
@@ -43,6 +44,20 @@ def test_chains_of_no_sequence(batch):
         assert chain.entropy().shape == batch
         assert all(table.numel() == 0 for table in tables(chain.marginals()) if table.dim() > 2)
         assert chain.mean_field(sweeps=2).log_normalizer.shape == batch
+
+
+@pytest.mark.parametrize("batch", EMPTY)
+def test_segments_of_no_sequence(batch):
+    prior = torch.ones(1, 2, dtype=torch.float64)
+    for tol in (0.0, 0.1):
+        block = sh.chains.Block(families.Beta(), prior, rows(*batch, 12, 1, 2))
+        chain = sh.chains.SegmentChain(block, rows(1) - 1, tol=tol)
+        assert chain.log_normalizer().shape == chain.entropy().shape == batch
+        assert chain.filter().run.shape == chain.smooth().change.shape == chain.viterbi().path.shape == (*batch, 12)
+        assert chain.sample(5, seed=0).parameters[0].shape == (5, *batch, 12, 1)
+        assert chain.runs().n_steps.shape == batch
+    stream = sh.chains.SegmentStream((families.Beta(),), (prior.expand(*batch, 1, 2),), rows(1) - 1)
+    assert stream.update(stream.start(), (rows(*batch, 1, 2),))[1].shape == batch
 
 
 @pytest.mark.parametrize("batch", EMPTY)

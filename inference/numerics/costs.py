@@ -88,6 +88,7 @@ COSTS: dict[str, Cost] = {
     "linear_gaussian_sample": Cost(2.0, 550, 200, 20),
     "segment_forward": Cost(10.0, 500, 400, 50),
     "segment_smooth": Cost(3.0, 500, 400, 50),
+    "segment_update": Cost(4.0, 400, 0, 0),
     "segment_viterbi": Cost(10.0, 500, 400, 50),
     "gaussian_paths": Cost(1.5, 1700, 5, 150),
     "gaussian_paths_sample": Cost(1.5, 1700, 60, 150),

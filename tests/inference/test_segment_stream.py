@@ -2,6 +2,8 @@
 
 import pytest
 import torch
+from oracles.segments import block_of
+from samplehold import kernels
 from samplehold.inference.chains.segment.chain import SegmentChain
 from samplehold.inference.chains.segment.records import Block, Runs
 from samplehold.inference.chains.segment.stream import SegmentStream
@@ -84,3 +86,23 @@ def test_errors_name_what_is_wrong():
         stream.update(stream.start(), (statistics[0] * torch.nan,))
     with pytest.raises(ValueError, match="log_hazard"):
         stream.update(stream.update(stream.start(), (statistics[0],))[0], (statistics[1],), log_hazard=hazard[0] + 9)
+
+
+@pytest.mark.kernels
+@pytest.mark.parametrize("kind", ["normal", "poisson", "bernoulli"])
+@pytest.mark.parametrize("by", ["step", "run"])
+@pytest.mark.parametrize(("tol", "most"), [(0.0, None), (1e-5, None), (1e-9, 15)])
+def test_the_kernel_of_a_stream_is_the_plain_form(kind, by, tol, most):
+    block, base = block_of(kind, 50, 0)
+    hazard = torch.tensor([0.05] if by == "step" else [0.01, 0.02, 0.1], dtype=torch.float64).log()
+    stream = SegmentStream((block.family,), (block.prior,), hazard, by, tol, most)
+    found = []
+    for mode in ("never", "always"):
+        with kernels(mode):
+            found.append(streamed(stream, block.statistics, base))
+    (plain, expected), (compiled, increments) = found
+    assert_close(increments, expected, rtol=1e-9, atol=1e-9)
+    assert compiled.length.equal(plain.length)
+    assert_close(compiled.log_weight, plain.log_weight, rtol=1e-8, atol=1e-8)
+    assert_close(compiled.natural[0], plain.natural[0], **TIGHT)
+    assert_close(compiled.left_out, plain.left_out, rtol=1e-6, atol=1e-15)

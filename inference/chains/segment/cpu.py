@@ -5,8 +5,10 @@ statistics, and numbers that are not finite, which the plain form names, are lef
 """
 
 import math
+import sys
 from functools import partial
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
@@ -16,9 +18,11 @@ from ...numerics.gammas import log_rising
 from ...numerics.threads import in_parallel, ranges, sum_of_steps
 from . import op, paths, plain
 from .cpu_plates import GAMMA, NORMAL, SIMPLEX, Plates
+from .cpu_stream import Hazards, Kinds, advance, log_evidence
 from .cpu_sweeps import Back, Passed, Steps, backward, forward
 from .plain import Forward, Live, Smoothed
-from .tables import Filtered, Tables
+from .plain_stream import Belief, Rules, Updated
+from .tables import Filtered, Tables, log_one_less
 
 _KINDS = {"normal_gamma": NORMAL, "gamma": GAMMA, "simplex": SIMPLEX}
 _LARGEST = 1e150  # of numbers whose squares are finite
@@ -44,7 +48,7 @@ def viterbi(steps: Tensor, tables: Tables) -> tuple[Tensor, Tensor, Tensor]:
     if not _is_ordinary(tables):
         return paths.viterbi(tables)
     passed, kept = _forward(tables, best=True, look=False)
-    start = torch.tensor([int(start[weight.argmax()]) if len(start) else 0 for start, weight in kept])
+    start = torch.tensor([int(start[weight.argmax()]) for start, weight in kept], dtype=torch.int64)
     begun = paths.traced(passed.source, start)
     return begun, sum_of_steps(passed.increment), passed.numbers[:, 1].long()
 
@@ -97,7 +101,7 @@ def _forward(tables: Tables, best: bool, look: bool) -> tuple[Any, list[tuple[An
 
 def _found(tables: Tables, passed: Any, kept: list[tuple[Any, Any]]) -> Forward:
     """With the beginnings that some sequence keeps at its end."""
-    start = torch.from_numpy(np.unique(np.concatenate([start for start, _ in kept])))
+    start = torch.from_numpy(np.unique(np.concatenate([np.zeros(0, np.int64), *(start for start, _ in kept)])))
     weight = tables.log_base.new_full((len(kept), len(start)), -math.inf)
     for n, (own, log_weight) in enumerate(kept):
         weight[n, torch.searchsorted(start, torch.from_numpy(own))] = torch.from_numpy(log_weight)
@@ -155,15 +159,67 @@ def _plates(tables: Tables, n: int) -> Plates:
                 numbers = [*plate.tolist(), float(plate.sum())]
             plates.append((kind, column, len(priors), len(plate), kappa, shape, constant.numpy(), digamma.numpy()))
             priors, column = priors + numbers, column + len(plate)
-    kind, column, row, size, *rest = map(np.array, zip(*plates, strict=True))
-    return Plates(kind, column, row, size, np.array(priors), *rest)
+    kind, column, row, size, kappa, shape, constant, digamma = map(np.array, zip(*plates, strict=True))
+    return Plates(kind, column, row, size, np.array(priors), kappa, shape, constant, digamma)
 
 
 def _width(tables: Tables) -> int:
-    return sum(prior[0].numel() for prior in tables.priors)
+    return sum(prior.shape[1:].numel() for prior in tables.priors)
 
 
 def _apart(tables: Tables, table: Tensor) -> tuple[Tensor, ...]:
     """Columns [..., D] by block, [..., F, D]."""
-    parts = table.split([prior[0].numel() for prior in tables.priors], -1)
+    parts = table.split([prior.shape[1:].numel() for prior in tables.priors], -1)
     return tuple(part.unflatten(-1, prior.shape[1:]) for part, prior in zip(parts, tables.priors, strict=True))
+
+
+def _takes_one(base: Tensor, belief: Belief, rules: Rules, *others: Any) -> bool:
+    return len(base) == 1 and _takes(base, rules.tables)
+
+
+@op.updates.kernel("cpu", takes=_takes_one)
+def update(base: Tensor, belief: Belief, rules: Rules, steps: tuple[Tensor, ...], log_hazard: Tensor | None) -> Updated:
+    kinds, hazards = _constants(rules)
+    if log_hazard is not None and not rules.tables.by_run:
+        hazards = Hazards(log_hazard.numpy(), log_one_less(log_hazard).numpy(), hazards.by_hazards)
+    x = np.concatenate([step.numpy().ravel() for step in steps])
+    sums = [table[0].flatten(1).numpy() for table in belief.sums]
+    joined = sums[0] if len(sums) == 1 else np.concatenate(sums, 1)
+    most = sys.maxsize if rules.most is None else rules.most
+    length, weight, total, natural, increment, left_out = advance(
+        kinds,
+        hazards,
+        belief.length.numpy()[0],
+        belief.weight.numpy()[0],
+        joined,
+        x,
+        base.item(),
+        rules.tables.tol,
+        most,
+    )
+    row = lambda table: torch.from_numpy(table).unsqueeze(0)
+    sums, naturals = (_apart(rules.tables, row(table)) for table in (total, natural))
+    number = lambda value: torch.tensor([value], dtype=torch.float64)
+    return Belief(row(length), row(weight), sums), naturals, number(increment), number(left_out)
+
+
+def _constants(rules: Rules) -> tuple[Kinds, Hazards]:
+    """Computed once for each stream."""
+    if rules not in _CONSTANTS:
+        kind, column, sizes, tables = [], [], [], rules.tables
+        for family, prior in zip(tables.families, tables.priors, strict=True):
+            for _ in range(prior.shape[1]):
+                column.append(sum(sizes))
+                kind.append(_KINDS[family.kernel or ""])
+                sizes.append(prior.shape[2])
+        numbers = map(np.array, (kind, column, sizes))
+        prior = torch.cat([prior[0].flatten() for prior in tables.priors]).numpy()
+        kinds = Kinds(*numbers, prior, 0.0)
+        none = np.zeros((1, len(prior)))
+        kinds = kinds._replace(evidence=float(log_evidence(kinds, none)))
+        by_hazards = np.zeros(0) if rules.by_hazards is None else rules.by_hazards[0].numpy()
+        _CONSTANTS[rules] = kinds, Hazards(tables.log_change[0].numpy(), tables.log_hold[0].numpy(), by_hazards)
+    return _CONSTANTS[rules]
+
+
+_CONSTANTS: WeakKeyDictionary[Rules, tuple[Kinds, Hazards]] = WeakKeyDictionary()

@@ -11,8 +11,9 @@ import torch
 from torch import Tensor
 
 from ...numerics.op import Variants, beyond_kernels, differentiated, dual
-from . import paths, plain
+from . import paths, plain, plain_stream
 from .plain import Forward, Function, Smoothed
+from .plain_stream import Belief, Rules, Updated
 from .tables import Filtered, Tables
 
 
@@ -50,6 +51,14 @@ def smooth(tables: Tables, found: Forward, expect: tuple[Function, ...] | None =
 def viterbi(tables: Tables) -> tuple[Tensor, Tensor, Tensor]:
     """begun [N, T], log_probability [N], failed [N]."""
     return viterbis(_steps(tables), tables)
+
+
+updates = Variants(plain_stream.update, "segment_update")
+
+
+def update(belief: Belief, rules: Rules, steps: tuple[Tensor, ...], base: Tensor, log_hazard: Tensor | None) -> Updated:
+    """One observation more, see `plain_stream.update`."""
+    return updates(base, belief, rules, steps, log_hazard)
 
 
 def log_normalizer(tables: Tables) -> tuple[Tensor, Tensor]:

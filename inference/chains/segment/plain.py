@@ -171,6 +171,8 @@ class Bound:
 def without(live: Live, out: Tensor) -> Live:
     """The beginnings without some [N, R]."""
     weight = live.weight.masked_fill(out, -torch.inf)
+    if not len(weight):
+        return live
     kept = (weight > -torch.inf).any(0).nonzero().squeeze(-1)
     sums = tuple(part[:, kept] for part in live.sums)
     return Live(live.start[kept], sums, live.normalizer[:, kept], weight[:, kept])
@@ -215,7 +217,7 @@ def smooth(tables: Tables, found: Forward, expect: Sequence[Function]) -> Smooth
     ended, last = torch.zeros_like(tables.log_base), torch.zeros_like(tables.log_base)
     for begin, end in reversed(_parts(tables)):
         start = torch.arange(begin, end, device=change.device)
-        stop = int(found.death[:, begin:end].amax())
+        stop = int(found.death[:, begin:end].amax()) if len(change) else T
         sums, to_change, to_end = columns(tables, found, start, stop)
         share = _shares(to_change, to_end, change, start, stop)
         ends = torch.arange(begin, stop, device=change.device)
@@ -238,7 +240,7 @@ def smooth(tables: Tables, found: Forward, expect: Sequence[Function]) -> Smooth
 def _parts(tables: Tables) -> list[tuple[int, int]]:
     """Ranges of beginnings, of which a block with all ends is not too large."""
     N, T = tables.log_base.shape
-    size = N * sum(prior[0].numel() for prior in tables.priors)
+    size = N * sum(prior.shape[1:].numel() for prior in tables.priors)
     rows = max(1, PAIRS // max(1, size * T))
     return [(begin, min(begin + rows, T)) for begin in range(0, T, rows)]
 
