@@ -86,6 +86,7 @@ from .switching.linear.structures import LocalLinearTrend as LocalLinearTrend
 from .switching.linear.structures import Seasonal as Seasonal
 from .switching.model import SwitchingSSM as SwitchingSSM
 from .switching.parameters import Parameter as Parameter
+from .switching.segments.model import Segments as Segments
 from .switching.slds.model import SwitchingLinearSSM as SwitchingLinearSSM
 from .switching.storage import load as load
 

@@ -115,14 +115,14 @@ def as_text(prior: Any) -> str:
     """Distributions by name on one line, as an argument of a constructor; empty if there are none."""
     if not isinstance(prior, Mapping) or not prior:
         return ""
-    shown = (f"{name!r}: {_short(one)}" for name, one in prior.items())
+    shown = (f"{name!r}: {shortly(one)}" for name, one in prior.items())
     return f"prior={{{', '.join(shown)}}}"
 
 
-def _short(distribution: Any) -> str:
+def shortly(distribution: Any) -> str:
     """A distribution on one line; a transformed one with what is transformed."""
     if isinstance(distribution, torch.distributions.TransformedDistribution):
-        return f"{type(distribution).__name__}({_short(distribution.base_dist)})"
+        return f"{type(distribution).__name__}({shortly(distribution.base_dist)})"
     if repr(distribution).endswith("()") and (numbers := arguments(distribution)):  # as of a Beta
         shown = (f"{name}: {value.tolist() if isinstance(value, Tensor) else value}" for name, value in numbers.items())
         return f"{type(distribution).__name__}({', '.join(shown)})"

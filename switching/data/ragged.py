@@ -48,7 +48,8 @@ class Verb(Protocol[P, R]):
 def by_sequence(
     draws: bool = False, each: str | None = None
 ) -> Callable[[Callable[Concatenate[Any, P], R]], Verb[P, R]]:
-    """Give a method `verb(x, ..., **given)` of an object that can `read` the argument `ragged`.
+    """Give a method `verb(x, ..., **given)` of an object that can `read` the argument `ragged`. An object whose
+    sequences belong together refuses it by `check_apart(series)`.
 
     Arguments:
         draws: whether the method draws paths with its `seed`; then every group has other random numbers.
@@ -65,6 +66,7 @@ def by_sequence(
                 return verb(self, x, *args, **options)
             given = {name: options.pop(name) for name in Given.__annotations__ if name in options}
             series: Series = self.read(x, **given)
+            getattr(self, "check_apart", lambda series: None)(series)
             call = shape.bind(self, series, *args, **options)
             call.apply_defaults()
             numbers = seeds_of(call.arguments["seed"]) if draws else None
@@ -124,6 +126,10 @@ def split(value: Any, lengths: list[int], shape: Any = None) -> list[Any]:
     if is_dataclass(value) and not isinstance(value, type):
         parts = {f.name: split(getattr(value, f.name), lengths, f.type) for f in fields(value)}
         return [replace(value, **{name: part[i] for name, part in parts.items()}) for i in range(len(lengths))]
+    if isinstance(value, dict):
+        of_value = next(iter(get_args(shape)[1:]), None)
+        tables = {name: split(entry, lengths, of_value) for name, entry in value.items()}
+        return [{name: table[i] for name, table in tables.items()} for i in range(len(lengths))]
     if isinstance(value, tuple):
         inner = (
             type(value).__annotations__.values() if hasattr(value, "_fields") else [*get_args(shape)[:1]] * len(value)

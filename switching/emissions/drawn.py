@@ -45,7 +45,7 @@ class Drawn(Emission):
         return self._plain.marginal_cdf(x, self._tables)
 
     def sample_at(self, values: Parameters, state: Tensor, redraw: Tensor) -> Tensor:
-        chosen, axis = {}, self._tables["loc"].ndim - 2
+        chosen, axis = {}, next(iter(self._tables.values())).ndim - 2
         for name, table in self._tables.items():
             rest = table.shape[axis + 1 :]
             place = state.reshape(*state.shape, *[1] * (1 + len(rest)))

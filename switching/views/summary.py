@@ -68,7 +68,7 @@ class Summary:
         states: a row for each state: `share of steps`, expected given the series, and `expected duration`, the mean
             number of steps (with gaps, of units of time) from entering it to leaving it. For a linear model a row for
             each latent: `mean` and `sd over steps` of its smoothed means, and `sd of a step`, their posterior standard
-            deviation.
+            deviation. For `Segments` a row for each of the most probable segments.
         level: probability of the intervals.
         notes: remarks that help to read the tables.
     """
@@ -247,6 +247,8 @@ def states_table(fit: Any, series: Series) -> pd.DataFrame:
     model = fit.model
     if model.latents:
         return _latents(fit, series)
+    if not model.chain_sizes:
+        return model.segments(series)
     problem = model.problem(series)
     values = model.values_like(series.like)
     with torch.no_grad():

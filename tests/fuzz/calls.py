@@ -1040,6 +1040,57 @@ def _(r: Draw) -> Call:
     return Call(run, {"x": x} | options)
 
 
+def _segments(r: Draw) -> tuple[sh.Segments, Tensor, dict[str, Any]]:
+    """A model with values, and observations that it takes."""
+    kind = r.one(
+        "Normal", "Poisson", "Bernoulli", "Categorical", "Exponential", "MultivariateNormal", "LinearRegression"
+    )
+    r.F = 1 if kind == "Categorical" else r.F
+    arguments = {"Categorical": (3,), "LinearRegression": (r.F, 1)}.get(kind, (r.F,))
+    emission, shape = getattr(sh, kind)(*arguments), (*r.batch, r.T, r.F)
+    x = r.table(*shape)
+    if kind in ("Poisson", "Bernoulli", "Categorical"):
+        x = torch.randint(2, shape).to(r.dtype)
+    x = x.abs() if kind == "Exponential" else x
+    inputs = {"inputs": r.table(*r.batch, r.T, 1)} if kind == "LinearRegression" else {}
+    law = r.one(0.2, 0.9, dist.Poisson(2.0))
+    model = sh.Segments(emission, law, tol=r.one(0.0, 1e-3), shared=r.one(False, True))
+    chosen: dict[str, Any] = {name: 1.0 for name in model.known if name != "hazard"}
+    special = {"df": r.F + 1.0, "inverse_scale": torch.eye(r.F, dtype=torch.float64)}
+    return model.with_prior(chosen | {name: special[name] for name in special if name in chosen}), x, inputs
+
+
+@function("Segments verbs", 5)
+def _(r: Draw) -> Call:
+    model, x, inputs = _segments(r)
+    method = r.one("log_evidence", "filter", "smooth", "viterbi", "sample_posterior", "segments", "states", "simulate")
+    own: dict[str, Any] = {"x": x, "lengths": r.lengths()} | inputs
+    if method == "sample_posterior":
+        own |= {"n": 2, "seed": r.seed()}
+    if method == "simulate":
+        own = {"n_steps": r.T, "batch_shape": r.batch, "seed": r.seed()} | inputs
+    return Call(getattr(model, method), own, also=("prior",), finite=False)
+
+
+@function("Segments", 1)
+def _(r: Draw) -> Call:
+    given = {"emission": sh.Normal(r.F), "hazard": r.one(0.1, dist.Beta(1.0, 9.0), None), "tol": r.one(0.0, 1e-9)}
+    return Call(lambda **given: repr(sh.Segments(**given)), given | {"shared": r.one(False, True)})
+
+
+@function("Segments fit", 0.5)
+def _(r: Draw) -> Call:
+    r.batch = r.one((), (2,))
+    model = sh.Segments(r.one(sh.Normal(r.F), sh.Exponential(r.F)), r.one(0.1, None))
+    options = {"restarts": 1, "max_steps": 2, "seed": r.seed(), "progress": False}
+
+    def run(**given: Any) -> Any:
+        fit = model.fit(**given)
+        return fit.model.values, fit.objective
+
+    return Call(run, {"x": r.table(*r.batch, 6, r.F).abs()} | options)
+
+
 # ---- figures, files ------------------------------------------------------------------------------------------------
 
 

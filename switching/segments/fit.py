@@ -1,0 +1,190 @@
+"""Fits of the hazard and of the hyperparameters: the mode of their posterior, or draws by NUTS.
+
+The log evidence, whose gradient is exact, is maximised by quasi-Newton steps (`switching.ascent`) in free coordinates,
+from several hazards and several spreads of the segments' locations. Where the hazard alone is free, the end is the
+fixed point of expectation-maximisation: with the concentrations $(a, b)$ of its prior, and T steps of which N begin a
+sequence, $h = (a - 1 + E[\\text{changes} \\mid x]) / (a + b - 2 + T - N)$.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+from torch.distributions import Transform, constraints
+from torch.distributions.transforms import AffineTransform
+
+from ..ascent import Ascent
+from ..definite import free_coordinates
+from ..fitting.density import FreeDensity
+from ..fitting.initialization import values_of_model
+from ..fitting.options import Options
+from ..fitting.posterior import DrawnParameters
+from ..fitting.result import Result, diagnostics
+from ..fitting.sampling import run_nuts, sampled_diagnostics
+from ..fitting.search import multi_start
+from ..parameters import Parameters, check_parameters, read_tables
+from .hyperparameters import HAZARD, OF_LOCATION, check_hazard, sites, widened
+from .problem import SegmentProblem
+
+LENGTHS = 30.0, 8.0  # expected steps of a segment at a start, at most half of the series
+COUNTS = 1.0, 30.0  # weights of a location's prior at a start, in those of the default
+RESTS = 1e-7  # promised gain in nats at which an ascent rests
+
+
+@dataclass(frozen=True, repr=False)
+class SegmentDraws(DrawnParameters):
+    """Draws of the hazard and of the hyperparameters, `[chains, draws, ...]`.
+
+    Attributes:
+        diverging: the sampler's draws at which its path diverged; it may have missed regions near them.
+    """
+
+    draws: Parameters
+    diverging: Bool[Tensor, "chains draws"] | None = None
+
+
+class SegmentDensity(FreeDensity):
+    """The objective of a problem in free coordinates, locations in units of their spread.
+
+    Arguments:
+        problem: in float64.
+        center: hyperparameters of the weak prior, which give the units.
+        volume: whether it is a density of the coordinates, as samplers need.
+        near: parameters at which the density is defined.
+    """
+
+    def __init__(self, problem: SegmentProblem, center: Parameters, near: Parameters, volume: bool) -> None:
+        self.problem, self.volume = problem, volume
+        self._transforms: dict[str, Any] = {}
+        for site in sites(problem.parameters, center):
+            if site.name in problem.fixed:
+                continue
+            support = problem.parameters[site.name].support
+            to: Transform = free_coordinates(support)
+            if support is constraints.real:
+                law: Any = site.distribution(center)
+                to = AffineTransform(law.mean, law.stddev)
+            self._transforms[site.name] = to
+        self.start = {name: to.inv(near[name]) for name, to in self._transforms.items()}
+
+    def at_values(self, values: Parameters) -> Float[Tensor, "*r P"]:
+        """The coordinates of parameters, in one vector."""
+        parts = []
+        for name, to in self._transforms.items():
+            free, n = to.inv(values[name]), self.start[name].ndim
+            parts.append(free.reshape(*free.shape[: free.ndim - n], -1))
+        return torch.cat(parts, -1)
+
+    def values(self, free: Parameters) -> Parameters:
+        name, value = next(iter(free.items()))
+        lead = value.shape[: value.ndim - self.start[name].ndim]
+        held = {name: table.expand(*lead, *table.shape) for name, table in self.problem.fixed.items()}
+        values = {name: to(free[name]) for name, to in self._transforms.items()}
+        return {name: (values | held)[name] for name in self.problem.parameters}
+
+    def log_prob(self, free: Parameters) -> Float[Tensor, "*r"]:
+        values = self.values(free)
+        height = self.problem.objective(values)
+        if not self.volume:
+            return height
+        for name, to in self._transforms.items():
+            each = to.log_abs_det_jacobian(free[name], values[name])
+            lead = free[name].ndim - self.start[name].ndim
+            height = height + each.flatten(lead).sum(-1) if each.ndim > lead else height + each
+        return height
+
+    @property
+    def at_once(self) -> int:
+        return self.problem.evidences_at_once
+
+
+def fit_segments(problem: SegmentProblem, center: Parameters, known: Parameters, options: Options) -> Result:
+    """Fit the parameters of a problem in float64: see `Segments.fit`.
+
+    Arguments:
+        center: the weak prior, scaled to the data.
+        known: the values of the model, from which the first start begins; empty if there are none.
+    """
+    first, kinds = starts(problem, center, known, options)
+    density = SegmentDensity(problem, center, {name: table[0] for name, table in first.items()}, volume=False)
+    with multi_start(options, problem.series) as search:
+        search.run(Ascent(density, density.at_values(first), RESTS), kinds, options.n_kept)
+    found = search.result()
+    values = density.values(density.by_name(found.best.tables["y"]))
+    posterior: SegmentDraws | None = None
+    how = diagnostics(found)
+    if options.method == "nuts" and not found.interrupted:
+        drawn = draw(problem, SegmentDensity(problem, center, values, volume=True), options)
+        posterior, how = (None, {**how, "interrupted": True}) if drawn is None else drawn
+        values = values if posterior is None else posterior.mean | problem.fixed
+    nothing = torch.zeros(0, dtype=torch.bool, device="cpu")
+    return Result(
+        values={name: values[name] for name in problem.parameters},
+        method=options.method,
+        empty_states=nothing,
+        collapsed_states=nothing,
+        posterior=posterior,
+        fixed=tuple(problem.fixed),
+        held=problem.fixed,
+        **how,
+    )
+
+
+def draw(
+    problem: SegmentProblem, density: SegmentDensity, options: Options
+) -> tuple[SegmentDraws, dict[str, Any]] | None:
+    """Draws of NUTS and the other fields of a `Result`; None: interrupted before the first draw."""
+    chains = run_nuts(density, problem.objective, options, problem.series.like)
+    if chains is None:
+        return None
+    free = {name: chains.draws[name] for name in density.start}
+    how = sampled_diagnostics(chains.objective, len(chains.diverging), *chains.judged(free), chains.interrupted)
+    return SegmentDraws(chains.draws, chains.diverging), how
+
+
+def starts(
+    problem: SegmentProblem, center: Parameters, known: Parameters, options: Options
+) -> tuple[Parameters, list[str]]:
+    """Values `[R, ...]` from which a fit starts, and their kinds."""
+    plain = {name: center[name] for name in problem.parameters if name != HAZARD}
+    made: list[tuple[Parameters, str]] = [(known, "own")] if known else []
+    for times in COUNTS if OF_LOCATION in plain else COUNTS[:1]:
+        spread = plain | ({OF_LOCATION: plain[OF_LOCATION] * times} if times != 1 else {})
+        for length in LENGTHS if HAZARD in problem.parameters else LENGTHS[:1]:
+            hazard = 1 / min(length, max(2.0, problem.series.n_steps / 2))
+            some = {HAZARD: next(iter(plain.values())).new_tensor(hazard)} if HAZARD in problem.parameters else {}
+            made.append((some | spread, f"segments of {1 / hazard:.0f} steps" + ", near" * (times != 1)))
+    made = made[: max(1, options.restarts)]
+    tables = [{**values, **problem.fixed} for values, _ in made]
+    return {name: torch.stack([table[name] for table in tables]) for name in problem.parameters}, [k for _, k in made]
+
+
+def held(model: Any, fixed: Any) -> Parameters:
+    """Tables of the parameters of a model that a fit holds.
+
+    Raises:
+        ValueError: unknown parameters, all of them, or values outside their space.
+    """
+    unknown = sorted(set(fixed or {}) - set(model.known))
+    if unknown:
+        raise ValueError(f"fixed: got unknown parameter(s) {unknown}; this model has {list(model.known)}.")
+    if fixed and set(fixed) == set(model.known):
+        raise ValueError("fixed: got all parameters, which leaves nothing to fit; use model.with_values(...).")
+    known = {name: parameter for name, parameter in model.known.items() if name in (fixed or {})}
+    tables = widened(model.emission, model.duration, read_tables(fixed)) if fixed else {}
+    checked = check_parameters(known, tables, model.sizes, model.name)
+    check_hazard(checked)
+    return checked
+
+
+def begun(model: Any, start: Any) -> Parameters:
+    """The values from which a fit begins: those that the user gives, or those of the model, if it has some."""
+    if start is None:
+        return model.values
+    values = values_of_model(start)
+    if not isinstance(values, Mapping):
+        raise TypeError(f"start: got {type(values).__name__}, expected a model, a fit, or values by name.")
+    return model.with_values(values).values

@@ -1,0 +1,133 @@
+r"""What each row of a series adds to the natural parameters of its segment's posterior.
+
+$$\log p(x_t \mid \theta) = \langle u(x_t), t(\theta) \rangle + \log h(x_t)$$
+
+Locations are relative to a point near the data, so that no digits are lost. A missing feature adds nothing.
+"""
+
+import math
+from typing import Any, NamedTuple
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from ...inference.chains.segment.chain import Block
+from ...inference.families import MatrixNormalWishart, NormalGamma, NormalWishart
+from ...inference.families.numerics import pack
+from ..data.series import Series
+from ..emissions.discrete import Poisson
+from ..emissions.driven import rows_read
+from ..emissions.multivariate_normal import MultivariateNormal
+from ..emissions.regression import LinearRegression
+from ..emissions.spread import check_squares
+from ..parameters import Parameters, moved
+from .hyperparameters import hyperparameters
+
+LOG_2PI = math.log(2 * math.pi)
+
+
+class Rows(NamedTuple):
+    """The tables of a series.
+
+    Attributes:
+        statistics: what each row adds; D numbers for each of G groups of features with a prior of their own.
+        log_base: log h of each row.
+        about: the point to which locations are relative.
+    """
+
+    statistics: Float[Tensor, "*b T G D"]
+    log_base: Float[Tensor, "*b T"]
+    about: Float[Tensor, "F"]
+
+    @staticmethod
+    def of(emission: Any, series: Series) -> "Rows":
+        """The rows of a series, in float64."""
+        seen = series.rows.detach().double()
+        about = center(emission, seen)
+        if has_location(emission):
+            largest = seen.abs().nan_to_num(1.0).amax(0) if len(seen) else torch.ones_like(about)
+            check_squares("x", largest.clamp_min(1.0), seen.dtype, series.features_of())
+        rows = rows_read(emission, series).double()
+        return Rows(statistics(emission, rows, about), log_base(emission, rows), about)
+
+
+def has_location(emission: Any) -> bool:
+    """Whether the family of an emission has locations."""
+    return isinstance(emission.family, NormalGamma | NormalWishart | MatrixNormalWishart)
+
+
+def center(emission: Any, rows: Float[Tensor, "n F"]) -> Float[Tensor, "F"]:
+    """The mean of each feature; 0 of one without observations, or without a location."""
+    return rows.nanmean(0).nan_to_num(0.0) if has_location(emission) else torch.zeros_like(rows[:0].sum(0))
+
+
+def statistics(emission: Any, rows: Float[Tensor, "*n R"], about: Float[Tensor, "F"]) -> Float[Tensor, "*n G D"]:
+    """u(x) of each row."""
+    x = rows[..., : emission.n_features]
+    seen = ~x.isnan()
+    if isinstance(emission, MultivariateNormal):
+        return _of_vectors(torch.where(seen, x - about, 0.0), seen.all(-1, keepdim=True).to(x)).unsqueeze(-2)
+    if isinstance(emission, LinearRegression):
+        return _of_regressions(emission, torch.where(seen, x - about, 0.0), seen.to(x), rows[..., x.shape[-1] :])
+    parts = _of_numbers(emission, torch.where(seen, x - about, 0.0), torch.ones_like(x))
+    return torch.where(seen.unsqueeze(-1), parts, 0.0)
+
+
+def _of_numbers(emission: Any, x: Tensor, one: Tensor) -> Float[Tensor, "*n F D"]:
+    """Of independent features, none of them missing."""
+    if isinstance(emission.family, NormalGamma):
+        return torch.stack([x, -one / 2, one / 2, -x.square() / 2], -1)
+    if "category" in emission.sizes:
+        return torch.nn.functional.one_hot(x.long(), emission.n_categories).to(x)
+    pairs = {"Bernoulli": (x, one - x), "Poisson": (x, -one), "Exponential": (one, -x)}
+    return torch.stack(pairs[emission.name], -1)
+
+
+def _of_vectors(residual: Tensor, seen: Tensor) -> Float[Tensor, "*n D"]:
+    square = (residual.unsqueeze(-1) * residual.unsqueeze(-2)).flatten(-2)
+    return pack(residual, -seen / 2, seen / 2, -square / 2)
+
+
+def _of_regressions(emission: Any, residual: Tensor, seen: Tensor, inputs: Tensor) -> Float[Tensor, "*n F D"]:
+    design = torch.nn.functional.pad(inputs, (1, 0), value=1.0).unsqueeze(-2)
+    square = (design.unsqueeze(-1) * design.unsqueeze(-2)).flatten(-2)
+    first, size = residual.unsqueeze(-1) * design, seen.unsqueeze(-1)
+    return pack(first, -size * square / 2, size / 2, -residual.square().unsqueeze(-1) / 2)
+
+
+def log_base(emission: Any, rows: Float[Tensor, "*n R"]) -> Float[Tensor, "*n"]:
+    """log h(x) of each row."""
+    x = rows[..., : emission.n_features]
+    if has_location(emission):
+        return -LOG_2PI / 2 * (~x.isnan()).sum(-1).to(x)
+    if isinstance(emission, Poisson):
+        return -torch.lgamma(x.nan_to_num(0.0) + 1).sum(-1)
+    return torch.zeros_like(x[..., 0])
+
+
+def with_state(emission: Any, values: Parameters) -> Parameters:
+    """Hyperparameters `[*r, ...]` with an axis of one state, as the emission's prior has them."""
+    known = hyperparameters(emission)
+    return {name: values[name].unsqueeze(-1 - len(parameter.dims)) for name, parameter in known.items()}
+
+
+def natural(emission: Any, values: Parameters, about: Float[Tensor, "F"]) -> Float[Tensor, "*r G D"]:
+    """Natural parameters of the prior with these hyperparameters, relative to `about`."""
+    relative = moved(values, -about) if has_location(emission) else values
+    prior = with_state(emission, relative)
+    eta = emission.natural(prior)  # [*r, 1, F, D], or [*r, 1, D] of a vector
+    return eta if isinstance(emission, MultivariateNormal) or "category" in emission.sizes else eta.squeeze(-3)
+
+
+def block(emission: Any, values: Parameters, rows: Rows) -> Block:
+    """The parameters of the segments of a series, as a block of a chain; values have leading axes `*r`."""
+    eta, n_batch = natural(emission, values, rows.about), rows.statistics.ndim - 3
+    eta = _repeated(eta, rows.statistics.shape[-2])
+    return Block(emission.family, eta.reshape(*eta.shape[:-2], *[1] * n_batch, *eta.shape[-2:]), rows.statistics)
+
+
+def _repeated(eta: Float[Tensor, "*r G D"], n: int) -> Float[Tensor, "*r N D"]:
+    """Of sequences that change together, the prior of each."""
+    times = n // eta.shape[-2]
+    return eta if times == 1 else torch.cat([eta] * times, -2)
