@@ -81,7 +81,7 @@ class SegmentDensity(FreeDensity):
     def values(self, free: Parameters) -> Parameters:
         name, value = next(iter(free.items()))
         lead = value.shape[: value.ndim - self.start[name].ndim]
-        held = {name: table.expand(*lead, *table.shape) for name, table in self.problem.fixed.items()}
+        held = {name: table.expand((*lead, *table.shape)) for name, table in self.problem.fixed.items()}
         values = {name: to(free[name]) for name, to in self._transforms.items()}
         return {name: (values | held)[name] for name in self.problem.parameters}
 

@@ -166,7 +166,8 @@ class Segments(Model):
     def _weak_prior(self, series: Series | None) -> Parameters:
         rows = None if series is None else series.rows
         like = torch.zeros((), dtype=torch.float64, device="cpu") if rows is None else rows
-        tables = {name: table[0].to(like) for name, table in self.emission.prior_scaled(1, rows).items()}
+        prior = self.emission.prior_scaled(1, rows)
+        tables = {n: t[0].to(like).clone(memory_format=torch.contiguous_format) for n, t in prior.items()}
         numbers: Any = WEAK
         if isinstance(self.hazard, torch.distributions.Beta):
             numbers = float(self.hazard.concentration1), float(self.hazard.concentration0)
