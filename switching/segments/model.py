@@ -22,7 +22,14 @@ from ...inference.chains.contract import Viterbi
 from ...inference.chains.segment.chain import SegmentChain
 from ...inference.numerics.checks import naming
 from ...inference.numerics.randomness import Seed
-from ...inference.numerics.scalars import check_batch_shape, check_flag, check_integer, check_number, check_probability
+from ...inference.numerics.scalars import (
+    check_batch_shape,
+    check_flag,
+    check_integer,
+    check_kind,
+    check_number,
+    check_probability,
+)
 from ..base import Model, Probabilities
 from ..data.ragged import by_sequence
 from ..data.series import Given, Series, place
@@ -42,6 +49,7 @@ from .hyperparameters import HAZARD, check_emission, check_hazard, given_by, hyp
 from .problem import NO_EXPORT, SegmentProblem
 from .program import segment_program
 from .records import SegmentsFiltered, SegmentsSampled, SegmentsSimulated, SegmentsSmoothed
+from .streams import MOST, TOL, SegmentsStreamOutput, SegmentsStreamState, advanced, started
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -445,6 +453,30 @@ class Segments(Model):
         series.check_ahead(horizon)
         with naming("x"):
             return forecast(self._problem(series), self.values_like(series.like), horizon, self)
+
+    # ---- streams ---------------------------------------------------------------------------------------------------
+
+    def start(self, batch_shape: tuple[int, ...] = (), *, tol: float = TOL, most: int = MOST) -> SegmentsStreamState:
+        """The state of a batch of streams before their first observation.
+
+        Arguments:
+            tol: what each update may leave out, as a bound of the total variation of the belief; with 0 memory grows.
+            most: beginnings of the segment in force that are kept at most.
+        """
+        batch_shape, most = check_batch_shape("batch_shape", batch_shape), check_integer("most", most)
+        return started(self, self.values_like(self._like), batch_shape, check_probability("tol", tol), most)
+
+    def update(
+        self, state: SegmentsStreamState, x_t: Any, *, inputs: Any = None, dt: Any = None
+    ) -> tuple[SegmentsStreamState, SegmentsStreamOutput]:
+        """Add one observation of each stream: `x_t [*batch, F]` (or `[*batch]` for one feature), NaN where missing.
+
+        `inputs [*batch, C]` and `dt [*batch]` are those of this step. The result equals `filter` on the whole series,
+        to what is left out, of which `state.runs.left_out` has a bound.
+        """
+        check_kind("state", state, SegmentsStreamState, "the state from start() or update()")
+        with naming("x_t"):
+            return advanced(self, state, x_t, inputs, dt)
 
     # ---- fits and figures ------------------------------------------------------------------------------------------
 

@@ -32,6 +32,7 @@ class SegmentProblem(SeriesProblem):
     Attributes:
         emission, duration, tol, shared: as in the model; `duration` is None if the hazard is a parameter.
         series, prior, fixed: as in `Problem`.
+        about: the origin of locations; None: the mean of the series.
     """
 
     emission: Any
@@ -41,6 +42,7 @@ class SegmentProblem(SeriesProblem):
     shared: bool = False
     prior: Parameters | None = None
     fixed: Parameters = field(default_factory=dict)
+    about: Float[Tensor, "F"] | None = None
 
     @property
     def n_states(self) -> int:
@@ -103,7 +105,7 @@ class SegmentProblem(SeriesProblem):
     @cached_property
     def rows(self) -> Rows:
         """What each row adds to the belief about its segment. Sequences that change together are like features."""
-        rows, n_batch = Rows.of(self.emission, self.series), len(self.series.batch_shape)
+        rows, n_batch = Rows.of(self.emission, self.series, self.about), len(self.series.batch_shape)
         if not self.shared or not n_batch:
             return rows
         each = rows.statistics.flatten(0, n_batch - 1).movedim(0, 1)

@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from ...inference.chains.segment.records import Runs
 from ...inference.numerics.records import Record
 
 ByName = dict[str, Float[Tensor, "*b T"] | Float[Tensor, "*b T F"] | Float[Tensor, "*b T F G"]]
@@ -54,23 +53,3 @@ class SegmentsSimulated(Record):
     path: Int[Tensor, "*b T"]
     redraw: Bool[Tensor, "*b T"]
     parameters: dict[str, Tensor]  # [*b, T, ...]
-
-
-@dataclass(frozen=True, repr=False)
-class SegmentsStreamState(Record):
-    """The memory of a stream: the runs that are kept, and the log evidence so far."""
-
-    runs: Runs
-    log_evidence: Float[Tensor, "*b"]
-    steps: int
-
-
-@dataclass(frozen=True, repr=False)
-class SegmentsStreamOutput(Record):
-    """The belief after one observation of a stream."""
-
-    log_increment: Float[Tensor, "*b"]
-    change: Float[Tensor, "*b"]  # P(a segment begins at this step | x so far)
-    run: Float[Tensor, "*b"]
-    mean: dict[str, Float[Tensor, "*b F"] | Float[Tensor, "*b F G"]]
-    sd: dict[str, Float[Tensor, "*b F"] | Float[Tensor, "*b F G"]]

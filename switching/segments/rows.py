@@ -41,10 +41,10 @@ class Rows(NamedTuple):
     about: Float[Tensor, "F"]
 
     @staticmethod
-    def of(emission: Any, series: Series) -> "Rows":
-        """The rows of a series, in float64."""
+    def of(emission: Any, series: Series, about: Float[Tensor, "F"] | None = None) -> "Rows":
+        """The rows of a series, in float64; about its mean if no other point is given."""
         seen = series.rows.detach().double()
-        about = center(emission, seen)
+        about = center(emission, seen) if about is None else about
         if has_location(emission):
             largest = seen.abs().nan_to_num(1.0).amax(0) if len(seen) else torch.ones_like(about)
             check_squares("x", largest.clamp_min(1.0), seen.dtype, series.features_of())

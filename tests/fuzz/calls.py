@@ -1063,12 +1063,23 @@ def _segments(r: Draw) -> tuple[sh.Segments, Tensor, dict[str, Any]]:
 @function("Segments verbs", 5)
 def _(r: Draw) -> Call:
     model, x, inputs = _segments(r)
-    method = r.one("log_evidence", "filter", "smooth", "viterbi", "sample_posterior", "segments", "states", "simulate")
+    verbs = "log_evidence filter smooth viterbi sample_posterior segments states simulate forecast update"
+    method = r.one(*verbs.split())
+    if method == "update":
+
+        def run(batch_shape: Any, x_t: Any, **given: Any) -> Any:
+            return model.update(model.start(batch_shape), x_t, **given)
+
+        inputs = {name: table[..., 0, :] for name, table in inputs.items()}
+        return Call(run, {"batch_shape": r.batch, "x_t": x[..., 0, :]} | inputs, also=("prior", "x"), finite=False)
     own: dict[str, Any] = {"x": x, "lengths": r.lengths()} | inputs
     if method == "sample_posterior":
         own |= {"n": 2, "seed": r.seed()}
     if method == "simulate":
         own = {"n_steps": r.T, "batch_shape": r.batch, "seed": r.seed()} | inputs
+    if method == "forecast":
+        ahead = {name: torch.cat([table, table], -2) for name, table in inputs.items()}
+        own = {"x": x, "horizon": r.T} | ahead
     return Call(getattr(model, method), own, also=("prior",), finite=False)
 
 

@@ -244,6 +244,44 @@ def test_durations_equal_enumeration():
     assert "Poisson" in repr(model)
 
 
+@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("shared", [False, True])
+def test_a_stream_is_the_filter(name, shared):
+    model, x, given = case(name, shared=shared)
+    both = torch.stack([x, x.flip(0)])
+    inputs = {key: torch.stack([value, value.flip(0)]) for key, value in given.items()}
+    filtered, state = model.filter(both, **inputs), model.start((2,))
+    for t in range(len(x)):
+        state, output = model.update(state, both[:, t], **{key: value[:, t] for key, value in inputs.items()})
+        for key in ("log_increment", "change", "run"):
+            torch.testing.assert_close(getattr(output, key), getattr(filtered, key)[:, t], rtol=1e-8, atol=1e-9)
+        for key, mean in output.mean.items():
+            torch.testing.assert_close(mean, filtered.mean[key][:, t], rtol=1e-8, atol=1e-9)
+            torch.testing.assert_close(output.sd[key], filtered.sd[key][:, t], rtol=1e-5, atol=1e-7)
+    torch.testing.assert_close(state.log_evidence, model.log_evidence(both, **inputs), rtol=1e-9, atol=1e-9)
+    assert state.steps == len(x)
+
+
+def test_a_stream_has_bounded_memory():
+    model, x, _ = case("Normal")
+    long = torch.cat([x[:2], x[3:5]]).nan_to_num(0.0).repeat(15, 1)
+    state = model.start(most=12)
+    for row in long:
+        state, _ = model.update(state, row)
+    assert state.runs.length.shape[-1] <= 13
+    bound = float(state.runs.left_out)
+    assert abs(float(state.log_evidence - model.log_evidence(long))) <= -math.log1p(-min(bound, 0.999)) + 1e-9
+    gaps, state = [1.0, 2.0, 0.0, 1.5], model.start()
+    for row, gap in zip(long[:4], gaps, strict=True):
+        state, _ = model.update(state, row, dt=gap)
+    torch.testing.assert_close(state.log_evidence, model.log_evidence(long[:4], dt=gaps), rtol=1e-9, atol=1e-9)
+    durations = sh.Segments(sh.Normal(2), dist.Poisson(2.0)).with_prior(NORMAL)
+    state = durations.start()
+    for row in long[:6]:
+        state, _ = durations.update(state, row)
+    torch.testing.assert_close(state.log_evidence, durations.log_evidence(long[:6]), rtol=1e-9, atol=1e-9)
+
+
 def test_a_tolerance_leaves_little_out():
     model, x, _ = case("Normal", tol=1e-3)
     long, exact = x.repeat(8, 1), case("Normal")[0]
@@ -338,6 +376,11 @@ REFUSED = {
     ),
     "prior: at the observations rounding leaves no prior of a segment": (
         lambda: case("Normal")[0].smooth(NUMBERS + 1e10),
+        ValueError,
+    ),
+    "state: got int, expected the state from start": (lambda: case("Normal")[0].update(3, [1.0, 2.0]), TypeError),
+    "x_t: got shape .3,., expected": (
+        lambda: case("Normal")[0].update(case("Normal")[0].start(), [1.0, 2.0, 3.0]),
         ValueError,
     ),
     "states: got some, but a Segments takes none": (
