@@ -46,6 +46,7 @@ from .switching.data.formulas import Formula as Formula
 from .switching.data.panel import read_panel as read_panel
 from .switching.data.sources import open_sequences as open_sequences
 from .switching.deviations import DeviationAR as DeviationAR
+from .switching.dynamics.continuous import ContinuousMarkov as ContinuousMarkov
 from .switching.dynamics.copy import Copy as Copy
 from .switching.dynamics.markov import Markov as Markov
 from .switching.emissions.autoregression import AutoRegressive as AutoRegressive

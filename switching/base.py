@@ -406,7 +406,7 @@ class Model(Named, ABC):
         """The observations, their inputs, gaps and labels as one `Series`, checked against this model.
 
         Arguments:
-            x, lengths, inputs, input_names, dt, states, weights, noise, before: as in every method. A Series is
+            x, lengths, inputs, input_names, dt, time, states, weights, noise, before: as in every method. A Series is
                 checked and returned unchanged.
             horizon: number of future steps, for which inputs and gaps are passed too: `[*batch, T + horizon, ...]`;
                 if x is a Series, which has its own, those of the steps to come: `[*batch, horizon, ...]`.

@@ -1,8 +1,8 @@
 """Tables whose entries are 0 except at some places, and their free coordinates.
 
-The coordinates of numbers are these numbers, one after another. Those of rows of probabilities are logarithms of ratios
-to the last free probability of the row. Their Jacobian is the product of the shares of the free probabilities in
-their sum.
+The coordinates of numbers are these numbers, or their logarithms if they are not negative, one after another. Those of
+rows of probabilities are logarithms of ratios to the last free probability of the row. Their Jacobian is the product of
+the shares of the free probabilities in their sum.
 """
 
 from typing import Any
@@ -21,16 +21,19 @@ class Entries(Constraint):
         free: which entries may be other than 0.
         reason: why the others are 0, for errors.
         relative: whether the first row is the reference of the others; it stays 0 if states are reordered.
+        of: the support of the free entries: real numbers, or those that are not negative.
     """
 
     is_discrete = False
 
-    def __init__(self, free: Bool[Tensor, "..."], reason: str, relative: bool = False) -> None:
-        self.free, self.reason, self.relative = free.cpu(), reason, relative
+    def __init__(
+        self, free: Bool[Tensor, "..."], reason: str, relative: bool = False, of: Constraint = constraints.real
+    ) -> None:
+        self.free, self.reason, self.relative, self.of = free.cpu(), reason, relative, of
         self.event_dim = free.ndim  # pyright: ignore[reportIncompatibleMethodOverride]
 
     def check(self, value: Tensor) -> Tensor:
-        fits = (value == 0) | (self.free.to(value.device) & value.isfinite())
+        fits = (value == 0) | (self.free.to(value.device) & value.isfinite() & self.of.check(value))
         return fits.flatten(fits.ndim - self.event_dim).all(-1)
 
     def checked(self, value: Tensor, name: str) -> Tensor:
@@ -39,6 +42,10 @@ class Entries(Constraint):
         if bool(wrong.any()):
             place = tuple(wrong.nonzero()[0].tolist())
             raise ValueError(f"{name}: got {float(value[place]):g} at {list(place)}, expected 0: {self.reason}.")
+        below = ~self.of.check(value)
+        if bool(below.any()):
+            place = tuple(below.nonzero()[0].tolist())
+            raise ValueError(f"{name}: got {float(value[place]):g} at {list(place)}, expected a number of at least 0.")
         return value
 
 
@@ -125,13 +132,20 @@ class _Placed(Transform):
 
 
 class EntriesTransform(_Placed):
-    """From the free entries `[P]` to the table."""
+    """From the free entries `[P]`, or their logarithms, to the table."""
 
     def __init__(self, support: Entries) -> None:
         super().__init__(support, support.free)
+        self._each: Any = biject_to(support.of)
+
+    def _call(self, x: Tensor) -> Tensor:
+        return super()._call(self._each(x))
+
+    def _inverse(self, y: Tensor) -> Tensor:
+        return self._each.inv(super()._inverse(y))
 
     def log_abs_det_jacobian(self, x: Tensor, y: Tensor) -> Tensor:
-        return x.new_zeros(x.shape[:-1])
+        return self._each.log_abs_det_jacobian(x, self._each(x)).sum(-1)
 
 
 class RowsTransform(_Placed):

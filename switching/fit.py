@@ -161,6 +161,44 @@ class Fit(Result, Generic[Model]):
             raise ValueError(f"name: got {name!r}, but the model reads no inputs by name.")
         return plot_effect(self, name, level)
 
+    @needs_gradients
+    def sojourn(self, level: float = 0.9) -> "pd.DataFrame":
+        """The mean time in each state from entering it to leaving it, of `ContinuousMarkov` dynamics.
+
+        A row for each state: `estimate`, `standard error`, and the ends of the interval, `lower` and `upper`, as in
+        `summary`; infinite and NaN for an absorbing state. The unit is that of the gaps.
+
+        Arguments:
+            level: probability of the intervals.
+
+        Raises:
+            TypeError: a model of other dynamics, or with parameters by subject.
+            ValueError: level outside (0, 1).
+        """
+        from .views.sojourns import sojourns
+
+        self._given(None)
+        return sojourns(self, level)
+
+    @needs_gradients
+    def plot_transitions(self, times: Any = None, level: float = 0.9) -> "Figure":
+        """A panel for each state: the probability of every state some time after it, of `ContinuousMarkov` dynamics.
+
+        Bands are quantiles over draws of the parameters from their posterior; fits without a prior have none.
+
+        Arguments:
+            times: `[n]`, at least 0, in the unit of the gaps; None: up to three times the longest mean stay.
+            level: probability of the bands.
+
+        Raises:
+            TypeError: a model of other dynamics, or with parameters by subject.
+            ValueError: negative times; level outside (0, 1).
+        """
+        from .views.sojourns import plot_transitions
+
+        self._given(None)
+        return plot_transitions(self, times, level)
+
     def subject(self, name: str) -> "Fit[Any]":
         """The fit of one subject, of a fit with parameters by subject (`pooled=`): its model, its sequences, and its
         part of the posterior. Diagnostics are those of the whole fit.

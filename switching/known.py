@@ -56,7 +56,7 @@ class KnownEntries(Constraint):
         free = table.isnan()
         if isinstance(base, Entries):
             table, free = torch.where(base.free.to(table.device), table, 0.0), free & base.free.to(table.device)
-            base = constraints.real
+            base = base.of
         self.base, self.table, self.event_dim = base, table, table.ndim  # pyright: ignore[reportIncompatibleMethodOverride]
         self.free = free.flatten(free.ndim - base.event_dim).any(-1) if base.event_dim else free
 

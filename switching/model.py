@@ -83,7 +83,7 @@ class SwitchingSSM(Model):
     """A switching state-space model.
 
     Arguments:
-        dynamics: `Copy(n_states)` or `Markov(n_states)`.
+        dynamics: `Copy(n_states)`, `Markov(n_states)` or `ContinuousMarkov(n_states)`.
         emission: `Normal(n_features)`, `MultivariateNormal(n_features)`, `Categorical(n_categories)`,
             `Bernoulli(n_features)`, `Poisson(n_features)`, `LinearRegression(n_features, inputs)`,
             `Joint(step=Gamma(), angle=VonMises())`, others of docs/emissions.md,
@@ -91,10 +91,11 @@ class SwitchingSSM(Model):
 
     Every method that takes `x` accepts a tensor `[T]`, `[T, F]` or `[*batch, T, F]`, a numpy array, a pandas object, a
     panel (a frame with an index of sequence and time, or see `read_panel`), or a list of ragged sequences. NaN means
-    missing. Methods also take `lengths`, `inputs` if a part of the model reads some, and with `Copy` dynamics `dt
-    [*batch, T]`, the gap before each step. Knowledge about steps goes beside x too: `states`, `weights` and `noise`
-    (see `Given` in `switching.data.series`). `read` makes one `Series` of all these, and every method accepts it.
-    Results have the batch axes of `x`; results of `states` have its labels.
+    missing. Methods also take `lengths`, `inputs` if a part of the model reads some, and with `Copy` or
+    `ContinuousMarkov` dynamics `dt [*batch, T]`, the gap before each step, or `time [*batch, T]`. Knowledge about steps
+    goes beside x too: `states`, `weights` and `noise` (see `Given` in `switching.data.series`). `read` makes one
+    `Series` of all these, and every method accepts it. Results have the batch axes of `x`; results of `states` have its
+    labels.
 
     Raises:
         TypeError: dynamics or an emission of another type.
@@ -115,7 +116,7 @@ class SwitchingSSM(Model):
     emission: Emission
 
     def __init__(self, dynamics: Dynamics, emission: Emission) -> None:
-        check_kind("dynamics", dynamics, Dynamics, "Copy(n_states) or Markov(n_states)")
+        check_kind("dynamics", dynamics, Dynamics, "Copy(n_states), Markov(n_states) or ContinuousMarkov(n_states)")
         check_kind("emission", emission, Emission, "an emission such as Normal(n_features)")
         check_integer("n_features", emission.n_features)
         if len(emission.parts) > 1 and not dynamics.holds:
@@ -194,7 +195,7 @@ class SwitchingSSM(Model):
 
     def _weak_prior(self, series: Series | None) -> Parameters:
         rows = None if series is None else series.rows
-        return self.dynamics.default_prior() | self.emission.prior_scaled(self.n_states, rows)
+        return self.dynamics.default_prior(series) | self.emission.prior_scaled(self.n_states, rows)
 
     def _check_prior(self, prior: Parameters) -> None:
         typical = self.emission.start(prior)
@@ -427,8 +428,10 @@ class SwitchingSSM(Model):
             gap = to_tensor(dt, "dt").to(x_t).unsqueeze(-1)
             if tuple(gap.shape) != (*batch, 1):
                 raise ValueError(f"dt: got shape {tuple(gap.shape[:-1])}, expected {batch}: the gap before this step.")
-            if state.steps and not bool(((gap >= 0) & gap.isfinite()).all()):
-                raise ValueError(f"dt: got {dt}, expected the time since the previous step, a number of at least 0.")
+            enough = gap >= 0 if self.dynamics.at_once else gap > 0
+            if state.steps and not bool((enough & gap.isfinite()).all()):
+                least = "of at least" if self.dynamics.at_once else "above"
+                raise ValueError(f"dt: got {dt}, expected the time since the previous step, a number {least} 0.")
             dt = gap
         with naming("x_t"):
             names = None if inputs is None or isinstance(self.inputs, int) else self.inputs
@@ -457,6 +460,25 @@ class SwitchingSSM(Model):
         inputs = None if drive.inputs is None else drive.inputs[inside]
         subjects = None if drive.subjects is None else drive.subjects.expand_as(inside)[inside]
         return self.dynamics.durations(self.values_like(series.like), Drive(inputs, subjects=subjects))
+
+    def transition_table(self, times: Any) -> Float[Tensor, "*n K K"]:
+        """P(state some time later | state) `[old, new]`, of `ContinuousMarkov` dynamics: `[*times, K, K]`.
+
+        Arguments:
+            times: a number or a table of numbers of at least 0, in the unit of the gaps.
+
+        Raises:
+            TypeError: other dynamics.
+            ValueError: negative times.
+
+        >>> import samplehold as sh
+        >>> model = sh.SwitchingSSM(sh.ContinuousMarkov(2), sh.Poisson())
+        >>> model = model.with_values(initial_probs=[1.0, 0.0], rates=[[0.0, 1.0], [1.0, 0.0]], rate=[[1.0], [2.0]])
+        >>> model.transition_table([0.0, 100.0])[:, 0]
+        tensor([[1.0000, 0.0000],
+                [0.5000, 0.5000]], dtype=torch.float64)
+        """
+        return self.dynamics.transition_table(self.values_like(self._like), times)
 
     # ---- fits and figures ------------------------------------------------------------------------------------------
 

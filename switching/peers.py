@@ -88,7 +88,7 @@ CLASSES = _by_name(
     Word("LinearAutoregressiveHMM", "SwitchingSSM(Markov(K), AutoRegressive(order=n, n_features=F))", "dynamax"),
     Word(
         "HSMM",
-        "not there: the time in a state is geometric in every model; gaps and inputs change its rate",
+        "not there: the time in a state is geometric or exponential in every model; gaps and inputs change its rate",
         "ssm, pyhsmm",
     ),
     Word(

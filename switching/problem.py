@@ -145,6 +145,12 @@ class SeriesProblem(Record, ABC):
         fixed = {name: value.double() for name, value in self.fixed.items()}
         return replace(self, series=self.series.double(), prior=prior, fixed=fixed)  # pyright: ignore[reportArgumentType]
 
+    def padded(self: Own) -> Own:
+        """The same problem with padded tables of all steps, which are made once."""
+        if not self.series.packed:
+            return self
+        return self.of(self.series.part(torch.arange(self.series.n_sequences, device="cpu")))
+
     def of(self: Own, series: Series) -> Own:
         """The same problem for another series."""
         return replace(self, series=series)  # pyright: ignore[reportArgumentType]

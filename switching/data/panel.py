@@ -86,7 +86,10 @@ def read_panel(
     beside = [table[named[option][0]] if named[option] else None for option in ("dt", "states", "weights")]
     beside.append(None if noise is None else table[noise])
     with naming("frame"):
-        series = read_stacked(table[named["columns"]], rows, len(named["columns"]), *drivers, *beside)
+        dt, states, weights, noises = beside
+        series = read_stacked(
+            table[named["columns"]], rows, len(named["columns"]), *drivers, dt, states, weights, noises
+        )
     series = replace(series, frame=Frame.of(frame, [*keys, *named["time"]]))
     return series if keys else replace(series.one(0), sequences=None)
 

@@ -21,6 +21,7 @@ from .packed import Packed, padded, stored
 from .series import Series, number, place
 from .stacked import Stacked, check_levels, common_index, name_of, panel_of
 from .timeline import check_times
+from .times import with_gaps
 
 
 def read_series(
@@ -31,6 +32,7 @@ def read_series(
     inputs: Any = None,
     input_names: Any = None,
     dt: Any = None,
+    time: Any = None,
     states: Any = None,
     weights: Any = None,
     noise: Any = None,
@@ -44,8 +46,8 @@ def read_series(
             sequences, one after another, with `lengths [B]` that sum to N. NaN is missing. Numbers become float64,
             except tensors and arrays of float32.
         n_features: F, the required number of features of `x`.
-        lengths, inputs, input_names, dt, states, weights, noise: see `Given`; inputs and gaps may extend beyond T.
-            For a panel, rows `[N, F]` or a list, they have the form of x, or are `[B, T, C]` and `[B, T]`.
+        lengths, inputs, input_names, dt, time, states, weights, noise: see `Given`; inputs, gaps and times may extend
+            beyond T. For a panel, rows `[N, F]` or a list, they have the form of x, or are `[B, T, C]` and `[B, T]`.
 
     Raises:
         ValueError: wrong rank or number of features, infinite values, no steps, lengths that do not fit, an index that
@@ -55,14 +57,16 @@ def read_series(
     Warns:
         UserWarning: an index whose labels are not evenly spaced, if no gaps are given.
     """
-    drivers = None
+    if dt is not None and time is not None:
+        raise ValueError("time: got some besides dt, the gaps between them; give one of the two.")
+    dt, clock, drivers = (dt, "dt", None) if time is None else (time, "time", None)
     if inputs is not None or input_names is not None:
         inputs, drivers = named_columns(inputs, input_names, list(x) if isinstance(x, dict) else None)
     if labelled(x) and _names_sequences(x.index):
         if lengths is not None:
             raise ValueError("lengths: got some besides a panel, but its index names the sequences; leave it out.")
         check_levels(x.index, "x")
-        return read_stacked(x, panel_of(x.index, "x"), n_features, inputs, drivers, dt, states, weights, noise)
+        return read_stacked(x, panel_of(x.index, "x"), n_features, inputs, drivers, dt, states, weights, noise, clock)
     names, labels = None, {}
     if isinstance(x, dict):
         names, x = tuple(map(name_of, x)), list(x.values())
@@ -76,24 +80,24 @@ def read_series(
             labels = _list_labels(x, names, dt is not None)
         values, counts = _joined(x, n_features)
         inputs = _beside(inputs, "inputs", counts)
-        dt = _beside(dt, "dt", counts)
+        dt = _beside(dt, clock, counts)
     else:
         values = _values(x, n_features, "x")
         if lengths is not None and values.ndim == 2 and _counts(lengths, values).ndim == 1:
             rows = Stacked.by_lengths(_summing(lengths, values), x.index if labelled(x) else None)
-            return read_stacked(x, rows, n_features, inputs, drivers, dt, states, weights, noise)
+            return read_stacked(x, rows, n_features, inputs, drivers, dt, states, weights, noise, clock)
         if labelled(x):
             check_times([x.index], ["x"], dt is not None)
             labels = {"index": x.index, "features": _features(x)}
         counts = _read_lengths(lengths, values)
     beside = (states, "states"), (weights, "weights"), (noise, "noise")
-    for table, name in ((inputs, "inputs"), (dt, "dt"), *beside):
+    for table, name in ((inputs, "inputs"), (dt, clock), *beside):
         if table is not None and labelled(table) and _names_sequences(table.index):
             raise ValueError(f"{name}: got an index of sequence and time, but x has none; give both the same.")
-    driven = [None if d is None else _beside_x(d, n, values) for n, d in (("inputs", inputs), ("dt", dt))]
+    driven = [None if d is None else _beside_x(d, n, values) for n, d in (("inputs", inputs), (clock, dt))]
     series = Series(values, counts, *driven, sequences=names, drivers=drivers, **labels)  # type: ignore[arg-type]
     placed = partial(_beside, counts=counts) if isinstance(x, list | tuple) and counts is not None else _unchanged
-    return _with_knowledge(_finished(series), states, weights, noise, names, placed)
+    return _with_knowledge(_finished(series, clock), states, weights, noise, names, placed)
 
 
 def _with_knowledge(
@@ -158,8 +162,13 @@ def read_stacked(
     states: Any = None,
     weights: Any = None,
     noise: Any = None,
+    clock: str = "dt",
 ) -> Series:
-    """Rows of several sequences as a batch, with inputs and gaps that may come in rows too."""
+    """Rows of several sequences as a batch, with inputs and gaps that may come in rows too.
+
+    Arguments:
+        clock: "time" if `dt` are the times of the steps.
+    """
     table = _values(x, n_features, "x")
     labels: dict[str, Any] = {"features": _features(x), "stacked": rows} if labelled(x) else {}
     if labels:
@@ -170,14 +179,14 @@ def read_stacked(
     values = rows.split(table, counts, torch.nan)
     driven = [
         _beside_x(driver if driver is None else _driver(driver, name, n_axes, rows, counts), name, values)
-        for driver, name, n_axes in ((inputs, "inputs", 2), (dt, "dt", 1))
+        for driver, name, n_axes in ((inputs, "inputs", 2), (dt, clock, 1))
     ]
     series = Series(values, counts, *driven, sequences=rows.names, drivers=drivers, **labels)  # type: ignore[arg-type]
 
     def placed(table: Any, name: str, beyond: float) -> Any:
         return _in_rows(table, name, rows, counts, beyond)
 
-    return _with_knowledge(_finished(series), states, weights, noise, rows.names, placed)
+    return _with_knowledge(_finished(series, clock), states, weights, noise, rows.names, placed)
 
 
 def _in_rows(table: Any, name: str, rows: Stacked, counts: Tensor, beyond: float) -> Tensor | Packed:
@@ -196,6 +205,8 @@ def _beside_x(driver: Any, name: str, x: Tensor | Packed) -> Tensor | Packed | N
     like = x.rows if isinstance(x, Packed) else x
 
     def placed(table: Tensor, n_axes: int) -> Tensor:
+        if name == "time":  # whose differences are read
+            return table.to(like.device, torch.float64)
         return as_columns(table.to(like), n_axes) if name == "inputs" else table.to(like)
 
     if driver is None or isinstance(driver, Packed):
@@ -217,10 +228,11 @@ def _driver(driver: Any, name: str, n_axes: int, rows: Stacked, counts: Tensor, 
     return rows.split(table, counts, beyond) if table.ndim == n_axes and len(table) == sum(rows.lengths) else table
 
 
-def _finished(series: Series) -> Series:
+def _finished(series: Series, clock: str) -> Series:
     """The series without infinite values, and with NaN after the end of each sequence."""
     if series.packed:
-        _check_beside_packed(series)
+        _check_beside_packed(series, clock)
+    series = with_gaps(series) if clock == "time" else series
     check_finite(series)
     if series.lengths is None or series.packed:
         return series
@@ -230,10 +242,10 @@ def _finished(series: Series) -> Series:
     return replace(series, x=torch.where(inside, series.observations, torch.nan))
 
 
-def _check_beside_packed(series: Series) -> None:
+def _check_beside_packed(series: Series, clock: str) -> None:
     """ValueError if padded inputs or gaps lack sequences or steps of packed observations."""
     steps = (series.n_sequences, series.n_steps)
-    for name, table, axes in (("inputs", series.inputs, 3), ("dt", series.dt, 2)):
+    for name, table, axes in (("inputs", series.inputs, 3), (clock, series.dt, 2)):
         if not isinstance(table, Tensor):
             continue
         if table.ndim != axes or len(table) != steps[0] or table.shape[1] < steps[1]:

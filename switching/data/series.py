@@ -42,6 +42,7 @@ class Given(TypedDict, total=False):
         input_names: the names of the columns of `inputs`, if it has none. Without names, the columns are those that the
             model reads, in the order of `model.inputs`.
         dt: [*batch, T], the gap before each step, in steps; the gap before the first step is ignored.
+        time: [*batch, T], the times of the steps, which rise, in place of dt. Gaps are their differences.
         states: knowledge about the states of a `SwitchingSSM`. `[*batch, T]` has the number or the label of the state
             of each step, and NaN, None, NA or -1 where it is unknown. Labels (text or categories) are states 0, 1, ...
             in sorted order, or in the order of the categories. `[*batch, T, K]` has weights, which multiply
@@ -61,6 +62,7 @@ class Given(TypedDict, total=False):
     inputs: Any
     input_names: Any
     dt: Any
+    time: Any
     states: Any
     weights: Any
     noise: Any
@@ -72,20 +74,23 @@ class Given(TypedDict, total=False):
 class Drive(Record):
     """The external inputs of the dynamics at some steps, and the observations before each; None if there are none.
 
-    `subjects` are the numbers of the sequences' subjects, which broadcast against the steps.
+    `subjects` are the numbers of the sequences' subjects, which broadcast against the steps. `states` are the numbers
+    of the states that observed steps are known to have, -1 where unknown.
     """
 
     inputs: Float[Tensor, "*n C"] | None = None
     gaps: Float[Tensor, "*n"] | None = None
     subjects: Int[Tensor, "*#n"] | None = None
     past: Float[Tensor, "*observed P F"] | None = None
+    states: Int[Tensor, "*observed"] | None = None
 
     def at(self, steps: slice | int) -> "Drive":
         """The inputs at a range of steps, or at one step."""
         inputs = None if self.inputs is None else self.inputs[..., steps, :]
         subjects = self.subjects if self.subjects is None or isinstance(steps, slice) else self.subjects[..., 0]
         past = None if self.past is None else self.past[..., steps, :, :]
-        return Drive(inputs, None if self.gaps is None else self.gaps[..., steps], subjects, past)
+        gaps, states = (None if table is None else table[..., steps] for table in (self.gaps, self.states))
+        return Drive(inputs, gaps, subjects, past, states)
 
 
 @dataclass(frozen=True, repr=False)
@@ -183,6 +188,17 @@ class Series(Record):
             return table
         best = table == table.amax(-1, keepdim=True)
         return torch.where(best.sum(-1) == 1, best.long().argmax(-1), -1)
+
+    @property
+    def certain_states(self) -> Int[Tensor, "*b T"] | None:
+        """The known state of each step, or the only possible one, and -1 where there is none."""
+        if self.states is None:
+            return None
+        table = padded(self.states)
+        if not table.is_floating_point():
+            return table
+        possible = table > -torch.inf
+        return torch.where(possible.sum(-1) == 1, possible.long().argmax(-1), -1)
 
     @property
     def knows_states(self) -> Bool[Tensor, "B"]:
@@ -314,7 +330,8 @@ class Series(Record):
     def whole_drive(self) -> Drive:
         """The inputs and gaps of the observed steps and of future steps."""
         subjects = None if self.subjects is None else self.subjects.unsqueeze(-1)
-        return Drive(self.design, self.gaps, subjects, None if self.past is None else padded(self.past))
+        past = None if self.past is None else padded(self.past)
+        return Drive(self.design, self.gaps, subjects, past, self.certain_states)
 
     @property
     def drive(self) -> Drive:

@@ -210,7 +210,7 @@ def check_times(times: Sequence[pd.Index], names: Sequence[str], cured: bool = F
         warn_user(
             f"{names[sequence]}: its {_axis(index)} is not evenly spaced, as from {label_text(index[step - 1])} to "
             f"{label_text(index[step])}; rows are taken as consecutive steps. Insert empty rows for steps that are "
-            "missing, or give Copy dynamics the gaps, dt."
+            "missing, or give Copy or ContinuousMarkov dynamics the gaps, dt."
         )
 
 

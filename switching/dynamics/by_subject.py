@@ -171,7 +171,7 @@ class SubjectDynamics(Dynamics):
             if not self.common:
                 return own
             of_all = {name: table for name, table in fixed.items() if name not in self._own}
-            alike = Drive(drive.inputs, drive.gaps)
+            alike = Drive(drive.inputs, drive.gaps, states=drive.states)
             common = self.dynamics.maximize(marginals, prior, self.one(values, 0), alike, of_all)
             return {name: own[name] if name in self._own else common[name] for name in self.parameters}
         lead = self._lead(values)
@@ -210,7 +210,7 @@ class SubjectDynamics(Dynamics):
                 return None if table is None else table.index_select(axis, members)
 
             part = Marginals(**{f.name: some(getattr(marginals, f.name)) for f in fields(marginals)})  # pyright: ignore[reportArgumentType]
-            of_part = Drive(some(drive.inputs, 0), some(drive.gaps, 0))
+            of_part = Drive(some(drive.inputs, 0), some(drive.gaps, 0), states=some(drive.states, 0))
             held = of_subject(self.parameters, fixed, i)
             modes.append(self.dynamics.maximize(part, prior, self.one(values, i), of_part, held))
         return {name: torch.stack([mode[name] for mode in modes], axis) for name in modes[0]}

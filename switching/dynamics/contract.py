@@ -54,6 +54,10 @@ class Dynamics(Named, ABC):
     holds: ClassVar[bool] = False
     arguments: ClassVar[Mapping[str, tuple[str, ...]]] = {}
     """The arguments of the constructor with the hyperparameters of each parameter that takes a `prior`."""
+    counts_by_step: ClassVar[bool] = False
+    """Whether an M-step reads the expected moves of each step, beside the gaps of the series."""
+    at_once: ClassVar[bool] = True
+    """Whether the gap before a step may be 0."""
     prior: Any = None
     """Priors of some parameters, distributions of Pyro by name: see `any_prior`. A field of dynamics that take them."""
 
@@ -121,8 +125,8 @@ class Dynamics(Named, ABC):
         return {b.name: Parameter(b.dims, b.support) for b in self.any_priors if b.support not in whole}
 
     @abstractmethod
-    def default_prior(self) -> Parameters:
-        """The concentrations of the constructor, as tables."""
+    def default_prior(self, series: Series | None = None) -> Parameters:
+        """The concentrations of the constructor, as tables; what has the unit of time is scaled to a series."""
 
     @property
     def parameters(self) -> dict[str, Parameter]:
@@ -143,7 +147,8 @@ class Dynamics(Named, ABC):
         """Raise ValueError if gaps do not fit these dynamics or the series."""
         if drive.gaps is not None:
             raise ValueError(
-                f"dt: {self.name} dynamics take none; use Copy dynamics, where gaps move the redraw probability."
+                f"dt: {self.name} dynamics take none; use Copy dynamics, where gaps move the redraw probability, or "
+                "ContinuousMarkov."
             )
 
     def sites(self, prior: Parameters) -> list[Site]:
@@ -219,6 +224,10 @@ class Dynamics(Named, ABC):
         Inputs enter by the mean of their effect over the steps, gaps by their length.
         """
 
+    def transition_table(self, values: Parameters, times: Any) -> Float[Tensor, "..."]:
+        """P(state some time later | state), if the chain is in continuous time: `[*r, *times, K, K]`."""
+        raise TypeError(f"dynamics: {self.name} dynamics have steps, not times between them; use ContinuousMarkov.")
+
     @abstractmethod
     def first(self, values: Parameters, drive: Drive) -> Float[Tensor, "*rb K"]:
         """P(s_1), before any observation: `[*r, K]`, or `[*r, *b, K]` if it depends on inputs."""
@@ -255,10 +264,10 @@ class Dynamics(Named, ABC):
         """What an M-step reads of the posterior of a chain of these dynamics."""
         return chain.marginals()
 
-    @abstractmethod
     def counts(self, marginals: Marginals, lead: torch.Size) -> dict[str, Tensor]:
         """The terms that the posterior adds to the natural parameters of each block, summed over all but the leading
         axes."""
+        raise TypeError(f"dynamics: {self.no_messages}, so {self.name} has no counts; see `maximize`.")
 
     def maximize(
         self,
@@ -292,7 +301,6 @@ class Dynamics(Named, ABC):
     def start(self, labels: Int[Tensor, "*rb T"], series: Series) -> Parameters:
         """Rough parameters `[*r, ...]` from a first labelling of every step."""
 
-    @abstractmethod
     def paths(
         self, series: Series, lead: tuple[int, ...], gated: bool, alike: bool
     ) -> tuple[Family, CopyTables | FactoredTables | MarkovTables]:
@@ -302,8 +310,8 @@ class Dynamics(Named, ABC):
             gated: whether held steps emit differently from drawn ones.
             alike: whether held steps emit alike in all states, so their table needs only one column.
         """
+        raise TypeError(f"dynamics: {self.no_messages}, so message passing does not take {self.name}.")
 
-    @abstractmethod
     def factors(self, series: Series, counted: Tensor | None, gated: bool) -> list[Factor]:
         """The factors that join the blocks to the paths.
 
@@ -311,6 +319,7 @@ class Dynamics(Named, ABC):
             counted: [T], 0 for steps that are counted elsewhere and 1 for the others; None: all count.
             gated: as in `paths`.
         """
+        raise TypeError(f"dynamics: {self.no_messages}, so message passing does not take {self.name}.")
 
     def _lead(self, values: Parameters) -> torch.Size:
         name, parameter = next(iter(self.parameters.items()))

@@ -160,7 +160,7 @@ class Copy(Dynamics):
         }
         return under_user_priors(blocks, self.prior, self.name)
 
-    def default_prior(self) -> Parameters:
+    def default_prior(self, series: Series | None = None) -> Parameters:
         default = {
             "redraw_concentration": concentration(self.redraw_prior, (2,), "redraw_prior"),
             "state_concentration": concentration(self.state_prior, (self.n_states,), "state_prior"),

@@ -8,19 +8,38 @@ which is unique if A has a single closed class of states. It depends on A, so th
 term and no closed form. It is made by steps of BFGS, in coordinates in which the information of the moves is one.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from ...inference.numerics.scalars import check_choice
 from ..ascent import Ascent, Differentiable
 from ..entries import Entries
+from ..parameters import check_simplex, read_table
 from .rows import InputWeights, RowLikelihood
 
 STEPS = 4  # of BFGS in one M-step; the next M-step continues
 RISE = 1e-11  # nats that a step of BFGS has to promise
 NEWTON_STEPS = 4  # of the moves alone, if all steps share one table
+
+
+def given_start(initial: Any, n_states: int, words: Sequence[str]) -> str | tuple[float, ...]:
+    """The argument `initial` of dynamics: one of some words, or the probabilities of the first state.
+
+    Raises:
+        ValueError: neither.
+    """
+    if isinstance(initial, str):
+        check_choice("initial", initial, tuple(words))
+        return initial
+    table = read_table(initial, "initial").double()
+    if table.shape != (n_states,):
+        raise ValueError(f"initial: got shape {tuple(table.shape)}, expected {n_states} probabilities of the states.")
+    return tuple(check_simplex(table, "initial").tolist())
 
 
 def stationary(table: Float[Tensor, "*n K K"]) -> Float[Tensor, "*n K"]:

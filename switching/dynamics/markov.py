@@ -19,19 +19,19 @@ from ...inference.families import MarkovPaths, MarkovTables
 from ...inference.message_passing.factor_graph import Factor
 from ...inference.numerics.logs import log_probability
 from ...inference.numerics.products import with_ones
-from ...inference.numerics.scalars import check_choice, check_integer, check_number
+from ...inference.numerics.scalars import check_integer, check_number
 from ..data.series import Drive, Series
 from ..emissions.contract import ByGate
 from ..inputs import Inputs, all_inputs, columns_of, count_inputs, named_or_counted, select_columns
 from ..known import block_beside, held
-from ..parameters import Parameters, check_simplex, concentration, kept, read_table, widened
+from ..parameters import Parameters, concentration, kept, widened
 from ..priors import Conjugate, Probabilities
 from .any_prior import check_prior, first_in_words, under_user_priors
 from .contract import NOTHING, PATHS, Dynamics, draw_state
 from .factors import by_state, constant_start, first_state, moves
-from .initial import StationaryRows, closed_class, has_one_class, initial_weights, stationary
+from .initial import StationaryRows, closed_class, given_start, has_one_class, initial_weights, stationary
 from .logits import LogitRows, driven_moves, driven_start
-from .possible import PossibleProbabilities, band, check_known_states, possible_rows, read_mask, references
+from .possible import PossibleProbabilities, band, check_paths, possible_rows, read_mask, references
 from .rows import InputWeights, Objective, Rows, transition_weights
 from .trees import stationary_start
 
@@ -146,15 +146,7 @@ class Markov(Dynamics):
         return self.n_states > 1 and not bool(self._possible.tril(-1).any())
 
     def _check_initial(self) -> None:
-        if isinstance(self.initial, str):
-            check_choice("initial", self.initial, ("free", "stationary"))
-        else:
-            table = read_table(self.initial, "initial").double()
-            if table.shape != (self.n_states,):
-                raise ValueError(
-                    f"initial: got shape {tuple(table.shape)}, expected {self.n_states} probabilities of the states."
-                )
-            object.__setattr__(self, "initial", tuple(check_simplex(table, "initial").tolist()))
+        object.__setattr__(self, "initial", given_start(self.initial, self.n_states, ("free", "stationary")))
         if self.n_initial and self.initial != "free":
             raise ValueError(
                 f'initial_inputs: got {self.initial_inputs} beside initial={self.initial!r}; use initial="free".'
@@ -228,7 +220,7 @@ class Markov(Dynamics):
             return "its first state depends on inputs"
         return "its first state has the stationary distribution" if self.initial == "stationary" else None
 
-    def default_prior(self) -> Parameters:
+    def default_prior(self, series: Series | None = None) -> Parameters:
         rows = concentration(self.transition_prior, (self.n_states, self.n_states), "transition_prior")
         start = concentration(self.initial_prior, (self.n_states,), "initial_prior")
         default = {"initial_concentration": start} if self.initial == "free" else {}
@@ -341,24 +333,7 @@ class Markov(Dynamics):
             first = start.cpu() != 0
         if "transition_probs" in fixed:
             moves = moves & (fixed["transition_probs"].cpu() != 0)
-        if bool(first.all() and moves.all()):
-            return
-        if series.on_disk:
-            alive = first
-            for number, step, part in series.turns():
-                known, numbers = (
-                    part.log_states(self.n_states),
-                    torch.arange(number, number + part.n_sequences, device="cpu"),
-                )
-                if known is not None:
-                    start = alive if step else first
-                    alive = check_known_states(known, part.inside, start, moves, numbers, step)
-            return
-        groups = series.groups() if series.packed else [torch.arange(series.n_sequences, device="cpu")]
-        for numbers, part in zip(groups, series.parts(), strict=True):
-            known = part.log_states(self.n_states)
-            if known is not None:
-                check_known_states(known, part.inside, first, moves, numbers)
+        check_paths(series, first, moves)
 
     # ---- fits ------------------------------------------------------------------------------------------------------
 

@@ -12,6 +12,7 @@ from torch import Tensor
 from ...inference.families import Dirichlet, VectorFamily
 from ...inference.families.pieces import given_entries
 from ...inference.numerics.arrays import numbers
+from ..data.series import Series
 from ..entries import PossibleRows
 from ..known import PossibleDirichlet
 from ..parameters import Parameter, Parameters
@@ -81,6 +82,26 @@ def check_known_states(
             )
         ahead = (alive.double() @ table > 0) | ~inside.reshape(-1, n_steps)[:, step : step + 1]
     return alive
+
+
+def check_paths(series: Series, first: Bool[Tensor, "K"], moves: Bool[Tensor, "K K"]) -> None:
+    """`check_known_states` of all sequences of a series."""
+    if bool(first.all() and moves.all()):
+        return
+    n_states = len(first)
+    if series.on_disk:
+        alive = first
+        for number, step, part in series.turns():
+            known, numbers = part.log_states(n_states), torch.arange(number, number + part.n_sequences, device="cpu")
+            if known is not None:
+                start = alive if step else first
+                alive = check_known_states(known, part.inside, start, moves, numbers, step)
+        return
+    groups = series.groups() if series.packed else [torch.arange(series.n_sequences, device="cpu")]
+    for numbers, part in zip(groups, series.parts(), strict=True):
+        known = part.log_states(n_states)
+        if known is not None:
+            check_known_states(known, part.inside, first, moves, numbers)
 
 
 @dataclass(frozen=True, eq=False)

@@ -34,8 +34,9 @@ class Bucketing:
 
     @staticmethod
     def of(problem: Problem) -> "Bucketing | None":
-        """The packed form of a problem; None if it has little padding, or if its subjects differ."""
-        if len(problem.groups) == 1 or problem.series.subjects is not None:
+        """The packed form of a problem; None if it has little padding, or if moves or subjects have to stay in
+        order."""
+        if problem.dynamics.counts_by_step or len(problem.groups) == 1 or problem.series.subjects is not None:
             return None
         series, parts = problem.series, [part for _, part in problem.groups]
         where = _packed([part.series for part in parts]).to(series.like.device)

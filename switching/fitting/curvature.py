@@ -166,7 +166,7 @@ def _moving(support: constraints.Constraint, value: Tensor, free: Tensor | None)
     if free is not None and not is_simplex(support):
         return _moving(support, value, None) & free
     if isinstance(support, Entries):
-        return support.free.to(value.device).expand_as(value)
+        return support.free.to(value.device) & _moving(support.of, value, None)
     if support is constraints.real:
         return torch.ones_like(value, dtype=torch.bool)
     if is_simplex(support):  # all possible ones except the greatest, which is their reference
@@ -182,6 +182,8 @@ def _moving(support: constraints.Constraint, value: Tensor, free: Tensor | None)
 def _stepped(support: constraints.Constraint, value: Tensor, step: Tensor, free: Tensor | None = None) -> Tensor:
     """A parameter after a step of its coordinates; the step is 0 at entries that do not move. Free probabilities of a
     row keep their sum."""
+    if isinstance(support, Entries):
+        return _stepped(support.of, value, step)
     if _is_real(support):
         return value + step
     if is_simplex(support):
@@ -204,7 +206,7 @@ def _stepped(support: constraints.Constraint, value: Tensor, step: Tensor, free:
 
 def _is_real(support: constraints.Constraint) -> bool:
     """Whether free numbers have no bounds."""
-    return support is constraints.real or isinstance(support, Entries)
+    return support is constraints.real or (isinstance(support, Entries) and support.of is constraints.real)
 
 
 def _ends(support: constraints.Constraint) -> tuple[float, float] | None:

@@ -43,7 +43,7 @@ class EM:
 
     def __init__(self, problem: Problem, values: Parameters) -> None:
         self._buckets = Bucketing.of(problem)
-        self.problem = problem if self._buckets is None else self._buckets.problem  # of the M-step
+        self.problem = problem.padded() if self._buckets is None else self._buckets.problem  # of the M-step
         self._floor = variance_floor(self.problem.series)
         self._begin(values, None)
 
@@ -162,7 +162,7 @@ def occupancy_of(marginals: Marginals) -> Float[Tensor, "R K"]:
 
 
 def _ahead(before: Tensor, now: Tensor, by: Float[Tensor, "R"], support: Constraint) -> Tensor:
-    """A parameter moved on by `by` times its change since `before`; probabilities of 0 stay 0."""
+    """A parameter moved on by `by` times its change since `before`; probabilities and rates of 0 stay 0."""
     by = by.reshape(-1, *[1] * (now.ndim - 1))
     if is_simplex(support):
         move = torch.where(now > 0, now.log() - before.log(), 0.0)
@@ -170,4 +170,5 @@ def _ahead(before: Tensor, now: Tensor, by: Float[Tensor, "R"], support: Constra
     to_support = free_coordinates(support)
     here = cast(Tensor, to_support.inv(now))
     by = by.reshape(-1, *[1] * (here.ndim - 1))
-    return cast(Tensor, to_support(here + by * (here - cast(Tensor, to_support.inv(before)))))
+    move = here - cast(Tensor, to_support.inv(before))
+    return cast(Tensor, to_support(here + torch.where(here > -torch.inf, by * move, 0.0)))

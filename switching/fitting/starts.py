@@ -35,7 +35,7 @@ from ..data.series import Series
 from ..emissions.clusters import clusters_among
 from ..emissions.contract import Emission
 from ..emissions.driven import rows_read
-from ..entries import PossibleRows
+from ..entries import Entries, PossibleRows
 from ..known import KnownEntries
 from ..parameters import Parameters, prefixed
 from ..problem import Problem
@@ -178,12 +178,14 @@ def _opened(value: Tensor, support: Any) -> Tensor:
         return (1 - OPEN) * value + OPEN / value.shape[-1]
     if isinstance(support, constraints.interval):
         return (1 - OPEN) * value + OPEN * (support.lower_bound + support.upper_bound) / 2
+    if isinstance(support, Entries) and support.of is constraints.nonnegative:
+        return torch.where(support.free.to(value.device), value.clamp_min(OPEN * float(value.mean())), value)
     return value.clamp_min(OPEN) if support is constraints.nonnegative else value
 
 
 def drawn_moves(problem: Problem, generator: torch.Generator) -> Parameters:
     """Parameters of the dynamics, drawn from their default prior."""
-    prior, values = problem.dynamics.default_prior(), {}
+    prior, values = problem.dynamics.default_prior(problem.series), {}
     for block in problem.dynamics.blocks.values():
         values |= block.values(block.family.sample(block.natural(prior), 1, generator))
     return values

@@ -57,7 +57,7 @@ def plot_effect(fit: Any, name: str, level: float = 0.9) -> Figure:
     grid, drive = _grid(problem, column)
     estimate = {n: value.unsqueeze(0) for n, value in fit.model.values_like(problem.series.like).items()}
     effects = list(_effects(problem, estimate, drive, name))
-    draws = _draws(fit, problem)
+    draws = parameter_draws(fit, problem)
     spread = [None] * len(effects) if draws is None else [e.table for e in _effects(problem, draws, drive, name)]
     figure = Figure(figsize=(WIDE * min(3, len(effects)), HIGH * -(-len(effects) // 3)), layout="constrained")
     panels = figure.subplots(-(-len(effects) // 3), min(3, len(effects)), squeeze=False).flatten()
@@ -91,7 +91,7 @@ def _grid(problem: Problem, column: int) -> tuple[Tensor, Drive]:
     return grid, Drive(inputs.unsqueeze(-2))
 
 
-def _draws(fit: Any, problem: Problem) -> Parameters | None:
+def parameter_draws(fit: Any, problem: Problem) -> Parameters | None:
     """Draws of the parameters `[n, ...]`; None for a fit by EM without a prior, or one without all its data."""
     if fit.posterior is not None:
         return {name: value.cpu() for name, value in fit.posterior.sample(DRAWS, seed=0).items()}

@@ -16,6 +16,7 @@ from torch.distributions import constraints
 
 from ...inference.numerics.scalars import check_probability
 from ..data.series import Series
+from ..entries import Entries
 from ..fitting.curvature import standard_errors
 from ..fitting.starts import variance_floor
 from ..intervals import central_interval
@@ -110,8 +111,8 @@ def summarise(fit: Any, series: Series, level: float = 0.9) -> Summary:
     model = fit.model
     estimates = _estimates(model)
     if fit.posterior is None:
-        errors = _errors(fit, series)
-        ends = _normal_ends(model.known, estimates, errors, float(ndtri((1 + level) / 2)), fit.held)
+        errors = curvature_errors(fit, series)
+        ends = normal_ends(model.known, estimates, errors, float(ndtri((1 + level) / 2)), fit.held)
         parameters = _table(model, series, estimates, errors, ends)
     else:
         parameters = parameters_of(fit.posterior, model, series, level)
@@ -155,11 +156,16 @@ def _table(
     return pd.DataFrame.from_records(records, columns=columns, index="parameter")
 
 
-def _errors(fit: Any, series: Series) -> Parameters:
-    """Standard errors from the curvature of the log-likelihood, or with a prior of the log posterior."""
+def curvature_errors(fit: Any, series: Series, described_as: dict[str, Parameter] | None = None) -> Parameters:
+    """Standard errors from the curvature of the log-likelihood, or with a prior of the log posterior.
+
+    Arguments:
+        described_as: the parameters with their displayed forms; None: those of the model.
+    """
     model, coupled = fit.model, bool(fit.model.chain_name)
+    forms = model.known if described_as is None else described_as
     if not model.differentiable or _many(fit) or not fit.has_all:
-        return {name: torch.full_like(value, torch.nan) for name, value in described(model.known, model.values).items()}
+        return {name: torch.full_like(value, torch.nan) for name, value in described(forms, model.values).items()}
     problem = model.problem(series)
     prior = None if coupled or fit.prior is None else {name: t.double().cpu() for name, t in problem.prior.items()}
     problem = replace(problem, series=problem.series.cpu().double(), prior=prior)
@@ -171,7 +177,7 @@ def _errors(fit: Any, series: Series) -> Parameters:
 
     values = {name: value.detach().double().cpu() for name, value in model.values.items()}
     held = {name: values.pop(name) for name in fit.fixed if name not in _in_part(fit)}
-    known = {name: model.known[name] for name in values}
+    known = {name: forms[name] for name in values}
 
     def beside_held(free: Parameters) -> Tensor:
         n = len(next(iter(free.values())))
@@ -179,7 +185,7 @@ def _errors(fit: Any, series: Series) -> Parameters:
 
     free = {name: entries.cpu() for name, entries in _in_part(fit).items()}
     errors = standard_errors(beside_held, problem.in_turns, known, values, _unit(problem), free)
-    return errors | {name: torch.full_like(value, torch.nan) for name, value in described(model.known, held).items()}
+    return errors | {name: torch.full_like(value, torch.nan) for name, value in described(forms, held).items()}
 
 
 def _many(fit: Any) -> bool:
@@ -200,7 +206,7 @@ def _unit(problem: SeriesProblem) -> Tensor:
     return torch.where(spread > 0, spread, 1.0)
 
 
-def _normal_ends(
+def normal_ends(
     known: dict[str, Parameter], estimates: Parameters, errors: Parameters, reach: float, held: Parameters
 ) -> dict[str, tuple[Any, Any]]:
     """The ends of normal intervals, in unconstrained coordinates."""
@@ -208,6 +214,7 @@ def _normal_ends(
     for name, parameter in known.items():
         shown = parameter.shown.name if parameter.shown else name
         support = parameter.shown.support if parameter.shown else parameter.support
+        support = support.of if isinstance(support, Entries) else support
         at, step = estimates[shown].cpu().numpy(), reach * errors[shown].cpu().numpy()
         with np.errstate(all="ignore"):  # without an error there is no interval
             plain, positive = (at - step, at + step), (at * np.exp(-step / at), at * np.exp(step / at))

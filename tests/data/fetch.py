@@ -25,6 +25,7 @@ BY_HAND = {
     "elk": "in R: prepData(elk_data, type = 'UTM', coordNames = c('Easting', 'Northing')) of moveHMM; columns "
     "ID (numbered), step in km, angle, with empty cells for NA",
     "haggis": "as elk, from the data of the book of the R package moveHMM: columns ID (numbered), step, angle",
+    "cav": "in R: write.csv(msm::cav, 'cav.csv')",
     "seizures": "one column `count` of 204 daily counts, as in the case study of the R package hmmTMB",
 }
 

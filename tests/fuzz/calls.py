@@ -270,6 +270,7 @@ DYNAMICS: dict[str, Any] = {
     "Driven": lambda r: sh.Copy(r.K, inputs=1),
     "Markov": lambda r: sh.Markov(r.K),
     "DrivenMarkov": lambda r: sh.Markov(r.K, inputs=1),
+    "Continuous": lambda r: sh.ContinuousMarkov(r.K),
 }
 READING: dict[str, Any] = {  # emissions with inputs
     "Normal": lambda r: sh.LinearRegression(r.F, inputs=1),
@@ -286,6 +287,7 @@ def _values(r: Draw, dynamics: str, emission: str) -> dict[str, Any]:
         "Copy": lambda: {"redraw_prob": r.one(0.3, torch.tensor(0.2)), "state_probs": r.probs(K)},
         "Driven": lambda: {"redraw_intercept": 0.1, "redraw_weights": [0.5], "state_probs": r.probs(K)},
         "Markov": lambda: {"initial_probs": r.probs(K), "transition_probs": r.probs(K, K)},
+        "Continuous": lambda: {"initial_probs": r.probs(K), "rates": torch.rand(K, K, dtype=r.dtype).fill_diagonal_(0)},
         "DrivenMarkov": lambda: {
             "initial_probs": r.probs(K),
             "transition_probs": r.probs(K, K),
@@ -320,7 +322,7 @@ def _parts(r: Draw, *, emissions: tuple[str, ...] = ()) -> tuple[str, str, Any, 
     names = emissions or ("Normal", "Normal", "MultivariateNormal", "Bernoulli", "Poisson", "Categorical", *GATED)
     emission = r.one(*names)
     copies = "Copy", "Copy", "Driven"
-    dynamics = r.one(*copies) if emission in GATED else r.one(*copies, "Markov", "DrivenMarkov")
+    dynamics = r.one(*copies) if emission in GATED else r.one(*copies, "Markov", "DrivenMarkov", "Continuous")
     tied = {"scale": "all states"}
     r.emission_reads = not emissions and emission in READING and r.random.random() < 0.3
     if r.emission_reads:
@@ -361,6 +363,8 @@ def _drive(r: Draw, dynamics: str, batch: tuple[int, ...], n: int) -> dict[str, 
         found["inputs"] = r.table(*batch, n, 1)
     if dynamics in ("Copy", "Driven") and r.random.random() < 0.4:
         found["dt"] = torch.rand(*batch, n, dtype=r.dtype) * 2
+    if dynamics == "Continuous" and r.random.random() < 0.7:
+        found["dt"] = 0.1 + torch.rand(*batch, n, dtype=r.dtype)
     return found
 
 
@@ -407,7 +411,7 @@ def _(r: Draw) -> Call:
         if method not in ("log_evidence", "smooth") or (given["lengths"] is not None and x.dim() == 2):
             return None
         gaps = given.get("dt")
-        if gaps is not None and not isinstance(gaps, Tensor):
+        if gaps is not None and (not isinstance(gaps, Tensor) or dynamics == "Continuous"):
             return None
         total, state = reference.model(dynamics, emission, model.values, x.detach(), given["lengths"], gaps)
         if float(total.abs().max() if total.numel() else 0) > 1e12:
@@ -521,6 +525,14 @@ def _(r: Draw) -> Call:
             "initial": r.one("free", "stationary", [1.0 / r.K] * r.K),
             "mask": r.one(None, [[True] * r.K] * r.K),
         },
+        sh.ContinuousMarkov: {
+            "n_states": r.K,
+            "mask": r.one(None, [[True] * r.K] * r.K),
+            "absorbing": (),
+            "initial": r.one("free", [1.0 / r.K] * r.K),
+            "initial_prior": 1.0,
+            "rate_prior": r.one(None, (2.0, 1.0)),
+        },
         sh.Normal: {"n_features": 2, "covariance": r.one("diagonal", "spherical")},
         sh.MultivariateNormal: {"n_features": 2, "covariance": r.one("full", "diagonal", "spherical", "tied")},
         sh.Bernoulli: {"n_features": 2},
@@ -570,7 +582,7 @@ def _(r: Draw) -> Call:
     model = sh.SwitchingSSM(moves, made)
     if dynamics in DRIVEN or r.emission_reads:
         given["inputs"] = r.table(*r.batch, 12, 1)
-    if dynamics == "DrivenMarkov" or (r.emission_reads and emission != "Normal"):
+    if dynamics in ("DrivenMarkov", "Continuous") or (r.emission_reads and emission != "Normal"):
         given["method"] = "em"
     if r.random.random() < 0.3:
         r.T = 12

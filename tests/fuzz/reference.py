@@ -174,6 +174,9 @@ def model(
     own = {name: value.double() for name, value in values.items()}
     if dynamics == "Markov":
         return markov_chain(own["initial_probs"].log(), own["transition_probs"].log(), table, lengths)
+    if dynamics == "Continuous":
+        generator = own["rates"] - torch.diag(own["rates"].sum(-1))
+        return markov_chain(own["initial_probs"].log(), torch.linalg.matrix_exp(generator).log(), table, lengths)
     stay = torch.log1p(-own["redraw_prob"]) * (torch.ones_like(table[..., 0]) if gaps is None else gaps.double())
     redraw = torch.log(-torch.expm1(stay))
     fresh = table + redraw.unsqueeze(-1) + own["state_probs"].log()

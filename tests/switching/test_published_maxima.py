@@ -71,6 +71,19 @@ def tracks(name: str) -> list[np.ndarray]:
     return [both[animals == animal] for animal in dict.fromkeys(animals)]
 
 
+def transplants() -> dict[str, Any]:
+    """The states of each patient at the visits, of which the last may be the time of death."""
+    patients, states = column("cav", "PTNUM"), column("cav", "state") - 1
+    lengths = np.unique(patients, return_counts=True)[1]
+    return {
+        "x": states,
+        "states": states,
+        "lengths": lengths,
+        "time": column("cav", "years"),
+        "fixed": {"probs": np.eye(4)},
+    }
+
+
 def given(data: str) -> dict[str, Any]:
     """What a fit reads."""
     readers = {
@@ -84,6 +97,8 @@ def given(data: str) -> dict[str, Any]:
     }
     if data == "speed, correct":
         return {"x": with_correctness()}
+    if data == "cav":
+        return transplants()
     name, *inputs = data.split(", ")
     return {"x": readers[name]()} | ({"inputs": payoff()} if inputs else {})
 

@@ -1,0 +1,340 @@
+r"""A Markov chain in continuous time, seen at any times.
+
+With a generator Q, $P(s_t \mid s_{t-1}) = (e^{Q d_t})_{s_{t-1} s_t}$ after a gap $d_t$. The steps are a Markov chain
+whose table depends on the gap alone, so each distinct gap has one table: see `gaps`.
+
+**Learning** (Hobolth & Jensen 2011, *Summary statistics for endpoint-conditioned continuous-time Markov chains*). With
+the expected moves $n_t(i, j)$ of each step, the expected time in state k and the expected jumps from k to l are
+
+$$E[T_k] = \frac{\partial L}{\partial Q_{kk}}, \qquad E[N_{kl}] = q_{kl} \frac{\partial L}{\partial Q_{kl}}, \qquad
+L = \sum_t \sum_{ij} n_t(i, j) \log P_t(i, j),$$
+
+where entries of Q are taken as independent (see `numerics.jumps`). The M-step is that of Gamma rates,
+$(N_{kl} + a - 1) / (T_k + b)$.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, ClassVar
+
+import pyro
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from ...inference.chains.contract import Chain, Marginals
+from ...inference.chains.markov.chain import MarkovChain
+from ...inference.numerics.checks import broadcast_shapes
+from ...inference.numerics.jumps import transition_probabilities
+from ...inference.numerics.logs import log_probability
+from ...inference.numerics.scalars import check_integer
+from ..data.series import Drive, Series
+from ..emissions.contract import ByGate
+from ..known import block_beside, held
+from ..parameters import Parameters, concentration, kept, read_table, widened
+from ..priors import Conjugate, Probabilities
+from .contract import NOTHING, Dynamics, draw_state
+from .factors import by_state
+from .gaps import Entered, check_gaps, distinct_moves, gaps_of, mean_gap, sane
+from .initial import given_start
+from .possible import check_paths
+from .rates import NAME, JumpRates, generator_of, read_moves, read_states, without_diagonal
+
+
+@dataclass(frozen=True, repr=False)
+class ContinuousMarkov(Dynamics):
+    """A hidden Markov chain in continuous time.
+
+    Parameters `rates [K, K]`, indexed [old, new] with a diagonal of 0, in jumps per unit of time, and `initial_probs
+    [K]`, the distribution of the state at the first step. `with_values(rates=...)` takes a generator too, whose
+    diagonal is minus the sum of the others of its row. The unit of time is that of `dt`, the gaps between steps, or of
+    `time`, the times of the steps. Without these all gaps are 1.
+
+    Arguments:
+        n_states: K.
+        mask: [K, K], False where a jump is impossible, so that its rate is 0 in every method; the diagonal is ignored.
+            None: all jumps are possible, except from absorbing states.
+        absorbing: the numbers of the states that are never left. A state without an exit has to be one of them.
+        exact: absorbing states whose time of entry is known. At a step that is known to have such a state (by
+            `states=`), the chain has entered it at this very time, or before the step before it. log p(x) is then a log
+            density, in the unit of time. At other steps the state may have been entered at any time since the step
+            before.
+        initial: the distribution of the first state. "free": a parameter, `initial_probs`. Or K probabilities.
+        initial_prior: Dirichlet concentration of the first state, scalar or [K].
+        rate_prior: shape and rate of the Gamma prior of each rate; each is a number or [K, K]. They count shape - 1
+            jumps, and a time in the state. None: 1, and the mean gap of the data.
+
+    Fits order the states by their locations, unless a mask, absorbing states or probabilities of the first state tell
+    them apart. EM, SVI and NUTS take these dynamics, message passing does not.
+
+    Raises:
+        TypeError: a number of states that is not an integer; a mask that has no truth values.
+        ValueError: a state without an exit that is not absorbing; an absorbing state with one; a state in `exact` that
+            is not absorbing; another `initial`; a prior that is not positive.
+
+    Example:
+        >>> import samplehold as sh
+        >>> model = sh.SwitchingSSM(sh.ContinuousMarkov(2), sh.Poisson())
+        >>> model = model.with_values(initial_probs=[0.5, 0.5], rates=[[-0.1, 0.1], [0.3, -0.3]], rate=[[1.0], [9.0]])
+        >>> model.smooth([0, 2, 1, 8], time=[0.0, 0.5, 4.0, 4.25]).state[:, 1].round(decimals=2)
+        tensor([0.0000, 0.0000, 0.0300, 1.0000], dtype=torch.float64)
+    """
+
+    n_states: int
+    mask: Sequence[Sequence[bool]] | Any = None
+    absorbing: Sequence[int] = ()
+    exact: Sequence[int] = ()
+    initial: str | Sequence[float] = "free"
+    initial_prior: float | Sequence = 1.0
+    rate_prior: Sequence[Any] | None = None
+    counts_by_step: ClassVar[bool] = True
+    at_once: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "n_states", check_integer("n_states", self.n_states))
+        for name in ("absorbing", "exact"):
+            object.__setattr__(self, name, read_states(getattr(self, name), name, self.n_states))
+        moves = read_moves(self.mask, self.absorbing, self.n_states)
+        object.__setattr__(self, "mask", None if self.mask is None else moves)
+        for state in self.exact:
+            if state not in self.absorbing:
+                raise ValueError(
+                    f"exact: got state {state}, which is not absorbing; name states of {list(self.absorbing)}."
+                )
+        object.__setattr__(self, "initial", given_start(self.initial, self.n_states, ("free",)))
+        prior = self.rate_prior
+        if prior is not None and (not isinstance(prior, list | tuple) or len(prior) != 2):
+            raise ValueError(f"rate_prior: got {prior!r}, expected a shape and a rate, such as (2.0, 1.0).")
+        self.default_prior()  # raises an error for numbers that are not positive
+
+    @cached_property
+    def possible(self) -> Bool[Tensor, "K K"]:
+        """Which jumps are possible."""
+        moves = read_moves(self.mask, self.absorbing, self.n_states)
+        return torch.tensor(moves, dtype=torch.bool, device="cpu")
+
+    @cached_property
+    def _reachable(self) -> Bool[Tensor, "K K"]:
+        """Which states may follow after a gap."""
+        reach = (self.possible | torch.eye(self.n_states, dtype=torch.bool, device="cpu")).double()
+        for _ in range(self.n_states.bit_length()):
+            reach = (reach @ reach > 0).double()
+        return reach > 0
+
+    @property
+    def forward(self) -> bool:
+        return self.n_states > 1 and not bool(self.possible.tril(-1).any())
+
+    @property
+    def numbered(self) -> bool:
+        return self.mask is not None or bool(self.absorbing) or not isinstance(self.initial, str)
+
+    @cached_property
+    def blocks(self) -> Mapping[str, Conjugate]:  # type: ignore[override]
+        start = {"initial": Probabilities("initial_probs", "initial_concentration", ("state",))}
+        return (start if isinstance(self.initial, str) else {}) | {NAME: JumpRates(self.possible)}
+
+    @property
+    def not_conjugate(self) -> str | None:
+        return "its jumps between two steps are not seen"
+
+    def default_prior(self, series: Series | None = None) -> Parameters:
+        shape, time = (1.0, mean_gap(series)) if self.rate_prior is None else self.rate_prior
+        table, start = (self.n_states, self.n_states), {}
+        if isinstance(self.initial, str):
+            start = {"initial_concentration": concentration(self.initial_prior, (self.n_states,), "initial_prior")}
+        prior = {"rates_shape": shape, "rates_time": time}
+        return start | {name: concentration(value, table, "rate_prior") for name, value in prior.items()}
+
+    def check_values(self, values: Parameters) -> Parameters:
+        given = {NAME: without_diagonal(values[NAME])} if NAME in values else {}
+        return super().check_values({**values, **given})
+
+    def check_drive(self, drive: Drive, batch_shape: torch.Size, n_steps: int) -> None:
+        gaps, expected = drive.gaps, (*batch_shape, n_steps)
+        if gaps is not None and tuple(gaps.shape) != expected:
+            raise ValueError(f"dt: got shape {tuple(gaps.shape)}, expected {expected}: the gap before each step.")
+        if gaps is not None and not bool(((gaps[..., 1:] >= 0) & torch.isfinite(gaps[..., 1:])).all()):
+            raise ValueError("dt: got gaps that are negative or not finite; give the time since the step before.")
+
+    # ---- tables ----------------------------------------------------------------------------------------------------
+
+    def generator(self, values: Parameters) -> Float[Tensor, "*r K K"]:
+        """The rates with minus the sum of each row on the diagonal, in float64."""
+        return generator_of(values[NAME])
+
+    def transition_table(self, values: Parameters, times: Any) -> Float[Tensor, "..."]:
+        table = read_table(times, "times").to(values[NAME].device)
+        if not bool(((table >= 0) & table.isfinite()).all()):
+            raise ValueError(f"times: got {table.tolist()}, expected numbers of at least 0.")
+        probs = transition_probabilities(self.generator(values), table.flatten())
+        return probs.unflatten(-3, table.shape) if table.ndim else probs.squeeze(-3)
+
+    def _log_table(self, values: Parameters, n_axes: int) -> Float[Tensor, "*rb K K"]:
+        """The logarithm of the table of a gap of 1; values lack `n_axes` axes of sequences."""
+        probs = transition_probabilities(self.generator(values), values[NAME].new_ones(1)).squeeze(-3)
+        return widened(log_probability(probs), 2, n_axes)
+
+    def _log_tables(
+        self, values: Parameters, drive: Drive, n_axes: int, states: Int[Tensor, "*b S"] | None = None
+    ) -> Float[Tensor, "*rb S K K"]:
+        """The logarithm of the table of each step after a gap; `states` are known ones, for `exact`."""
+        gaps, entered = gaps_of(drive, states), Entered(tuple(self.exact), states)
+        if n_axes or gaps.ndim == 1:
+            return distinct_moves(self.generator(values), gaps, entered).by_step()
+        return entered.tables(self.generator(values), gaps)  # values differ between sequences
+
+    def _entered(self, drive: Drive) -> Int[Tensor, "*n"] | None:
+        """The known states of the steps, if entries into some are exact."""
+        return drive.states if self.exact else None
+
+    # ---- paths -----------------------------------------------------------------------------------------------------
+
+    def chain(
+        self,
+        values: Parameters,
+        likelihood: ByGate,
+        drive: Drive,
+        lengths: Tensor | None = None,
+    ) -> Chain:
+        table = likelihood.redrawn
+        n_batch = table.ndim - values[NAME].ndim
+        initial = log_probability(self._start(values, n_batch))
+        later = drive.at(slice(1, None))
+        states = self._entered(later)
+        if drive.gaps is None and states is None:
+            moves = self._log_table(values, n_batch)
+        else:
+            moves = self._log_tables(values, later, n_batch, states)
+        return MarkovChain(initial, moves.to(table), table, lengths)
+
+    def _start(self, values: Parameters, n_batch: int) -> Tensor:
+        """P(s_1), [*r, *b, K]; the axes *b have length 1."""
+        if not isinstance(self.initial, str):
+            return torch.tensor(self.initial, dtype=torch.float64).to(values[NAME])
+        return widened(values["initial_probs"], 1, n_batch)
+
+    def _tables(self, values: Parameters, drive: Drive, n_batch: int, horizon: int) -> list[Tensor]:
+        """The transition table of each of the `horizon` steps, [*r, *b, K, K]."""
+        if drive.gaps is None:
+            return [self._log_table(values, n_batch).exp()] * horizon
+        return list(self._log_tables(values, drive, n_batch).exp().unbind(-3))
+
+    def log_ahead(self, values: Parameters, belief: Tensor, drive: Drive) -> tuple[Tensor]:
+        states, n_batch = self._entered(drive), belief.ndim + 1 - values[NAME].ndim
+        if states is None:
+            return (log_probability(self.propagate(values, belief, drive, 1).redrawn),)
+        table = self._log_tables(values, drive, n_batch, states).squeeze(-3).exp().to(belief)
+        return (log_probability(belief.unsqueeze(-2) @ table),)
+
+    def propagate(self, values: Parameters, belief: Tensor, drive: Drive, horizon: int) -> ByGate:
+        n_batch, beliefs = belief.ndim + 1 - values[NAME].ndim, []
+        for table in self._tables(values, drive, n_batch, horizon):
+            belief = (belief.unsqueeze(-2) @ table.to(belief)).squeeze(-2)
+            beliefs.append(belief)
+        state = torch.stack(beliefs, -2)
+        return ByGate(state, torch.zeros_like(state))
+
+    def durations(self, values: Parameters, drive: Drive) -> Tensor:
+        return 1 / values[NAME].sum(-1)
+
+    def first(self, values: Parameters, drive: Drive) -> Tensor:
+        return self._start(values, 0)
+
+    def draw(self, values: Parameters, step: int, previous: Tensor | None, drive: Drive) -> tuple[Tensor, Tensor]:
+        if previous is None:
+            state = draw_state(f"s_{step}", self.first(values, drive))
+            return torch.ones_like(state), state
+        here = drive.at(slice(step - 1, step))
+        states, like = self._entered(here), here.gaps if here.gaps is not None else here.states
+        n_batch = 0 if like is None or values[NAME].ndim > 2 else like.ndim - 1
+        (table,) = self._tables(values, here, n_batch, 1)
+        old = torch.nn.functional.one_hot(previous, self.n_states).to(values[NAME])
+        rows = (old.unsqueeze(-2) @ table.to(old)).squeeze(-2)
+        state = draw_state(f"s_{step}", rows)
+        if states is not None:
+            dense = self._log_tables(values, here, n_batch, states).squeeze(-3)
+            ratio = torch.where(table > 0, dense - table.log(), 0.0).to(old)
+            entered = (old.unsqueeze(-2) @ ratio).squeeze(-2)
+            pyro.factor(f"entered_{step}", self._of_known(entered, states.squeeze(-1)))
+        return torch.ones_like(state), state
+
+    def _of_known(self, table: Float[Tensor, "*n K"], states: Int[Tensor, "*b"]) -> Tensor:
+        """The entries of a table at known `exact` states, 0 at other steps."""
+        exact = torch.zeros_like(states, dtype=torch.bool)
+        for state in self.exact:
+            exact = exact | (states == state)
+        shape = broadcast_shapes(table.shape[:-1], states.shape)
+        places = torch.where(exact, states, 0).expand(shape).unsqueeze(-1)
+        return torch.where(exact, table.expand(*shape, -1).gather(-1, places).squeeze(-1), 0.0)
+
+    def check_states(self, series: Series, fixed: Parameters = NOTHING) -> None:
+        if self.exact and series.states is None and series.n_observed:
+            names = ", ".join(map(str, self.exact))
+            raise ValueError(
+                f"states: got none, but entries into state {names} are exact; say which steps are known to have this "
+                "state, with -1 where the state is not known (if the states are seen, give x as states too)."
+            )
+        check_gaps(series)
+        start = (
+            fixed.get("initial_probs") if isinstance(self.initial, str) else torch.tensor(self.initial, device="cpu")
+        )
+        first = torch.ones(self.n_states, dtype=torch.bool, device="cpu") if start is None else start.cpu() != 0
+        check_paths(series, first, self._reachable)
+
+    # ---- fits ------------------------------------------------------------------------------------------------------
+
+    def maximize(
+        self,
+        marginals: Marginals,
+        prior: Parameters | None,
+        values: Parameters,
+        drive: Drive,
+        fixed: Parameters = NOTHING,
+    ) -> Parameters:
+        modes, lead = {}, values[NAME].shape[:-2]
+        if isinstance(self.initial, str):
+            assert marginals.initial is not None
+            starts = by_state(marginals.initial, lead)
+            modes |= block_beside(self.blocks["initial"], fixed).mode(prior, starts)
+        jumps, times = self.expected_path(marginals, values, drive)
+        message = torch.stack([jumps, -times.unsqueeze(-1).expand_as(jumps)], -1).to(values[NAME])
+        modes |= self.blocks[NAME].mode(prior, message)
+        return held(kept(modes, values), fixed, self.parameters)
+
+    @torch.enable_grad()
+    def expected_path(
+        self, marginals: Marginals, values: Parameters, drive: Drive
+    ) -> tuple[Float[Tensor, "*r K K"], Float[Tensor, "*r K"]]:
+        """The expected number of jumps from state to state, and the expected time in each state, in all sequences."""
+        assert marginals.transition is not None
+        pairs, lead = marginals.transition.detach().double(), values[NAME].shape[:-2]
+        generator = self.generator(values).detach().requires_grad_()
+        later = drive.at(slice(1, None))
+        states = self._entered(later)
+        if drive.gaps is None and states is None:
+            counts = pairs.reshape(*lead, -1, *pairs.shape[-2:]).sum(-3, keepdim=True)
+            tables = log_probability(transition_probabilities(generator, counts.new_ones(1)))
+        else:
+            gaps, entered = gaps_of(later, states), Entered(tuple(self.exact), states)
+            tables, which = distinct_moves(generator, gaps, entered)
+            flat = pairs.reshape(*lead, -1, *pairs.shape[-2:])
+            counts = torch.zeros_like(tables).index_add(-3, which.flatten(), flat)
+        total = (counts * torch.where(counts > 0, tables, 0.0)).sum()
+        (slope,) = torch.autograd.grad(total, generator)
+        return slope * values[NAME], slope.diagonal(dim1=-2, dim2=-1)
+
+    def start(self, labels: Tensor, series: Series) -> Parameters:
+        one_hot = torch.nn.functional.one_hot(labels, self.n_states).double() * series.inside.unsqueeze(-1)
+        lead = labels.shape[: labels.ndim - 1 - len(series.batch_shape)]
+        drive = series.drive.at(slice(1, None))
+        gaps = torch.ones_like(one_hot[..., 1:, 0]) if drive.gaps is None else sane(drive.gaps)
+        inside = series.inside[..., 1:].unsqueeze(-1)
+        pairs = (one_hot[..., :-1, :].mT @ one_hot[..., 1:, :]).reshape(*lead, -1, self.n_states, self.n_states)
+        times = by_state(one_hot[..., :-1, :] * inside * gaps.unsqueeze(-1), lead).unsqueeze(-1)
+        typical = mean_gap(series) * self.n_states
+        rates = torch.where(self.possible.to(pairs.device), (pairs.sum(-3) + 1) / (times + typical), 0.0)
+        first = by_state(one_hot[..., 0, :], lead) + 1
+        values = {"initial_probs": first / first.sum(-1, keepdim=True), NAME: rates}
+        return {name: values[name] for name in self.parameters}
