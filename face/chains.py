@@ -13,7 +13,7 @@ from ..inference.chains.copy.chain import CopyChain as CopyChain
 from ..inference.chains.factored_copy.chain import FactoredCopyChain as FactoredCopyChain
 from ..inference.chains.linear_gaussian.chain import LinearGaussianChain as LinearGaussianChain
 from ..inference.chains.markov.chain import MarkovChain as MarkovChain
-from ..inference.chains.semi_markov.chain import SemiMarkovChain as SemiMarkovChain
 from ..inference.chains.segment.chain import SegmentChain as SegmentChain
 from ..inference.chains.segment.records import Block as Block
 from ..inference.chains.segment.stream import SegmentStream as SegmentStream
+from ..inference.chains.semi_markov.chain import SemiMarkovChain as SemiMarkovChain
