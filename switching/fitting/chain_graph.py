@@ -6,6 +6,7 @@ where y is the path and the missing part of x. One factor joins each block of pa
 paths is an E-step under expected logs. An update of the parameters adds expected counts to the prior.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -48,25 +49,55 @@ LEAST = -1e4  # the log weight of an impossible state; its exponential is 0
 
 
 @dataclass(frozen=True, kw_only=True)
-class ChainGraph(Graph):
+class SeriesGraph(Graph, ABC):
+    """The graph of a problem that has one for each part of a series, so that memory may hold the paths of one part.
+
+    Attributes:
+        problem: of a series.
+        independent: whether all steps of a path are independent under q.
+        whole: all data, if the series of the problem is a sample of them.
+    """
+
+    problem: Any
+    independent: bool = False
+    whole: Whole | None = None
+
+    @abstractmethod
+    def to(self, series: Series, share: float = 1.0, **cut: Tensor | None) -> Any:
+        """The graph for another part of the data, with the same families and priors."""
+
+    @property
+    @abstractmethod
+    def width(self) -> int:
+        """The numbers for each step and state in the widest table of an update."""
+
+    @property
+    def data(self) -> Whole:
+        """All data, in the units of the fit."""
+        return Whole.of(self.problem.series) if self.whole is None else self.whole
+
+    def linear(self, etas: Etas) -> frozenset[str]:
+        """`VMP.linear` of the engine; its blocks and factors are tested on two steps."""
+        first = self.problem.series.part(torch.zeros(1, dtype=torch.long, device="cpu"))
+        return self.to(first.stretch(0, 2)).engine(etas).linear
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChainGraph(SeriesGraph):
     """Blocks and factors of a problem under its prior.
 
     The data should be in units of their spread, so that second moments lose no digits.
 
     Attributes:
         problem: a problem of one chain.
-        independent: whether all steps of a path are independent under q.
         blocks: the blocks of parameters, held where they are fixed.
         counted: [T], 0 at steps that another part of the data counts; None: there are no such steps.
-        whole: all data, if the series of the problem is a sample of them.
         earlier: the q of earlier data, if there is one; then no prior is a factor alone.
     """
 
     problem: Problem
-    independent: bool
     blocks: "Blocks" = field(default_factory=dict)
     counted: Tensor | None = None
-    whole: Whole | None = None
     earlier: Earlier | None = None
 
     @staticmethod
@@ -149,7 +180,6 @@ class ChainGraph(Graph):
         )
 
     def to(self, series: Series, share: float = 1.0, **cut: Tensor | None) -> "ChainGraph":
-        """The graph for another part of the data, with the same families and priors."""
         problem = self.problem.of(series)
         part = ChainGraph.of(problem, self.independent, self.share * share, earlier=self.earlier, **cut)
         return replace(part, families=self.families, priors=self.priors)
@@ -160,18 +190,7 @@ class ChainGraph(Graph):
 
     @property
     def width(self) -> int:
-        """The numbers for each step and state in the widest table of an update."""
         return max(block.width for _, block in self.blocks.values())
-
-    @property
-    def data(self) -> Whole:
-        """All data, in the units of the fit."""
-        return Whole.of(self.problem.series) if self.whole is None else self.whole
-
-    def linear(self, etas: Etas) -> frozenset[str]:
-        """`VMP.linear` of the engine; its blocks and factors are tested on two steps."""
-        first = self.problem.series.part(torch.zeros(1, dtype=torch.long, device="cpu"))
-        return self.to(first.stretch(0, 2)).engine(etas).linear
 
     def chain(self, etas: Etas) -> Chain:
         """The chain over paths under a q of the parameters: smoothing, draws, the most probable path."""

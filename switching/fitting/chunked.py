@@ -14,6 +14,7 @@ where $b_{t'}$ carries the evidence of all later steps. The chain also gives the
 import math
 from collections.abc import Collection, Iterator
 from copy import copy
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
@@ -21,14 +22,15 @@ from jaxtyping import Int
 from torch import Tensor
 
 from ...inference.families import Stats, tree_map
-from ...inference.message_passing.engine import HALVINGS, ROUNDINGS, VMP, Run, per_restart
+from ...inference.message_passing.engine import HALVINGS, ROUNDINGS, VMP, Block, Run, per_restart
 from ...inference.numerics.clock import passed
 from ...inference.numerics.deferred import deferred, recompute
+from ...inference.numerics.ranks import Ranks
 from ..data.packed import ahead
 from ..data.series import Series
 from ..dynamics.contract import PATHS
 from ..parameters import Parameters
-from .chain_graph import ChainGraph
+from .chain_graph import ChainGraph, SeriesGraph
 from .graph import Etas, Graph
 
 ROOM = 2**20  # numbers in one table of a chunk on the CPU, whose caches hold it
@@ -46,20 +48,22 @@ class Contribution(NamedTuple):
 class ChunkedVMP:
     """The engine of a graph that holds the paths of one chunk at a time, with the interface of `VMP` that fits use.
 
+    Paths follow from the parameters: they are updated by the first bound or message that is read after a change.
+
     Arguments:
         etas: natural parameters of the blocks of parameters, `[R, ...]`.
         linear: the blocks in whose statistics all factors are linear (see `ChainGraph.linear`).
         under: expected statistics of the parameters for the first update, instead of those of `etas`.
     """
 
-    def __init__(self, graph: ChainGraph, etas: Etas, linear: frozenset[str], under: Etas | None = None):
+    def __init__(self, graph: SeriesGraph, etas: Etas, linear: frozenset[str], under: Etas | None = None):
         self._size = max(1, _room(graph) // (_restarts(etas) * graph.problem.n_states))  # steps of a chunk
         self._take(graph, etas)
         self._paths: list[Stats] = []  # of each group, if an evaluation continues from the previous one
-        self.linear = linear
+        self.linear, self._fresh = linear, True
         self._now = self._contribution(etas, under)
 
-    def _take(self, graph: ChainGraph, etas: Etas) -> None:
+    def _take(self, graph: SeriesGraph, etas: Etas) -> None:
         self.graph, self.etas, self._data = graph, etas, graph.data
         self._lengths = self._data.lengths
         self._groups = alike(self._data.series, self._size)
@@ -67,16 +71,42 @@ class ChunkedVMP:
     @property
     def contribution(self) -> Contribution:
         """Of all data, under the current parameters."""
+        if not self._fresh:
+            self._now, self._fresh = self._contribution(self.etas), True
         return self._now
 
     def elbo(self) -> Tensor:
         """The evidence lower bound of each restart."""
-        return self._now.elbo
+        return self.contribution.elbo
+
+    def message(self, name: str) -> Tensor:
+        """The messages of all data to a block of parameters."""
+        return self.contribution.messages[name]
+
+    @property
+    def ranks(self) -> Ranks:
+        """The processes that share the data."""
+        return self._data.ranks
+
+    @property
+    def blocks(self) -> dict[str, Block]:
+        """The blocks of parameters."""
+        graph = self.graph
+        return {n: Block(n, family, graph.priors[n], self.etas[n]) for n, family in graph.families.items()}
+
+    def put(self, block: Block) -> None:
+        """Replace the family and the natural parameters of a block of parameters."""
+        self.graph = replace(self.graph, families=self.graph.families | {block.name: block.family})
+        self.etas, self._fresh = self.etas | {block.name: block.eta}, False
+
+    def update(self, name: str) -> None:
+        """Move a block of parameters to its optimum given the paths, as they were at the last bound."""
+        self.put(replace(self.blocks[name], eta=self._priors()[name] + self._now.messages[name]))
 
     @property
     def occupancy(self) -> Tensor:
         """Expected number of steps in each state, `[R, K]`."""
-        none = self._now.elbo.new_zeros(len(self._now.elbo), self.graph.problem.n_states)
+        none = self.elbo().new_zeros(len(self.elbo()), self.graph.problem.n_states)
 
         def occupancy() -> list[Tensor]:
             return [sum((occupancy_of(one.engine, one.counted) for one in self._chunks(self.etas, None)), none)]
@@ -88,6 +118,7 @@ class ChunkedVMP:
         trace: list[Tensor] = []
         converged = False
         try:
+            _ = self.contribution
             while len(trace) < max_steps and not converged:
                 with deferred() as checks:
                     etas = {name: prior + self._now.messages[name] for name, prior in self._priors().items()}
@@ -125,7 +156,7 @@ class ChunkedVMP:
 
     def select(self, restarts: Tensor) -> "ChunkedVMP":
         """The engine of some of the restarts."""
-        selected, now = copy(self), self._now
+        now, selected = self.contribution, copy(self)
         selected.etas = {name: eta[restarts] for name, eta in self.etas.items()}
         messages = {name: message[restarts] for name, message in now.messages.items()}
         selected._now = Contribution(now.elbo[restarts], messages)
@@ -134,15 +165,17 @@ class ChunkedVMP:
 
     def state(self, kept: Collection[str]) -> dict[str, Any]:
         """Its natural parameters, and what it has computed from them in chunks of so many steps; see `VMP.state`."""
-        chunks = {"size": self._size, "paths": self._paths, "elbo": self._now.elbo, "messages": self._now.messages}
+        now = self.contribution
+        chunks = {"size": self._size, "paths": self._paths, "elbo": now.elbo, "messages": now.messages}
         return {"etas": self.etas, "linear": sorted(self.linear), "chunks": chunks}
 
     @staticmethod
-    def of_state(graph: ChainGraph, state: dict[str, Any]) -> "ChunkedVMP":
+    def of_state(graph: SeriesGraph, state: dict[str, Any]) -> "ChunkedVMP":
         """The engine that had this state."""
         engine, chunks = object.__new__(ChunkedVMP), state["chunks"]
         engine._size, engine._paths, engine.linear = chunks["size"], chunks["paths"], frozenset(state["linear"])
         engine._take(graph, state["etas"])
+        engine._fresh = True
         engine._now = Contribution(chunks["elbo"], chunks["messages"])
         return engine
 
@@ -168,9 +201,9 @@ class ChunkedVMP:
                 if chunk is None:
                     return [total, *messages.values()]
                 engine, evidence, _ = chunk
+                bound = engine.elbo() if evidence is None else evidence + engine.elbo(without=PATHS)
                 # under other statistics q(paths) is not optimal for `etas`, so there is no bound
-                bound = evidence + engine.elbo(without=PATHS) if under is None else torch.full_like(evidence, -math.inf)
-                total = total + bound
+                total = total + (bound if under is None else torch.full_like(bound, -math.inf))
                 messages = {name: message + engine.message(name) for name, message in messages.items()}
 
     def _chunks(self, etas: Etas, under: Etas | None) -> Iterator["Chunk"]:
@@ -185,10 +218,11 @@ class ChunkedVMP:
             engine = part.engine(etas, check=False, linear=self.linear)
             if i < len(known):
                 engine.put(engine.blocks[PATHS], near=known[i])
-            engine.update(PATHS, under)
-            if part.independent:
+            for block in part.paths:
+                engine.update(block.name, under)
+            if self.graph.independent:
                 self._paths.append(engine.stats(PATHS))
-            yield Chunk(engine, engine.normalizer(PATHS), None)
+            yield Chunk(engine, engine.normalizer(PATHS) if PATHS in engine.blocks else None, None)
             self._data.series.release()
             self._passed(int(self._lengths[some].sum()))
 
@@ -261,19 +295,21 @@ def _restarts(etas: Etas) -> int:
 
 
 class Chunk(NamedTuple):
-    """The engine of a part of the data, its part of the evidence `[R]`, and `ChainGraph.counted` of its steps."""
+    """The engine of a part of the data, the part of the bound `[R]` of its only block of paths, and
+    `ChainGraph.counted` of its steps."""
 
     engine: VMP
-    evidence: Tensor
+    evidence: Tensor | None
     counted: Tensor | None
 
 
-def is_long(graph: ChainGraph, restarts: int, n_steps: int) -> bool:
-    """Whether a single sequence is so long that it is cut into stretches."""
-    return restarts * n_steps * graph.problem.n_states * graph.width > LONG and not graph.independent
+def is_long(graph: SeriesGraph, restarts: int, n_steps: int) -> bool:
+    """Whether a single sequence is so long that it is cut into stretches; real-valued states are in memory."""
+    numbers = restarts * n_steps * graph.problem.n_states * graph.width
+    return numbers > LONG and isinstance(graph, ChainGraph) and not graph.independent
 
 
-def is_large(graph: ChainGraph, restarts: int) -> bool:
+def is_large(graph: SeriesGraph, restarts: int) -> bool:
     """Whether the tables of all data are too large to hold at once for so many restarts."""
     series = graph.problem.series
     if graph.whole is not None:
@@ -282,7 +318,7 @@ def is_large(graph: ChainGraph, restarts: int) -> bool:
     return is_long(graph, restarts, series.n_steps) or (series.n_sequences > 1 and numbers > _room(graph))
 
 
-def _room(graph: ChainGraph) -> int:
+def _room(graph: SeriesGraph) -> int:
     """Steps of a chunk, times restarts and states."""
     return room(graph.problem.series.like) // graph.width
 
@@ -314,7 +350,7 @@ def engine_of(
 
     `linear` comes from an engine of the same graph, if there is one.
     """
-    if isinstance(graph, ChainGraph):
+    if isinstance(graph, SeriesGraph):
         linear = graph.linear(etas) if linear is None else linear
         if is_large(graph, _restarts(etas)):
             return ChunkedVMP(graph, etas, linear, under)
@@ -327,7 +363,7 @@ def engine_of(
 def engine_in(graph: Graph, state: dict[str, Any]) -> VMP | ChunkedVMP:
     """The engine of a graph that had this state."""
     etas, linear = state["etas"], frozenset(state["linear"])
-    if isinstance(graph, ChainGraph) and "chunks" in state:
+    if isinstance(graph, SeriesGraph) and "chunks" in state:
         return ChunkedVMP.of_state(graph, state)
     engine = graph.engine(etas, check=False, linear=linear)
     for block in graph.paths:

@@ -70,7 +70,7 @@ class Graph:
     factors: Sequence[Factor]
     paths: Sequence[Block]
     collect: Callable[[Points], Parameters]
-    rebase: Callable[[VMP], None] | None = None
+    rebase: Callable[[Any], None] | None = None
     alike: bool = False
     factor_priors: frozenset[str] = frozenset()
     share: float = 1.0

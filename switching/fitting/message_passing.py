@@ -61,7 +61,7 @@ class Passing:
         """No state collapses under a prior."""
 
     def run(self, max_steps: int) -> Run:
-        if self.graph.rebase is not None and isinstance(self.engine, VMP) and not self.fresh:
+        if self.graph.rebase is not None and not self.fresh:
             self.graph.rebase(self.engine)
         self.fresh, self._rows = False, None
         return self.engine.run(max_steps, tol=0.0)

@@ -35,6 +35,7 @@ from ...inference.numerics.deferred import deferred
 from ...inference.numerics.interrupts import may_interrupt
 from ..ascent import Ascent
 from ..definite import DefiniteTransform
+from .chunked import ChunkedVMP
 from .climbs import Climb
 from .density import IMPOSSIBLE
 from .graph import Graph
@@ -138,7 +139,7 @@ class AtPoints:
         self.points_near = {name: family.expected(tables[name]) for name, family in self.families.items()}
         self.start = self.flat(self.points_near)
         self.best, self.highest = dict(tables), torch.full_like(self.start[:, 0], -torch.inf)
-        self._last: VMP | None = None  # the engine at the highest bounds, which knows expected statistics
+        self._last: VMP | ChunkedVMP | None = None  # the engine at the highest bounds, which knows expected statistics
 
     @property
     def others(self) -> list[str]:
@@ -171,7 +172,7 @@ class AtPoints:
             first += n + m
         return points
 
-    def engine(self, flat: Float[Tensor, "R P"]) -> VMP:
+    def engine(self, flat: Float[Tensor, "R P"]) -> VMP | ChunkedVMP:
         """The engine at these points, after an update of all other blocks."""
         engine, self._last = self._last or self.graph.engine(self.best, check=False), None
         for name, point in self.points(flat).items():
@@ -203,7 +204,7 @@ class AtPoints:
         self._keep(engine, there & (height > self.highest), height)
         return torch.where(there, height, -torch.inf), torch.where(there.unsqueeze(-1), slope, 0.0)
 
-    def _keep(self, engine: VMP, risen: Tensor, height: Tensor) -> None:
+    def _keep(self, engine: VMP | ChunkedVMP, risen: Tensor, height: Tensor) -> None:
         """Note the other blocks of the restarts whose bound has risen."""
         self.highest = torch.where(risen, height, self.highest)
         if bool(risen.all()):

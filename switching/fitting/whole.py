@@ -13,8 +13,10 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
+from ...inference.numerics.clock import passed
 from ...inference.numerics.ranks import Ranks
-from ..data.series import Series
+from ..data.packed import ahead, consecutive
+from ..data.series import Series, numbered_from
 from .starts import first_of, sample_of, stretches_of
 from .units import Units
 
@@ -59,15 +61,19 @@ class Whole:
         return Whole(series, ranks, tuple(ranks.gathered(lambda: Size.of(series))))
 
     @staticmethod
-    def shared(series: Series, options: Any) -> "Whole | None":
+    def shared(series: Series, options: Any, files: bool = False) -> "Whole | None":
         """The data of the processes of a group, for EM or message passing; None: there is no group, so this process
         has all data.
+
+        Arguments:
+            files: whether data in a file are read in parts too; for other methods they are read into memory.
 
         Raises:
             ValueError: as `check`.
         """
         ranks = Ranks.of(options.group)
-        if ranks.alone:
+        in_parts = files and series.on_disk and options.method in ("em", "vmp")
+        if ranks.alone and not in_parts:
             return None
         whole = Whole.of(series, ranks)
         whole.check(options, pooled=False, draws=False)
@@ -122,6 +128,17 @@ class Whole:
         series = series.double() if self.wide else series
         return series if self.units is None else self.units.series(series)
 
+    def parts(self, size: int) -> Iterator[Series]:
+        """All sequences of this process in their order, a part of at most so many steps with padding at a time; a
+        longer sequence alone."""
+        for members, later in ahead(consecutive(self.lengths, size)):
+            some = self.part(members)
+            self.series.fetch(later)
+            with numbered_from(int(members[0]), 0):
+                yield some
+            passed(int(self.lengths[members].sum()))
+            self.series.release()
+
     def turns(self) -> Iterator[Series]:
         """All sequences of this process in their order, a part at a time; a long one in stretches, each step once."""
         for _, step, part in self.series.turns():
@@ -134,7 +151,7 @@ class Whole:
     @property
     def like(self) -> Tensor:
         """For the dtype and the device."""
-        return self.series.like.double() if self.wide else self.series.like
+        return self.series.like.new_empty(0, dtype=torch.float64) if self.wide else self.series.like
 
     @property
     def n_sequences(self) -> int:

@@ -38,7 +38,7 @@ def fit_linear(problem: LinearProblem, options: Options, whole: Whole | None = N
     units = replace(problem, prior=None if problem.prior is None else there(problem.prior)).units
     fixed = there(fixed_values(problem, options))
     problem = replace(problem, series=series.double(), fixed=fixed)
-    whole = None if whole is None else replace(whole, series=whole.series.double())
+    whole = None if whole is None else whole.double()
     start = None if options.start is None else there(start_values(problem, options.start))
     if options.method in ("em", "vmp"):
         values, posterior, how = by_climb(problem, units, options, start, whole)

@@ -4,16 +4,20 @@ Expectation-maximisation uses points instead of the first three factors, and is 
 """
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from ...inference.families import GaussianPaths, GaussianTables, tree_map
 from ...inference.message_passing.factor_graph import Block
+from ..data.series import Series
+from ..fitting.chain_graph import SeriesGraph
+from ..fitting.chunked import ChunkedVMP
 from ..fitting.climbs import SearchResult
-from ..fitting.graph import Graph, Points
+from ..fitting.graph import Etas, Graph, Points
 from ..fitting.message_passing import Sharing, fit_graph
 from ..fitting.options import Options
 from ..fitting.posterior import VariationalPosterior
@@ -55,8 +59,7 @@ def learn(
         beside = float(prior_volume(problem.dynamics, emission, units.unit))
     sharing = None
     if whole is not None:
-        there = replace(inner, series=units.series(whole.series))
-        everywhere = _as_known(graph_everywhere(there, whole), inner, known, options)
+        everywhere = _as_known(LinearGraph.of(inner, replace(whole, units=units)), inner, known, options)
         sharing = Sharing(everywhere, whole, -whole.log_volume(units) - beside)
     posterior, search = fit_graph(graph, kinds, options, problem.series, options.n_kept, -volume - beside, sharing)
     turn = torch.eye(problem.dynamics.n_latent).to(inner.series.like)
@@ -91,20 +94,46 @@ def graph_of(problem: LinearProblem, start: Sequence[GaussianTables]) -> Graph:
         name, lengths = f"{PATHS}_{i}", part.series.lengths
         factors += of_blocks(name, part.series, emission.full).values()
         paths.append(Block(name, GaussianPaths(None if lengths is None else lengths.unsqueeze(-1)), eta=tables))
-    return Graph(
-        families(problem.dynamics.n_latent),
-        weak(problem.dynamics.n_latent, emission, problem.series.like),
-        factors,
-        paths,
-        partial(one_value, emission=emission),
-    )
+    return Graph(**_parameters(problem), factors=factors, paths=paths)
 
 
-def graph_everywhere(problem: LinearProblem, whole: Whole) -> Graph:
-    """The graph of all data; the problem has those of this process. Its paths follow from the parameters."""
-    n, groups = problem.dynamics.n_latent, problem.series.grouped()
-    blank = [near_path(part.like.new_zeros(*part.batch_shape, 1, part.n_steps, n), SURE) for part in groups]
-    return replace(graph_of(problem, blank), ranks=whole.ranks, alike=True, follow=True)
+def _parameters(problem: LinearProblem) -> dict[str, Any]:
+    """The fields of a graph that describe the blocks of parameters."""
+    n, emission = problem.dynamics.n_latent, problem.emission
+    assert isinstance(emission, LinearEmission)
+    return {
+        "families": families(n),
+        "priors": weak(n, emission, problem.series.like),
+        "collect": partial(one_value, emission=emission),
+    }
+
+
+@dataclass(frozen=True, kw_only=True)
+class LinearGraph(SeriesGraph):
+    """The graph of all data. Its paths follow from the parameters, and memory holds those of one part."""
+
+    problem: LinearProblem
+
+    @staticmethod
+    def of(problem: LinearProblem, whole: Whole) -> "LinearGraph":
+        """The graph of all data, of which the problem has a sample."""
+        return LinearGraph(**_parameters(problem), factors=(), paths=(), follow=True, problem=problem, whole=whole)
+
+    def to(self, series: Series, share: float = 1.0, **cut: Tensor | None) -> Graph:
+        problem, n = self.problem.of(series), self.problem.dynamics.n_latent
+        groups = [part.series for _, part in problem.groups]
+        blank = [near_path(part.like.new_zeros(*part.batch_shape, 1, part.n_steps, n), SURE) for part in groups]
+        part = graph_of(problem, blank)
+        return replace(part, families=self.families, priors=self.priors, alike=True, share=share)
+
+    @property
+    def width(self) -> int:
+        n, n_features = self.problem.dynamics.n_latent, self.problem.series.n_features
+        of_sights = (n + 1) * (n + 1 + n_features) + 1 + n_features**2  # the numbers of a step: see `factors`
+        return -(-of_sights // self.problem.n_states)
+
+    def engine(self, etas: Etas, check: bool = True, linear: frozenset[str] = frozenset(), step: float = 1.0) -> Any:
+        return ChunkedVMP(self, etas, linear)
 
 
 def paths_at(graph: Graph, known: Points) -> list[GaussianTables]:

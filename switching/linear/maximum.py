@@ -82,7 +82,10 @@ def _gone_on(found: SearchResult, density: SharedDensity, options: Options, shif
     """The best ends on the sample, run on with all data."""
 
     def begin(tables: Parameters) -> Ascent:
-        return Ascent(density, tables["y"], RESTS, len(density.variances))
+        n = len(density.variances)
+        sizes, others = tables["y"].tensor_split([n], -1)
+        sizes = sizes.where(sizes.abs() >= LEAST, LEAST)  # the slope is 0 at 0, also if 0 is best for the sample alone
+        return Ascent(density, torch.cat([sizes, others], -1), RESTS, n)
 
     def finish(search: MultiStart) -> None:
         if not search.interrupted:

@@ -516,7 +516,7 @@ class LinearSSM(Model):
         from .fit import fit_linear
         from .profile import StructureFit
 
-        whole = Whole.shared(series, options)
+        whole = Whole.shared(series, options, files=True)
         if whole is not None:
             whole.ranks.together(lambda: series.n_sequences and self.problem(series))  # beyond the sample too
             series = whole.sample(options.number)

@@ -14,7 +14,6 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from ...inference.families import LocPrecision, Point
-from ...inference.message_passing.engine import VMP
 from ...inference.numerics.deferred import deferred
 from ...inference.numerics.placement import placed
 from ..ascent import Ascent, Differentiable
@@ -28,11 +27,12 @@ JOINED = ("moves", "sights", "first", "recurrence")
 """The blocks that a basis changes."""
 
 
-def rebase(engine: VMP, paths: Sequence[str], shifted: bool = True) -> None:
+def rebase(engine: Any, paths: Sequence[str], shifted: bool = True) -> None:
     """Move the blocks of an engine, for all restarts and chains, to bases in which the bound is higher.
 
     Arguments:
-        paths: the names of the blocks of paths in these bases.
+        engine: a `VMP` or a `ChunkedVMP`.
+        paths: the names of the blocks of paths in these bases; none if they follow from the parameters.
         shifted: whether a basis may have another origin, b.
     """
     moved = engine.ranks.gathered(lambda: _moved(engine, shifted))[0]  # all processes take that of the first
@@ -46,7 +46,7 @@ def rebase(engine: VMP, paths: Sequence[str], shifted: bool = True) -> None:
             engine.update(name)
 
 
-def _moved(engine: VMP, shifted: bool) -> dict[str, Tensor] | None:
+def _moved(engine: Any, shifted: bool) -> dict[str, Tensor] | None:
     """Natural parameters of the blocks in bases in which the bound is higher, on the host; None: there are none."""
     blocks = {name: engine.blocks[name] for name in JOINED if name in engine.blocks}
     families: dict[str, Any] = {name: block.family for name, block in blocks.items()}

@@ -63,6 +63,7 @@ def small_parts(monkeypatch: pytest.MonkeyPatch, problem: Any, steps: int, cut: 
     monkeypatch.setattr(chunked, "LONG", 8 * numbers if cut else chunked.LONG)
 
 
+@pytest.mark.few(8)
 @pytest.mark.parametrize("cut", [False, True])
 @pytest.mark.parametrize("kind", list(SUMS))
 def test_each_step_is_that_in_memory(monkeypatch, kind, cut):
@@ -123,7 +124,7 @@ def climb_of(monkeypatch: pytest.MonkeyPatch, kind: str, n: int) -> tuple[Any, A
     return problem, AscentInParts(problem, Whole.of(model.read(in_file(problem.series))), start, 1e-9)
 
 
-@pytest.mark.few(4)
+@pytest.mark.few(3)
 @pytest.mark.parametrize("kind", list(CLIMBS))
 def test_other_models_climb_the_objective_of_em(monkeypatch, kind):
     problem, climb = climb_of(monkeypatch, kind, 2)
