@@ -166,7 +166,8 @@ class Fit(Result, Generic[Model]):
         """The mean time in each state from entering it to leaving it, of `ContinuousMarkov` dynamics.
 
         A row for each state: `estimate`, `standard error`, and the ends of the interval, `lower` and `upper`, as in
-        `summary`; infinite and NaN for an absorbing state. The unit is that of the gaps.
+        `summary`; infinite and NaN for an absorbing state. The unit is that of the gaps. If rates depend on inputs,
+        these are 0.
 
         Arguments:
             level: probability of the intervals.
@@ -184,7 +185,8 @@ class Fit(Result, Generic[Model]):
     def plot_transitions(self, times: Any = None, level: float = 0.9) -> "Figure":
         """A panel for each state: the probability of every state some time after it, of `ContinuousMarkov` dynamics.
 
-        Bands are quantiles over draws of the parameters from their posterior; fits without a prior have none.
+        Bands are quantiles over draws of the parameters from their posterior; fits without a prior have none. If rates
+        depend on inputs, these are 0.
 
         Arguments:
             times: `[n]`, at least 0, in the unit of the gaps; None: up to three times the longest mean stay.

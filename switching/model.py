@@ -462,7 +462,7 @@ class SwitchingSSM(Model):
         return self.dynamics.durations(self.values_like(series.like), Drive(inputs, subjects=subjects))
 
     def transition_table(self, times: Any) -> Float[Tensor, "*n K K"]:
-        """P(state some time later | state) `[old, new]`, of `ContinuousMarkov` dynamics: `[*times, K, K]`.
+        """P(state some time later | state) `[old, new]`, of `ContinuousMarkov` dynamics: `[*times, K, K]`; at inputs 0.
 
         Arguments:
             times: a number or a table of numbers of at least 0, in the unit of the gaps.

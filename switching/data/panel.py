@@ -86,9 +86,9 @@ def read_panel(
     beside = [table[named[option][0]] if named[option] else None for option in ("dt", "states", "weights")]
     beside.append(None if noise is None else table[noise])
     with naming("frame"):
-        dt, states, weights, noises = beside
+        gaps, known, powers, noises = beside
         series = read_stacked(
-            table[named["columns"]], rows, len(named["columns"]), *drivers, dt, states, weights, noises
+            table[named["columns"]], rows, len(named["columns"]), *drivers, gaps, known, powers, noises
         )
     series = replace(series, frame=Frame.of(frame, [*keys, *named["time"]]))
     return series if keys else replace(series.one(0), sequences=None)

@@ -11,6 +11,9 @@ L = \sum_t \sum_{ij} n_t(i, j) \log P_t(i, j),$$
 
 where entries of Q are taken as independent (see `numerics.jumps`). The M-step is that of Gamma rates,
 $(N_{kl} + a - 1) / (T_k + b)$.
+
+With inputs, $q_{kl}(c) = q_{kl}\, e^{w_{kl}^\top c}$ with the inputs c of the step at the end of a gap, which hold
+during the gap. The M-step is then that of Poisson regressions of the jumps, one for each rate (`rates.RateLikelihood`).
 """
 
 from collections.abc import Mapping, Sequence
@@ -26,20 +29,30 @@ from torch import Tensor
 from ...inference.chains.contract import Chain, Marginals
 from ...inference.chains.markov.chain import MarkovChain
 from ...inference.numerics.checks import broadcast_shapes
-from ...inference.numerics.jumps import transition_probabilities
 from ...inference.numerics.logs import log_probability
 from ...inference.numerics.scalars import check_integer
 from ..data.series import Drive, Series
 from ..emissions.contract import ByGate
+from ..inputs import Inputs, named_or_counted
 from ..known import block_beside, held
 from ..parameters import Parameters, concentration, kept, read_table, widened
 from ..priors import Conjugate, Probabilities
 from .contract import NOTHING, Dynamics, draw_state
 from .factors import by_state
-from .gaps import Entered, check_gaps, distinct_moves, gaps_of, mean_gap, sane
+from .gaps import Entered, Steps, after_gaps, check_gaps, gaps_of, mean_gap
 from .initial import given_start
 from .possible import check_paths
-from .rates import NAME, JumpRates, generator_of, read_moves, read_states, without_diagonal
+from .rates import (
+    NAME,
+    WEIGHTS,
+    JumpRates,
+    generator_of,
+    maximal_rates,
+    rate_weights,
+    read_moves,
+    read_states,
+    without_diagonal,
+)
 
 
 @dataclass(frozen=True, repr=False)
@@ -49,7 +62,8 @@ class ContinuousMarkov(Dynamics):
     Parameters `rates [K, K]`, indexed [old, new] with a diagonal of 0, in jumps per unit of time, and `initial_probs
     [K]`, the distribution of the state at the first step. `with_values(rates=...)` takes a generator too, whose
     diagonal is minus the sum of the others of its row. The unit of time is that of `dt`, the gaps between steps, or of
-    `time`, the times of the steps. Without these all gaps are 1.
+    `time`, the times of the steps. Without these all gaps are 1. With inputs there are `rates_weights [K, K, C]`, and
+    the rate in the gap before step t is `rates[i, j] * exp(rates_weights[i, j] @ inputs[t])`.
 
     Arguments:
         n_states: K.
@@ -60,6 +74,8 @@ class ContinuousMarkov(Dynamics):
             `states=`), the chain has entered it at this very time, or before the step before it. log p(x) is then a log
             density, in the unit of time. At other steps the state may have been entered at any time since the step
             before.
+        inputs: the inputs of the rates: C names, or their number. Priors of rates are then those at inputs 0; the
+            weights have normal priors of scale 2.5, so use inputs of about unit variance.
         initial: the distribution of the first state. "free": a parameter, `initial_probs`. Or K probabilities.
         initial_prior: Dirichlet concentration of the first state, scalar or [K].
         rate_prior: shape and rate of the Gamma prior of each rate; each is a number or [K, K]. They count shape - 1
@@ -85,6 +101,7 @@ class ContinuousMarkov(Dynamics):
     mask: Sequence[Sequence[bool]] | Any = None
     absorbing: Sequence[int] = ()
     exact: Sequence[int] = ()
+    inputs: Inputs | Sequence[str] = 0  # type: ignore[assignment]
     initial: str | Sequence[float] = "free"
     initial_prior: float | Sequence = 1.0
     rate_prior: Sequence[Any] | None = None
@@ -93,6 +110,7 @@ class ContinuousMarkov(Dynamics):
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "n_states", check_integer("n_states", self.n_states))
+        object.__setattr__(self, "inputs", named_or_counted(self.inputs))
         for name in ("absorbing", "exact"):
             object.__setattr__(self, name, read_states(getattr(self, name), name, self.n_states))
         moves = read_moves(self.mask, self.absorbing, self.n_states)
@@ -133,7 +151,8 @@ class ContinuousMarkov(Dynamics):
     @cached_property
     def blocks(self) -> Mapping[str, Conjugate]:  # type: ignore[override]
         start = {"initial": Probabilities("initial_probs", "initial_concentration", ("state",))}
-        return (start if isinstance(self.initial, str) else {}) | {NAME: JumpRates(self.possible)}
+        weights = {WEIGHTS: rate_weights(self.possible, self.n_inputs)} if self.n_inputs else {}
+        return (start if isinstance(self.initial, str) else {}) | {NAME: JumpRates(self.possible)} | weights
 
     @property
     def not_conjugate(self) -> str | None:
@@ -160,30 +179,46 @@ class ContinuousMarkov(Dynamics):
 
     # ---- tables ----------------------------------------------------------------------------------------------------
 
-    def generator(self, values: Parameters) -> Float[Tensor, "*r K K"]:
-        """The rates with minus the sum of each row on the diagonal, in float64."""
-        return generator_of(values[NAME])
+    def generators(
+        self, values: Parameters, inputs: Float[Tensor, "*#b U C"] | None = None
+    ) -> Float[Tensor, "*r #U K K"]:
+        """The rates with minus the sum of each row on the diagonal, in float64: at inputs 0, or at each of some."""
+        rates = values[NAME].double().unsqueeze(-3)
+        if inputs is not None:
+            logits = (inputs.double()[..., None, None, :] * values[WEIGHTS].double().unsqueeze(-4)).sum(-1)
+            rates = rates * logits.exp()
+        return generator_of(rates)
 
     def transition_table(self, values: Parameters, times: Any) -> Float[Tensor, "..."]:
         table = read_table(times, "times").to(values[NAME].device)
         if not bool(((table >= 0) & table.isfinite()).all()):
             raise ValueError(f"times: got {table.tolist()}, expected numbers of at least 0.")
-        probs = transition_probabilities(self.generator(values), table.flatten())
+        probs = after_gaps(self.generators(values), table.flatten())
         return probs.unflatten(-3, table.shape) if table.ndim else probs.squeeze(-3)
 
     def _log_table(self, values: Parameters, n_axes: int) -> Float[Tensor, "*rb K K"]:
         """The logarithm of the table of a gap of 1; values lack `n_axes` axes of sequences."""
-        probs = transition_probabilities(self.generator(values), values[NAME].new_ones(1)).squeeze(-3)
+        probs = after_gaps(self.generators(values), values[NAME].new_ones(1)).squeeze(-3)
         return widened(log_probability(probs), 2, n_axes)
 
     def _log_tables(
         self, values: Parameters, drive: Drive, n_axes: int, states: Int[Tensor, "*b S"] | None = None
     ) -> Float[Tensor, "*rb S K K"]:
         """The logarithm of the table of each step after a gap; `states` are known ones, for `exact`."""
-        gaps, entered = gaps_of(drive, states), Entered(tuple(self.exact), states)
-        if n_axes or gaps.ndim == 1:
-            return distinct_moves(self.generator(values), gaps, entered).by_step()
-        return entered.tables(self.generator(values), gaps)  # values differ between sequences
+        inputs, entered = self._read(drive), Entered(tuple(self.exact), states)
+        gaps = gaps_of(drive, states if inputs is None else inputs[..., 0])
+        if not n_axes and gaps.ndim > 1:  # values differ between sequences
+            return entered.tables(self.generators(values, inputs), gaps)
+        steps = Steps.of(gaps, inputs)
+        return entered.distinct(self.generators(values, steps.inputs), steps).by_step()
+
+    def _read(self, drive: Drive) -> Float[Tensor, "*n C"] | None:
+        """The inputs of the rates."""
+        return drive.inputs[..., : self.n_inputs] if self.n_inputs and drive.inputs is not None else None
+
+    def _alike(self, drive: Drive, states: Tensor | None) -> bool:
+        """Whether all steps have one table."""
+        return drive.gaps is None and states is None and not self.n_inputs
 
     def _entered(self, drive: Drive) -> Int[Tensor, "*n"] | None:
         """The known states of the steps, if entries into some are exact."""
@@ -203,7 +238,7 @@ class ContinuousMarkov(Dynamics):
         initial = log_probability(self._start(values, n_batch))
         later = drive.at(slice(1, None))
         states = self._entered(later)
-        if drive.gaps is None and states is None:
+        if self._alike(drive, states):
             moves = self._log_table(values, n_batch)
         else:
             moves = self._log_tables(values, later, n_batch, states)
@@ -217,7 +252,7 @@ class ContinuousMarkov(Dynamics):
 
     def _tables(self, values: Parameters, drive: Drive, n_batch: int, horizon: int) -> list[Tensor]:
         """The transition table of each of the `horizon` steps, [*r, *b, K, K]."""
-        if drive.gaps is None:
+        if self._alike(drive, None):
             return [self._log_table(values, n_batch).exp()] * horizon
         return list(self._log_tables(values, drive, n_batch).exp().unbind(-3))
 
@@ -237,7 +272,8 @@ class ContinuousMarkov(Dynamics):
         return ByGate(state, torch.zeros_like(state))
 
     def durations(self, values: Parameters, drive: Drive) -> Tensor:
-        return 1 / values[NAME].sum(-1)
+        exits = self.generators(values, self._read(drive)).diagonal(dim1=-2, dim2=-1).neg()
+        return 1 / exits.flatten(0, -2).mean(0).to(values[NAME])
 
     def first(self, values: Parameters, drive: Drive) -> Tensor:
         return self._start(values, 0)
@@ -247,7 +283,8 @@ class ContinuousMarkov(Dynamics):
             state = draw_state(f"s_{step}", self.first(values, drive))
             return torch.ones_like(state), state
         here = drive.at(slice(step - 1, step))
-        states, like = self._entered(here), here.gaps if here.gaps is not None else here.states
+        states, inputs = self._entered(here), self._read(here)
+        like = next((t for t in (here.gaps, states, None if inputs is None else inputs[..., 0]) if t is not None), None)
         n_batch = 0 if like is None or values[NAME].ndim > 2 else like.ndim - 1
         (table,) = self._tables(values, here, n_batch, 1)
         old = torch.nn.functional.one_hot(previous, self.n_states).to(values[NAME])
@@ -298,38 +335,50 @@ class ContinuousMarkov(Dynamics):
             assert marginals.initial is not None
             starts = by_state(marginals.initial, lead)
             modes |= block_beside(self.blocks["initial"], fixed).mode(prior, starts)
-        jumps, times = self.expected_path(marginals, values, drive)
-        message = torch.stack([jumps, -times.unsqueeze(-1).expand_as(jumps)], -1).to(values[NAME])
-        modes |= self.blocks[NAME].mode(prior, message)
+        jumps, times, inputs = self._expected(marginals, values, drive)
+        if inputs is None:
+            message = torch.stack([jumps, -times.unsqueeze(-1).expand_as(jumps)], -1).squeeze(-4).to(values[NAME])
+            modes |= self.blocks[NAME].mode(prior, message)
+        else:
+            modes |= maximal_rates(jumps, times, inputs, prior, values, fixed)
         return held(kept(modes, values), fixed, self.parameters)
 
-    @torch.enable_grad()
     def expected_path(
         self, marginals: Marginals, values: Parameters, drive: Drive
     ) -> tuple[Float[Tensor, "*r K K"], Float[Tensor, "*r K"]]:
         """The expected number of jumps from state to state, and the expected time in each state, in all sequences."""
+        jumps, times, _ = self._expected(marginals, values, drive)
+        return jumps.sum(-3), times.sum(-2)
+
+    @torch.enable_grad()
+    def _expected(
+        self, marginals: Marginals, values: Parameters, drive: Drive
+    ) -> tuple[Float[Tensor, "*r U K K"], Float[Tensor, "*r U K"], Float[Tensor, "U C"] | None]:
+        """The expected jumps and times in gaps with equal inputs, and these inputs; U is 1 without inputs."""
         assert marginals.transition is not None
-        pairs, lead = marginals.transition.detach().double(), values[NAME].shape[:-2]
-        generator = self.generator(values).detach().requires_grad_()
-        later = drive.at(slice(1, None))
-        states = self._entered(later)
-        if drive.gaps is None and states is None:
-            counts = pairs.reshape(*lead, -1, *pairs.shape[-2:]).sum(-3, keepdim=True)
-            tables = log_probability(transition_probabilities(generator, counts.new_ones(1)))
+        lead, later = values[NAME].shape[:-2], drive.at(slice(1, None))
+        pairs = marginals.transition.detach().double().reshape(*lead, -1, self.n_states, self.n_states)
+        states, read = self._entered(later), self._read(later)
+        if self._alike(drive, states):
+            generator, inputs = self.generators(values).detach().requires_grad_(), None
+            counts = pairs.sum(-3, keepdim=True)
+            tables = log_probability(after_gaps(generator, counts.new_ones(1)))
         else:
-            gaps, entered = gaps_of(later, states), Entered(tuple(self.exact), states)
-            tables, which = distinct_moves(generator, gaps, entered)
-            flat = pairs.reshape(*lead, -1, *pairs.shape[-2:])
-            counts = torch.zeros_like(tables).index_add(-3, which.flatten(), flat)
+            steps = Steps.of(gaps_of(later, states if read is None else read[..., 0]), read)
+            inputs = steps.inputs
+            generator = self.generators(values, inputs).detach().requires_grad_()
+            tables, which = Entered(tuple(self.exact), states).distinct(generator, steps)
+            counts = torch.zeros_like(tables).index_add(-3, which.flatten(), pairs)
         total = (counts * torch.where(counts > 0, tables, 0.0)).sum()
         (slope,) = torch.autograd.grad(total, generator)
-        return slope * values[NAME], slope.diagonal(dim1=-2, dim2=-1)
+        rates = generator.detach().clamp_min(0.0)  # without the diagonal
+        return slope * rates, slope.diagonal(dim1=-2, dim2=-1), inputs
 
     def start(self, labels: Tensor, series: Series) -> Parameters:
         one_hot = torch.nn.functional.one_hot(labels, self.n_states).double() * series.inside.unsqueeze(-1)
         lead = labels.shape[: labels.ndim - 1 - len(series.batch_shape)]
         drive = series.drive.at(slice(1, None))
-        gaps = torch.ones_like(one_hot[..., 1:, 0]) if drive.gaps is None else sane(drive.gaps)
+        gaps = gaps_of(drive, one_hot[0, ..., 1:, 0] if lead else one_hot[..., 1:, 0])
         inside = series.inside[..., 1:].unsqueeze(-1)
         pairs = (one_hot[..., :-1, :].mT @ one_hot[..., 1:, :]).reshape(*lead, -1, self.n_states, self.n_states)
         times = by_state(one_hot[..., :-1, :] * inside * gaps.unsqueeze(-1), lead).unsqueeze(-1)
@@ -337,4 +386,5 @@ class ContinuousMarkov(Dynamics):
         rates = torch.where(self.possible.to(pairs.device), (pairs.sum(-3) + 1) / (times + typical), 0.0)
         first = by_state(one_hot[..., 0, :], lead) + 1
         values = {"initial_probs": first / first.sum(-1, keepdim=True), NAME: rates}
+        values[WEIGHTS] = rates.new_zeros(*rates.shape, self.n_inputs)
         return {name: values[name] for name in self.parameters}

@@ -18,6 +18,30 @@ from ...inference.numerics.logs import log_probability
 from ..data.series import Drive, Series
 
 
+class Steps(NamedTuple):
+    """Distinct gaps, each with the inputs that hold in it, and which of them each step has.
+
+    Attributes:
+        gaps: [U].
+        inputs: [U, C]; None: there are none.
+        which: [*n], the number of each step's.
+    """
+
+    gaps: Float[Tensor, "U"]
+    inputs: Float[Tensor, "U C"] | None
+    which: Int[Tensor, "*n"]
+
+    @staticmethod
+    def of(gaps: Float[Tensor, "*n"], inputs: Float[Tensor, "*#n C"] | None) -> "Steps":
+        """The distinct ones among those of all steps."""
+        if inputs is None:
+            distinct, which = torch.unique(gaps, return_inverse=True)
+            return Steps(distinct, None, which)
+        both = torch.cat([gaps.unsqueeze(-1), inputs.to(gaps).expand(*gaps.shape, -1)], -1)
+        rows, which = torch.unique(both.flatten(0, -2), dim=0, return_inverse=True)
+        return Steps(rows[:, 0], rows[:, 1:], which.reshape(gaps.shape))
+
+
 class Moves(NamedTuple):
     """The logarithms of distinct transition tables, and which of them each step has.
 
@@ -51,9 +75,18 @@ class Entered:
         """The states whose tables differ from those of other steps."""
         return () if self.states is None else self.exact
 
-    def tables(self, generator: Float[Tensor, "*b K K"], gaps: Float[Tensor, "*#b S"]) -> Float[Tensor, "*b S K K"]:
+    def distinct(self, generator: Float[Tensor, "*r #U K K"], steps: Steps) -> Moves:
+        """The tables of the steps, once for each distinct gap with its inputs."""
+        probs = after_gaps(generator, steps.gaps)
+        tables, kind = [log_probability(probs)], torch.zeros_like(steps.which)
+        for state in self.kinds:
+            kind = torch.where(self.states == state, len(tables), kind)
+            tables.append(log_entering(probs, generator, state))
+        return Moves(torch.cat(tables, -3), steps.which + kind * len(steps.gaps))
+
+    def tables(self, generator: Float[Tensor, "*b #S K K"], gaps: Float[Tensor, "*#b S"]) -> Float[Tensor, "*b S K K"]:
         """The logarithm of the table of each step, where each sequence has its own generator."""
-        probs = transition_probabilities(generator, gaps)
+        probs = after_gaps(generator, gaps)
         tables = log_probability(probs)
         for state in self.kinds:
             here = (self.states == state)[..., None, None]  # pyright: ignore[reportIndexIssue, reportOptionalSubscript]
@@ -61,25 +94,21 @@ class Entered:
         return tables
 
 
-def distinct_moves(generator: Float[Tensor, "*r K K"], gaps: Float[Tensor, "*n"], entered: Entered) -> Moves:
-    """The tables of steps after these gaps, once for each distinct gap."""
-    distinct, which = torch.unique(gaps, return_inverse=True)
-    probs = transition_probabilities(generator, distinct)
-    tables, kind = [log_probability(probs)], torch.zeros_like(which)
-    for state in entered.kinds:
-        kind = torch.where(entered.states == state, len(tables), kind)
-        tables.append(log_entering(probs, generator, state))
-    return Moves(torch.cat(tables, -3), which + kind * len(distinct))
+def after_gaps(generator: Float[Tensor, "*b #S K K"], gaps: Float[Tensor, "*#b S"]) -> Float[Tensor, "*b S K K"]:
+    """The transition table of each gap; all gaps have one generator, or each has its own."""
+    if generator.shape[-3] == 1:
+        return transition_probabilities(generator.squeeze(-3), gaps)
+    return transition_probabilities(generator, gaps.unsqueeze(-1)).squeeze(-3)
 
 
 def log_entering(
-    probs: Float[Tensor, "*b S K K"], generator: Float[Tensor, "*b K K"], state: int
+    probs: Float[Tensor, "*b S K K"], generator: Float[Tensor, "*b #S K K"], state: int
 ) -> Float[Tensor, "*b S K K"]:
     """The logarithms of tables whose column of an absorbing state has the density of entering it at the end of the
     gap."""
     column = torch.arange(probs.shape[-1], device=probs.device) == state
     into = torch.where(column, 0.0, generator[..., :, state])
-    density = log_probability((probs @ into[..., None, :, None]).squeeze(-1))
+    density = log_probability((probs @ into.unsqueeze(-1)).squeeze(-1))
     density = torch.where(column, 0.0, density)  # from the state itself
     return torch.where(column, density.unsqueeze(-1), log_probability(probs))
 

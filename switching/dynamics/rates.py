@@ -21,13 +21,19 @@ from torch.distributions import constraints
 from ...inference.families import Gamma
 from ...inference.numerics.arrays import numbers
 from ...inference.numerics.checks import check_integers
+from ...inference.numerics.products import with_ones
+from ..ascent import LONGEST_STEP, newton
 from ..entries import Entries
+from ..inputs import COEFFICIENT_SCALE
 from ..known import KnownDistribution, KnownEntries
-from ..parameters import Parameter, Parameters
+from ..parameters import Parameter, Parameters, free_entries
 from ..priors import Conjugate, Site
 from .possible import Mask
+from .rows import InputWeights
 
-NAME = "rates"
+NAME, WEIGHTS = "rates", "rates_weights"
+MAX_STEPS = 50  # of Newton's method
+LEAST = 1e-12  # curvature of a step, relative to the data's
 CLOSE = 1e-6  # relative difference of a diagonal from minus the sum of its row
 
 
@@ -126,3 +132,91 @@ class JumpRates(Conjugate):
         known = KnownEntries(constraints.nonnegative, torch.where(free, torch.nan, 0.0).to(shape))
         whole = KnownDistribution(dist.Gamma(shape, time).to_event(2), known, ~free)
         return [Site(NAME, lambda values: whole)]
+
+
+def rate_weights(free: Bool[Tensor, "K K"], n_inputs: int) -> InputWeights:
+    """The weights [K, K, C] of inputs in the logarithms of rates."""
+    support = Entries(free.unsqueeze(-1).expand(-1, -1, n_inputs).clone(), "mask excludes this jump")
+    return InputWeights(WEIGHTS, ("state", "state_new", "input"), support)
+
+
+@dataclass(frozen=True)
+class RateLikelihood:
+    r"""The objective of an M-step of rates $e^{a + w^\top c}$ as a function of a and w, `[*r, K, K, P]`.
+
+    Attributes:
+        design: 1 and the inputs of each distinct gap.
+        jumps, times: expected in these gaps; jumps that have no rate do not count.
+        prior_jumps, prior_time: of the prior, at inputs 0.
+        shrink: the precision of the weights' prior.
+        free: 1 at the numbers that may move, 0 at others.
+    """
+
+    design: Float[Tensor, "U P"]
+    jumps: Float[Tensor, "*r U K K"]
+    times: Float[Tensor, "*r U K"]
+    prior_jumps: Float[Tensor, "K K"]
+    prior_time: Float[Tensor, "K K"]
+    shrink: float
+    free: Float[Tensor, "*#r K K P"]
+
+    def _expected(self, numbers: Float[Tensor, "*r K K P"]) -> Float[Tensor, "*r U K K"]:
+        """The expected jumps at these rates."""
+        return self._log_rates(numbers).exp() * self.times.unsqueeze(-1)
+
+    def _log_rates(self, numbers: Float[Tensor, "*r K K P"]) -> Float[Tensor, "*r U K K"]:
+        return torch.einsum("up,...klp->...ukl", self.design, numbers)
+
+    def value(self, numbers: Float[Tensor, "*r K K P"]) -> Float[Tensor, "*r K K"]:
+        """The objective of each rate."""
+        of_data = self.jumps * self._log_rates(numbers) - self._expected(numbers)
+        at_zero, weights = numbers[..., 0], numbers[..., 1:]
+        prior = self.prior_jumps * at_zero - self.prior_time * at_zero.exp()
+        return of_data.sum(-3) + prior - self.shrink * weights.square().sum(-1) / 2
+
+    def step(self, numbers: Float[Tensor, "*r K K P"]) -> tuple[Tensor, Tensor]:
+        """A step of Newton's method, and the gain that it promises."""
+        expected, at_zero = self._expected(numbers), numbers[..., 0].exp() * self.prior_time
+        gradient = torch.einsum("up,...ukl->...klp", self.design, self.jumps - expected)
+        curvature = torch.einsum("up,uq,...ukl->...klpq", self.design, self.design, expected)
+        gradient[..., 0] += self.prior_jumps - at_zero
+        gradient[..., 1:] -= self.shrink * numbers[..., 1:]
+        ridge = torch.full_like(numbers, self.shrink)
+        ridge[..., 0] = at_zero
+        ridge = ridge + LEAST * (1 + curvature.diagonal(dim1=-2, dim2=-1))
+        both = self.free.unsqueeze(-1) * self.free.unsqueeze(-2)
+        gradient, held = gradient * self.free, torch.diag_embed((1 - self.free).expand(numbers.shape))
+        curvature = (curvature + torch.diag_embed(ridge)) * both + held
+        step = torch.linalg.solve(curvature, gradient.unsqueeze(-1)).squeeze(-1).clamp(-LONGEST_STEP, LONGEST_STEP)
+        return step, (gradient * step).sum(-1)
+
+    def raised(self, numbers: Float[Tensor, "*r K K P"]) -> Float[Tensor, "*r K K P"]:
+        """The numbers at the maximum."""
+        return newton(self.value, self.step, numbers, MAX_STEPS)
+
+
+def maximal_rates(
+    jumps: Float[Tensor, "*r U K K"],
+    times: Float[Tensor, "*r U K"],
+    inputs: Float[Tensor, "U C"],
+    prior: Parameters | None,
+    values: Parameters,
+    fixed: Parameters,
+) -> Parameters:
+    """The M-step of rates and weights, from expected jumps and times in gaps with these inputs."""
+    rates, weights = values[NAME].double(), values[WEIGHTS].double()
+    live, none = rates > 0, torch.zeros_like(rates[..., :1, :1])
+    free = free_entries({name: values[name] for name in (NAME, WEIGHTS)}, fixed)
+    moving = torch.cat([free[NAME].unsqueeze(-1), free[WEIGHTS]], -1).to(rates) * live.unsqueeze(-1)
+    likelihood = RateLikelihood(
+        with_ones(inputs),
+        torch.where(live.unsqueeze(-3), jumps, 0.0),
+        times,
+        none if prior is None else prior["rates_shape"].double() - 1,
+        none if prior is None else prior["rates_time"].double(),
+        0.0 if prior is None else COEFFICIENT_SCALE**-2,
+        moving,
+    )
+    numbers = torch.cat([torch.where(live, rates, 1.0).log().unsqueeze(-1), weights], -1)
+    best = likelihood.raised(numbers).to(values[NAME])
+    return {NAME: torch.where(live, best[..., 0].exp(), 0.0), WEIGHTS: best[..., 1:]}

@@ -56,7 +56,7 @@ def _as_sojourns(rates: Parameter) -> Parameter:
 
 def check_continuous(model: Any) -> None:
     """TypeError unless the chain of a model has rates."""
-    if not hasattr(getattr(model, "dynamics", None), "generator") or model.subjects:
+    if not hasattr(getattr(model, "dynamics", None), "generators") or model.subjects:
         raise TypeError(
             f"model: got {str(model).splitlines()[0]}, expected a SwitchingSSM of ContinuousMarkov dynamics, of one "
             "subject."
@@ -69,7 +69,7 @@ def plot_transitions(fit: Any, times: Sequence[float] | Any = None, level: float
     level, model = check_probability("level", level, proper=True), fit.model
     check_continuous(model)
     if times is None:
-        stays = model.dynamics.durations(model.values, None)
+        stays = 1 / model.values["rates"].sum(-1)
         stays = stays[stays < torch.inf]
         times = np.linspace(0.0, LONG * float(stays.max()) if len(stays) else 1.0, POINTS)
     estimate = model.transition_table(times).cpu()

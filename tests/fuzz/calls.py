@@ -532,6 +532,7 @@ def _(r: Draw) -> Call:
             "initial": r.one("free", [1.0 / r.K] * r.K),
             "initial_prior": 1.0,
             "rate_prior": r.one(None, (2.0, 1.0)),
+            "inputs": r.one(0, 1, ["dose"]),
         },
         sh.Normal: {"n_features": 2, "covariance": r.one("diagonal", "spherical")},
         sh.MultivariateNormal: {"n_features": 2, "covariance": r.one("full", "diagonal", "spherical", "tied")},

@@ -7,6 +7,7 @@ import pyro
 import pytest
 import samplehold as sh
 import torch
+from examples import slow
 from oracles.models import enumerated_by_pyro, numbers
 from samplehold.inference.numerics.jumps import transition_probabilities
 from samplehold.switching.dynamics.rates import generator_of
@@ -310,6 +311,21 @@ def test_samplers_take_rates(panel):
     assert not bool(fit.posterior.sample(5)["rates"][:, ~torch.tensor(MASK)].any())
 
 
+@pytest.mark.slow
+def test_tables_and_figures_of_a_posterior_have_its_spread(panel):
+    few = {"x": panel["x"][:10], "dt": panel["dt"][:10]}
+    fit = of_panel(few, method="svi", max_steps=3, tol=1e-6)
+    table = fit.sojourn()
+    stays = 1 / fit.posterior.refined.sample(10_000)["rates"].sum(-1)[:, :2]
+    np.testing.assert_allclose(table["lower"][:2], np.quantile(stays, 0.05, axis=0), rtol=1e-2)
+    np.testing.assert_allclose(table["standard error"][:2], stays.std(0), rtol=1e-6)
+    vertices = fit.plot_transitions([0.0, 1.0]).axes[0].collections[0].get_paths()[0].vertices
+    at_one = vertices[vertices[:, 0] == 1.0, 1]
+    drawn = fit.posterior.sample(500, seed=0)["rates"]
+    stays = fit.model.dynamics.transition_table({"rates": drawn}, [1.0])[:, 0, 0, 0]
+    np.testing.assert_allclose([at_one.min(), at_one.max()], np.quantile(stays, [0.05, 0.95]), rtol=1e-6)
+
+
 def test_the_prior_of_rates_is_that_of_gammas():
     model = sh.SwitchingSSM(sh.ContinuousMarkov(3, mask=MASK, absorbing=[2], rate_prior=(2.0, 3.0)), sh.Poisson())
     trace = pyro.poutine.trace(model).get_trace(n_steps=2)
@@ -349,6 +365,8 @@ def test_rates_of_subjects_are_those_of_their_sequences(panel):
     series = {"x": panel["x"][:6], "dt": panel["dt"][:6]}
     model = sh.SwitchingSSM(sh.ContinuousMarkov(3, mask=MASK, absorbing=[2]), sh.Categorical(3))
     fit = model.fit(**series, pooled={"dynamics": "none"}, restarts=1, max_steps=3, progress=False)
+    with pytest.raises(TypeError, match=r"model: got .* with 6 subjects, expected a SwitchingSSM of ContinuousMarkov"):
+        fit.sojourn()
     one = fit.model.of("1")
     expected = one.log_evidence(series["x"][1], dt=series["dt"][1])
     assert_close(fit.log_evidence()[1], expected)
@@ -361,6 +379,78 @@ def test_a_model_is_the_same_after_a_file(tmp_path):
     assert again.dynamics == model.dynamics
     assert_close(again.values, model.values)
 
+
+# ---- inputs of rates -------------------------------------------------------------------------------------------------
+
+WEIGHT = numbers(3, 3, 2, seed=3) * torch.tensor(RATES > 0).unsqueeze(-1)
+DRIVE = numbers(2, 4, 2, seed=4)
+
+
+def driven(**options) -> sh.SwitchingSSM:
+    model = sh.SwitchingSSM(sh.ContinuousMarkov(3, absorbing=[2], inputs=2, **options), sh.Normal(1))
+    return model.with_values(
+        initial_probs=START, rates=RATES, rates_weights=WEIGHT, loc=[[m] for m in LOC], scale=[[1.0]] * 3
+    )
+
+
+def at_inputs(inputs) -> np.ndarray:
+    return generator(np.where(RATES > 0, RATES, 0.0) * np.exp(WEIGHT.numpy() @ np.asarray(inputs)))
+
+
+@pytest.mark.parametrize("timed", [True, False])
+def test_inputs_change_rates_in_the_gap_before_their_step(timed):
+    given = {"inputs": DRIVE} | ({"time": TIMES} if timed else {})
+    model, x = driven(), X.unsqueeze(-1)
+    found = model.log_evidence(x, **given)
+    for b in range(2):
+        belief, total = np.array(START), 1.0
+        for t in range(4):
+            gap = float(TIMES[b, t] - TIMES[b, t - 1]) if timed else 1.0
+            belief = belief if t == 0 else belief @ expm(at_inputs(DRIVE[b, t]) * gap)
+            belief = belief * norm.pdf(float(X[b, t]), LOC)
+            total, belief = total * belief.sum(), belief / belief.sum()
+        np.testing.assert_allclose(found[b], np.log(total), rtol=1e-12)
+    assert_close(enumerated_by_pyro(model, x, **given), found.sum(), rtol=1e-10, atol=0)
+
+
+def test_inputs_beside_exact_entries_are_summed_over_paths():
+    model, x, given = driven(exact=[2]), X.unsqueeze(-1), {"inputs": DRIVE, "time": TIMES, "states": KNOWN}
+    assert_close(enumerated_by_pyro(model, x, **given), model.log_evidence(x, **given).sum(), rtol=1e-10, atol=0)
+    ahead = driven().forecast(X[0], 1, inputs=torch.cat([DRIVE[0], DRIVE[1, :1]]), dt=[0, 0.3, 1.7, 0.5, 2.0]).state
+    last = driven().filter(X[0], inputs=DRIVE[0], dt=[0, 0.3, 1.7, 0.5]).state[-1].numpy()
+    np.testing.assert_allclose(ahead[0], last @ expm(2.0 * at_inputs(DRIVE[1, 0])), rtol=1e-10)
+    exits = np.stack([-at_inputs(row).diagonal() for row in DRIVE[0]]).mean(0)
+    np.testing.assert_allclose(driven().durations(X[0], inputs=DRIVE[0])[:2], 1 / exits[:2])
+
+
+@pytest.mark.parametrize("prior", [slow(None), "weak"])
+def test_em_with_inputs_rises_to_a_stationary_point(panel, prior):
+    dynamics = sh.ContinuousMarkov(3, mask=MASK, absorbing=[2], inputs=["age"])
+    truth = sh.SwitchingSSM(dynamics, sh.Categorical(3)).with_values(
+        initial_probs=[0.8, 0.2, 0.0], rates=RATES, rates_weights=WEIGHT[..., :1], probs=torch.eye(3).double()
+    )
+    given = {"dt": panel["dt"], "inputs": {"age": (numbers(150, 1, seed=5) > 0).double().expand(150, 8)}}
+    x = truth.simulate(8, (150,), **given, seed=1).x
+    model = sh.SwitchingSSM(dynamics, sh.Categorical(3))
+    fixed, options = {"probs": torch.eye(3)}, {"restarts": 1, "max_steps": 150, "tol": 1e-13, "progress": False}
+    fit = model.fit(x, **given, fixed=fixed, prior=prior, **options)
+    assert bool((fit.objective.diff() > -1e-9).all())
+    problem = fit.model.problem(x, **given)
+    values = {name: table.clone().requires_grad_(name.startswith("rates")) for name, table in fit.values.items()}
+    height = problem.evidence(values).sum()
+    if prior is not None:
+        density = {s.name: s for s in problem.dynamics.sites(problem.prior)}
+        height = height + sum(density[name].distribution(values).log_prob(values[name]) for name in SLOPED)
+    slopes = torch.autograd.grad(height, [values[name] for name in SLOPED])
+    for slope in slopes:
+        assert float(slope[torch.tensor(MASK)].abs().max()) < 1e-3
+    table = fit.summary().parameters.loc[[f"rates_weights[{i}, {j}, age]" for i, j in ((0, 1), (1, 0), (1, 2))]]
+    at = WEIGHT[[0, 1, 1], [1, 0, 2], 0].numpy()
+    assert (np.abs(table["estimate"] - at) < 3.5 * table["standard error"]).all()
+    np.testing.assert_allclose(fit.sojourn()["estimate"], 1 / fit.values["rates"].sum(-1))
+
+
+SLOPED = "rates", "rates_weights"
 
 # ---- bad input -------------------------------------------------------------------------------------------------------
 
