@@ -21,6 +21,7 @@ from oracles.coupled import factorial_of, layered_of
 from oracles.effort import effort
 from oracles.machines import random_machine
 from reference import close
+from samplehold.inference import families
 from samplehold.inference.scans.gated.op import gated_scan
 from samplehold.switching.stacks.automaton import advance, start
 from torch import Tensor, nn
@@ -155,6 +156,31 @@ def _(r: Draw) -> Call:
         "lengths": r.lengths(),
     }
     return _chain_call(r, sh.chains.CopyChain, arguments, reference.copy_chain)
+
+
+@function("SegmentChain", 4)
+def _(r: Draw) -> Call:
+    by = r.one("step", "run")
+    statistics = torch.rand(*r.batch, r.T, r.F, r.K + 1, dtype=r.dtype).round()
+    arguments = {
+        "prior": torch.rand(r.F, r.K + 1, dtype=r.dtype) + 0.1,
+        "statistics": statistics,
+        "log_hazard": r.probs(*r.batch, r.one(1, r.T) if by == "step" else r.K).log() - 0.1,
+        "log_base": r.one(None, r.table(*r.batch, r.T)),
+        "by": by,
+        "lengths": r.lengths(),
+        "tol": r.one(0.0, 1e-6, 0.1),
+    }
+    method = r.one("log_normalizer", "filter", "smooth", "viterbi", "entropy", "change_probability", "sample", "runs")
+    own: dict[str, Any] = {"sample": {"n": 3, "seed": r.seed()}}.get(method, {})
+
+    def run(**given: Any) -> Any:
+        block = sh.chains.Block(families.Dirichlet(), given["prior"], given["statistics"])
+        rest = {name: given[name] for name in arguments if name not in ("prior", "statistics")}
+        made = sh.chains.SegmentChain(block, **rest)
+        return getattr(made, method)(**{name: given[name] for name in own})
+
+    return Call(run, arguments | own, also=("blocks",), finite=method != "sample")  # NaN after the end
 
 
 @function("FactoredCopyChain", 6)

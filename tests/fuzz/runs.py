@@ -22,7 +22,7 @@ from spoil import spoiled
 from torch import Tensor
 
 PACKAGE = Path(samplehold.__file__).parent
-NAME = re.compile(r"([A-Za-z_]\w*)(?:\.\w+|\[[^\]]*\])*(?:, [A-Za-z_][\w.]*(?:\[[^\]]*\])?)*: ")
+NAME = re.compile(r"([A-Za-z_]\w*)(?:\.\w+|\[[^\]]*\])*(?:, [A-Za-z_][\w.]*(?:\[[^\]]*\])?(?:\.\w+)?)*: ")
 
 
 @dataclasses.dataclass(frozen=True)

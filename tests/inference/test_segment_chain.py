@@ -272,9 +272,9 @@ def test_errors_name_what_is_wrong():
         SegmentChain(block, -hazard * 0 + 0.5)
     with pytest.raises(TypeError, match="log_hazard"):
         SegmentChain(block, hazard.float())
-    with pytest.raises(ValueError, match=r"shape of Gamma: got -1"):
+    with pytest.raises(ValueError, match=r"blocks\[0\]\.prior: shape of Gamma: got -1"):
         SegmentChain(replace(block, prior=-block.prior), hazard)
-    with pytest.raises(ValueError, match=r"statistics of block 0: got shape"):
+    with pytest.raises(ValueError, match=r"blocks\[0\]\.statistics: got shape"):
         SegmentChain(replace(block, statistics=block.statistics[..., :1]), hazard)
     with pytest.raises(ValueError, match="tol"):
         SegmentChain(block, hazard, tol=1.0)
@@ -291,5 +291,5 @@ def test_errors_name_what_is_wrong():
             getattr(SegmentChain(block, hazard, impossible), method)()
     unknown = block.statistics.clone()
     unknown[2] = torch.nan
-    with pytest.raises(ValueError, match="statistics of block 0: holds NaN at step 2"):
+    with pytest.raises(ValueError, match=r"blocks\[0\]\.statistics: holds NaN at step 2"):
         SegmentChain(replace(block, statistics=unknown), hazard).smooth()

@@ -24,14 +24,13 @@ from ...numerics.checks import (
     check_same_kind,
     check_shape,
     common_batch,
-    naming,
     read_lengths,
 )
 from ...numerics.randomness import Seed, generator_of
 from ...numerics.scalars import check_choice, check_integer, check_probability
 from ..contract import Viterbi
 from . import op, paths, plain
-from .checks import check_hazard, parts, read_blocks, shapes_of
+from .checks import check_hazard, check_prior, parts, read_blocks, shapes_of
 from .plain import Forward, Function
 from .records import Block, FilteredSegments, Runs, SampledSegments, SmoothedSegments, tables_of
 from .tables import Tables, log_one_less
@@ -89,7 +88,7 @@ class SegmentChain:
         self.tol = check_probability("tol", tol)
         if self.tol == 1:
             raise ValueError("tol: got 1, which leaves everything out; give a number below 1, such as 1e-9.")
-        tables = {f"{name} of block {i}": part for i, block in enumerate(self.blocks) for name, part in parts(block)}
+        tables = {f"blocks[{i}].{name}": part for i, block in enumerate(self.blocks) for name, part in parts(block)}
         check_same_kind("log_base", log_hazard=log_hazard, log_base=log_base, **tables)
         lengths = read_lengths(lengths)
         self.n_steps, shapes = shapes_of(self.blocks)
@@ -106,8 +105,7 @@ class SegmentChain:
         self.log_hazard, self.log_base = log_hazard, log_base
         check_hazard("log_hazard", log_hazard)
         for i, block in enumerate(self.blocks):
-            with naming(f"prior of block {i}", "eta"):
-                block.family.check(block.prior.detach())
+            check_prior(f"blocks[{i}].prior", block.family, block.prior)
         self._found: Forward | None = None
 
     def log_normalizer(self) -> Float[Tensor, "*b"]:
@@ -263,7 +261,7 @@ class SegmentChain:
 
     def _check(self, failed: Tensor, total: Tensor) -> None:
         tables = {"log_base": self.log_base} | {
-            f"statistics of block {i}": block.statistics.flatten(-2) for i, block in enumerate(self.blocks)
+            f"blocks[{i}].statistics": block.statistics.flatten(-2) for i, block in enumerate(self.blocks)
         }
         tables["log_base"] = None if self.log_base is None else self.log_base.unsqueeze(-1)
         check_possible(failed.reshape(self.batch_shape), total.to(self.log_hazard.dtype), **tables)

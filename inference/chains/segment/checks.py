@@ -8,7 +8,7 @@ from torch import Tensor
 from ...numerics.checks import check_shape
 from ...numerics.deferred import refuse_if
 from ...numerics.scalars import check_kind
-from .records import Block
+from .records import Block, Conjugate
 
 
 def check_hazard(name: str, log_hazard: Tensor) -> None:
@@ -22,6 +22,14 @@ def check_hazard(name: str, log_hazard: Tensor) -> None:
         )
 
     refuse_if(bad.any(), complain)
+
+
+def check_prior(name: str, family: Conjugate, prior: Tensor) -> None:
+    """Raise `ValueError`, with the name, unless a prior is proper."""
+    try:
+        family.check(prior.detach())
+    except ValueError as error:
+        raise ValueError(f"{name}: {error}") from None
 
 
 def read_blocks(blocks: Any) -> tuple[Block, ...]:
@@ -42,14 +50,14 @@ def shapes_of(blocks: tuple[Block, ...]) -> tuple[int, dict[str, Sequence[int] |
     steps = blocks[0].statistics.shape[-3] if blocks[0].statistics.dim() > 2 else 0
     if steps == 0:
         raise ValueError(
-            f"statistics of block 0: got shape {list(blocks[0].statistics.shape)}, expected [*batch, T, F, D] with at "
+            f"blocks[0].statistics: got shape {list(blocks[0].statistics.shape)}, expected [*batch, T, F, D] with at "
             "least one step."
         )
     shapes = {}
     for i, block in enumerate(blocks):
         if block.prior.dim() < 2 or 0 in block.prior.shape[-2:]:
-            raise ValueError(f"prior of block {i}: got shape {list(block.prior.shape)}, expected [*batch, F, D].")
-        shapes[f"prior of block {i}"] = block.prior.shape[:-2]
-        name = f"statistics of block {i}"
+            raise ValueError(f"blocks[{i}].prior: got shape {list(block.prior.shape)}, expected [*batch, F, D].")
+        shapes[f"blocks[{i}].prior"] = block.prior.shape[:-2]
+        name = f"blocks[{i}].statistics"
         shapes[name] = check_shape(name, block.statistics, (steps, *block.prior.shape[-2:]))
     return steps, shapes

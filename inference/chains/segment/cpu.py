@@ -137,7 +137,8 @@ def _steps(tables: Tables, n: int, bounded: bool = False) -> Steps:
     x = torch.cat([table[n].flatten(1) for table in tables.statistics], -1).contiguous().numpy()
     parts = tables.log_base[n], tables.log_change[n], tables.log_hold[n]
     arrays = (np.ascontiguousarray(part.numpy()) for part in parts)
-    return Steps(x, *arrays, tables.by_run, int(tables.lengths[n]), by_hazards, tables.tol)
+    base, change, hold = arrays
+    return Steps(x, base, change, hold, tables.by_run, int(tables.lengths[n]), by_hazards, tables.tol)
 
 
 def _plates(tables: Tables, n: int) -> Plates:
@@ -159,7 +160,7 @@ def _plates(tables: Tables, n: int) -> Plates:
                 numbers = [*plate.tolist(), float(plate.sum())]
             plates.append((kind, column, len(priors), len(plate), kappa, shape, constant.numpy(), digamma.numpy()))
             priors, column = priors + numbers, column + len(plate)
-    kind, column, row, size, kappa, shape, constant, digamma = map(np.array, zip(*plates, strict=True))
+    kind, column, row, size, kappa, shape, constant, digamma = (np.array(part) for part in zip(*plates, strict=True))
     return Plates(kind, column, row, size, np.array(priors), kappa, shape, constant, digamma)
 
 
@@ -212,10 +213,9 @@ def _constants(rules: Rules) -> tuple[Kinds, Hazards]:
                 column.append(sum(sizes))
                 kind.append(_KINDS[family.kernel or ""])
                 sizes.append(prior.shape[2])
-        numbers = map(np.array, (kind, column, sizes))
-        prior = torch.cat([prior[0].flatten() for prior in tables.priors]).numpy()
-        kinds = Kinds(*numbers, prior, 0.0)
-        none = np.zeros((1, len(prior)))
+        eta = torch.cat([prior[0].flatten() for prior in tables.priors]).numpy()
+        kinds = Kinds(np.array(kind), np.array(column), np.array(sizes), eta, 0.0)
+        none = np.zeros((1, len(eta)))
         kinds = kinds._replace(evidence=float(log_evidence(kinds, none)))
         by_hazards = np.zeros(0) if rules.by_hazards is None else rules.by_hazards[0].numpy()
         _CONSTANTS[rules] = kinds, Hazards(tables.log_change[0].numpy(), tables.log_hold[0].numpy(), by_hazards)

@@ -6,10 +6,10 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from ...numerics.checks import check_same_kind, check_shape, check_table, common_batch, naming
+from ...numerics.checks import check_same_kind, check_shape, check_table, common_batch
 from ...numerics.scalars import check_choice, check_integer, check_probability
 from . import op
-from .checks import check_hazard
+from .checks import check_hazard, check_prior
 from .plain_stream import Belief, rules_of
 from .records import Conjugate, Runs
 
@@ -46,15 +46,14 @@ class SegmentStream:
         self.by = check_choice("by", by, ("step", "run"))
         self.tol = check_probability("tol", tol)
         self.most = None if most is None else check_integer("most", most)
-        tables = {f"prior of block {i}": prior for i, prior in enumerate(self.priors)}
+        tables = {f"priors[{i}]": prior for i, prior in enumerate(self.priors)}
         check_same_kind(log_hazard=log_hazard, **tables)
         sizes = (1,) if by == "step" else (max(1, log_hazard.shape[-1] if log_hazard.dim() else 1),)
         shapes = {name: check_shape(name, prior, tuple(prior.shape[-2:])) for name, prior in tables.items()}
         self.batch_shape = common_batch(log_hazard=check_shape("log_hazard", log_hazard, sizes), **shapes)
         check_hazard("log_hazard", log_hazard)
         for i, (family, prior) in enumerate(zip(self.families, self.priors, strict=True)):
-            with naming(f"prior of block {i}", "eta"):
-                family.check(prior)
+            check_prior(f"priors[{i}]", family, prior)
         self._dtype = log_hazard.dtype
         hazard, flat = self._flat(log_hazard, 1), tuple(self._flat(prior, 2) for prior in self.priors)
         self._rules = rules_of(self.families, flat, hazard, self.by == "run", self.tol, self.most)
@@ -89,7 +88,7 @@ class SegmentStream:
         """
         N, size = self.batch_shape.numel(), runs.length.shape[-1]
         steps = tuple(
-            self._flat(check_table(f"statistics of block {i}", step, *prior.shape[-2:]), 2)
+            self._flat(check_table(f"statistics[{i}]", step, *prior.shape[-2:]), 2)
             for i, (step, prior) in enumerate(zip(statistics, self.priors, strict=True))
         )
         base = self._rules.evidence.new_zeros(N) if log_base is None else self._flat(log_base, 0)
