@@ -213,8 +213,9 @@ class SegmentChain:
         natural = tuple(prior.unsqueeze(1) + part for prior, part in zip(tables.priors, live.sums, strict=True))
         length = (tables.lengths.unsqueeze(-1) - live.start).clamp_min(0).reshape(*self.batch_shape, len(live.start))
         shaped = lambda tables: tuple(map(self._shaped, tables))
-        weight, total, left_out = shaped((live.weight, plain.total(found), found.left_out))
-        return Runs(length, weight, shaped(live.sums), shaped(natural), total, left_out, self.lengths)
+        weight, evidence = shaped((live.weight, live.normalizer))
+        total, left_out = shaped((plain.total(found), found.left_out))
+        return Runs(length, weight, shaped(live.sums), shaped(natural), evidence, total, left_out, self.lengths)
 
     def _forward(self) -> Forward:
         if self._found is None:

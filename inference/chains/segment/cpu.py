@@ -134,10 +134,9 @@ def _steps(tables: Tables, n: int, bounded: bool = False) -> Steps:
     by_hazards = np.zeros(0)
     if tables.by_run and bounded:
         by_hazards = plain.of_hazards(tables.log_change[n : n + 1], tables.log_hold[n : n + 1])[0].numpy()
-    x = torch.cat([table[n].flatten(1) for table in tables.statistics], -1).contiguous().numpy()
+    x = torch.cat([table[n].flatten(1) for table in tables.statistics], -1).contiguous().resolve_neg().numpy()
     parts = tables.log_base[n], tables.log_change[n], tables.log_hold[n]
-    arrays = (np.ascontiguousarray(part.numpy()) for part in parts)
-    base, change, hold = arrays
+    base, change, hold = (part.contiguous().resolve_neg().numpy() for part in parts)
     return Steps(x, base, change, hold, tables.by_run, int(tables.lengths[n]), by_hazards, tables.tol)
 
 
@@ -170,6 +169,8 @@ def _width(tables: Tables) -> int:
 
 def _apart(tables: Tables, table: Tensor) -> tuple[Tensor, ...]:
     """Columns [..., D] by block, [..., F, D]."""
+    if len(tables.priors) == 1:
+        return (table.unflatten(-1, tables.priors[0].shape[1:]),)
     parts = table.split([prior.shape[1:].numel() for prior in tables.priors], -1)
     return tuple(part.unflatten(-1, prior.shape[1:]) for part, prior in zip(parts, tables.priors, strict=True))
 
@@ -182,26 +183,19 @@ def _takes_one(base: Tensor, belief: Belief, rules: Rules, *others: Any) -> bool
 def update(base: Tensor, belief: Belief, rules: Rules, steps: tuple[Tensor, ...], log_hazard: Tensor | None) -> Updated:
     kinds, hazards = _constants(rules)
     if log_hazard is not None and not rules.tables.by_run:
-        hazards = Hazards(log_hazard.numpy(), log_one_less(log_hazard).numpy(), hazards.by_hazards)
-    x = np.concatenate([step.numpy().ravel() for step in steps])
-    sums = [table[0].flatten(1).numpy() for table in belief.sums]
+        hazards = Hazards(log_hazard.resolve_neg().numpy(), log_one_less(log_hazard).numpy(), hazards.by_hazards)
+    x = np.concatenate([step.resolve_neg().numpy().ravel() for step in steps])
+    sums = [table[0].flatten(1).resolve_neg().numpy() for table in belief.sums]
     joined = sums[0] if len(sums) == 1 else np.concatenate(sums, 1)
     most = sys.maxsize if rules.most is None else rules.most
-    length, weight, total, natural, increment, left_out = advance(
-        kinds,
-        hazards,
-        belief.length.numpy()[0],
-        belief.weight.numpy()[0],
-        joined,
-        x,
-        base.item(),
-        rules.tables.tol,
-        most,
+    old = (table[0].resolve_neg().numpy() for table in (belief.length, belief.weight))
+    length, weight, total, evidence, natural, increment, left_out = advance(
+        kinds, hazards, *old, joined, belief.evidence[0].resolve_neg().numpy(), x, base.item(), rules.tables.tol, most
     )
     row = lambda table: torch.from_numpy(table).unsqueeze(0)
     sums, naturals = (_apart(rules.tables, row(table)) for table in (total, natural))
     number = lambda value: torch.tensor([value], dtype=torch.float64)
-    return Belief(row(length), row(weight), sums), naturals, number(increment), number(left_out)
+    return Belief(row(length), row(weight), sums, row(evidence)), naturals, number(increment), number(left_out)
 
 
 def _constants(rules: Rules) -> tuple[Kinds, Hazards]:
@@ -218,7 +212,10 @@ def _constants(rules: Rules) -> tuple[Kinds, Hazards]:
         none = np.zeros((1, len(eta)))
         kinds = kinds._replace(evidence=float(log_evidence(kinds, none)))
         by_hazards = np.zeros(0) if rules.by_hazards is None else rules.by_hazards[0].numpy()
-        _CONSTANTS[rules] = kinds, Hazards(tables.log_change[0].numpy(), tables.log_hold[0].numpy(), by_hazards)
+        _CONSTANTS[rules] = (
+            kinds,
+            Hazards(tables.log_change[0].resolve_neg().numpy(), tables.log_hold[0].numpy(), by_hazards),
+        )
     return _CONSTANTS[rules]
 
 

@@ -9,6 +9,7 @@ from ...numerics.compilation import inlined, kernel
 from .cpu_plates import GAMMA, NORMAL
 
 _EPS = 2.3e-16
+_HALF_LOG_2PI = 0.5 * math.log(2 * math.pi)
 
 
 class Kinds(NamedTuple):
@@ -39,7 +40,7 @@ def _hold(hazards: Any, run: int) -> float:
 
 @inlined
 def _evidence(kinds: Any, sums: Any, r: int) -> float:
-    """The log-normalizer of a posterior, up to a constant."""
+    """The log-normalizer of a posterior."""
     total = 0.0
     for p in range(len(kinds.kind)):
         c, prior = kinds.column[p], kinds.prior
@@ -47,7 +48,7 @@ def _evidence(kinds: Any, sums: Any, r: int) -> float:
             weighted, kappa = prior[c] + sums[r, c], -2 * (prior[c + 1] + sums[r, c + 1])
             shape = prior[c + 2] + sums[r, c + 2]
             rate = -(prior[c + 3] + sums[r, c + 3]) - weighted * weighted / kappa / 2
-            total += math.lgamma(shape) - shape * math.log(rate) - math.log(kappa) / 2
+            total += math.lgamma(shape) - shape * math.log(rate) - math.log(kappa) / 2 + _HALF_LOG_2PI
         elif kinds.kind[p] == GAMMA:
             shape = prior[c] + sums[r, c]
             total += math.lgamma(shape) - shape * math.log(-(prior[c + 1] + sums[r, c + 1]))
@@ -108,13 +109,11 @@ def _cost(kinds: Any, hazards: Any, length: Any, weight: Any, sums: Any, top: fl
 
 
 @kernel
-def advance(kinds, hazards, length, weight, sums, x, base, tol, most):
-    """New lengths, weights, sums, natural parameters; the increment; and the bound of what was left out."""
+def advance(kinds, hazards, length, weight, sums, evidence, x, base, tol, most):
+    """New lengths, weights, sums, log-normalizers, natural parameters; the increment; and the bound of what was left
+    out."""
     size, before, left_out = len(length), 0.0, 0.0
-    evidence, cost, out = np.empty(size), np.zeros(size), np.zeros(size, np.bool_)
-    n = size
-    for r in range(size):
-        evidence[r] = _evidence(kinds, sums, r)
+    cost, out, n = np.zeros(size), np.zeros(size, np.bool_), size
     if size > 0:
         above, whole = -np.inf, 0.0
         for r in range(size):
@@ -146,7 +145,7 @@ def advance(kinds, hazards, length, weight, sums, x, base, tol, most):
                 whole += math.exp(weight[r] + _change(hazards, length[r]) - above)
         before = above + math.log(whole)
     lengths, weights = np.empty(n + 1, np.int64), np.empty(n + 1)
-    totals, natural = np.zeros((n + 1, len(x))), np.empty((n + 1, len(x)))
+    totals, natural, evidences = np.zeros((n + 1, len(x))), np.empty((n + 1, len(x))), np.empty(n + 1)
     at = 0
     for r in range(size):
         if not out[r]:
@@ -160,7 +159,8 @@ def advance(kinds, hazards, length, weight, sums, x, base, tol, most):
         for d in range(len(x)):
             totals[r, d] += x[d]
             natural[r, d] = kinds.prior[d] + totals[r, d]
-        weights[r] += _evidence(kinds, totals, r) + base
+        evidences[r] = _evidence(kinds, totals, r)
+        weights[r] += evidences[r] + base
         above = max(above, weights[r])
     whole = 0.0
     for r in range(n + 1):
@@ -168,4 +168,4 @@ def advance(kinds, hazards, length, weight, sums, x, base, tol, most):
     increment = above + math.log(whole)
     for r in range(n + 1):
         weights[r] -= increment
-    return lengths, weights, totals, natural, increment, left_out
+    return lengths, weights, totals, evidences, natural, increment, left_out

@@ -32,6 +32,7 @@ class Belief(NamedTuple):
     length: Tensor  # [N, R]
     weight: Tensor  # [N, R], log
     sums: tuple[Tensor, ...]  # [N, R, F, D]
+    evidence: Tensor  # [N, R], log-normalizers of the posteriors
 
 
 Updated = tuple[Belief, tuple[Tensor, ...], Tensor, Tensor]
@@ -60,20 +61,23 @@ def update(base: Tensor, belief: Belief, rules: Rules, steps: tuple[Tensor, ...]
         steps: by block its statistics [N, F, D].
         log_hazard: [N], of a change before it; None: that of the rules.
     """
-    length, weight, sums = belief
+    length, weight, sums, evidence = belief
     before, left_out = torch.zeros_like(base), torch.zeros_like(base)
     if length.shape[-1]:
         change, hold = _hazards(rules, length, log_hazard)
         kept, left_out = _kept(rules, belief, change, hold)
-        length, weight, change, hold = (table.gather(-1, kept) for table in (length, weight, change, hold))
+        tables = length, weight, evidence, change, hold
+        length, weight, evidence, change, hold = (table.gather(-1, kept) for table in tables)
         sums = tuple(table.gather(1, kept[..., None, None].expand(-1, -1, *table.shape[2:])) for table in sums)
         before, weight = (weight + change).logsumexp(-1), weight + hold
-    old = torch.cat([rules.tables.evidence(sums), rules.evidence], -1)
+    old = torch.cat([evidence, rules.evidence], -1)
     sums = tuple(pad(table, (0, 0, 0, 0, 0, 1)) + step.unsqueeze(1) for table, step in zip(sums, steps, strict=True))
-    weight = torch.cat([weight, before.unsqueeze(-1)], -1) + rules.tables.evidence(sums) - old + base.unsqueeze(-1)
+    evidence = rules.tables.evidence(sums)
+    weight = torch.cat([weight, before.unsqueeze(-1)], -1) + evidence - old + base.unsqueeze(-1)
     increment = weight.logsumexp(-1)
     natural = tuple(prior.unsqueeze(1) + table for prior, table in zip(rules.priors, sums, strict=True))
-    return Belief(pad(length, (0, 1)) + 1, weight - increment.unsqueeze(-1), sums), natural, increment, left_out
+    belief = Belief(pad(length, (0, 1)) + 1, weight - increment.unsqueeze(-1), sums, evidence)
+    return belief, natural, increment, left_out
 
 
 def _hazards(rules: Rules, length: Tensor, log_hazard: Tensor | None) -> tuple[Tensor, Tensor]:
@@ -90,11 +94,11 @@ def _hazards(rules: Rules, length: Tensor, log_hazard: Tensor | None) -> tuple[T
 
 def _kept(rules: Rules, belief: Belief, change: Tensor, hold: Tensor) -> tuple[Tensor, Tensor]:
     """Which beginnings `tol` and `most` leave, [N, R'], and the bound of the share of the others; see `plain.Bound`."""
-    length, weight, sums = belief
+    length, weight, sums, evidence = belief
     tables, size = rules.tables, length.shape[-1]
     if tables.tol == 0 and (rules.most is None or rules.most >= size):
         return torch.arange(size, device=length.device).expand_as(length), torch.zeros_like(weight[:, 0])
-    ratio = (tables.suprema(sums) - (tables.evidence(sums) - rules.evidence)).clamp_min(0.0)
+    ratio = (tables.suprema(sums) - (evidence - rules.evidence)).clamp_min(0.0)
     if rules.by_hazards is not None:
         ratio = ratio + rules.by_hazards.gather(-1, length.clamp(1, rules.by_hazards.shape[-1]) - 1)
         ratio = torch.logaddexp(ratio + hold, change)

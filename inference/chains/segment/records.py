@@ -77,6 +77,7 @@ class Runs(Record):
     log_weight: Float[Tensor, "*b R"]  # log P(length | x); -inf if it is left out
     statistics: tuple[Float[Tensor, "*b R F D"], ...]  # by block, the sum over these steps
     natural: tuple[Float[Tensor, "*b R F D"], ...]  # by block, of the posterior of the parameter
+    evidence: Float[Tensor, "*b R"]  # the log-normalizers of these posteriors, summed over all parameters
     log_normalizer: Float[Tensor, "*b"]
     left_out: Float[Tensor, "*b"]
     n_steps: Int[Tensor, "*b"]  # seen so far

@@ -1,5 +1,6 @@
 """The filter of segments, one observation at a time, in bounded memory."""
 
+import math
 from collections.abc import Sequence
 
 import torch
@@ -65,7 +66,7 @@ class SegmentStream:
         zero = priors[0].new_zeros(shape, dtype=self._dtype)
         count = torch.zeros(shape, dtype=torch.int64, device=zero.device)
         empty = zero.unsqueeze(-1)[..., :0]
-        return Runs(count.unsqueeze(-1)[..., :0], empty, none, none, zero, zero, count)
+        return Runs(count.unsqueeze(-1)[..., :0], empty, none, none, empty, zero, zero, count)
 
     @torch.no_grad()
     def update(
@@ -93,17 +94,18 @@ class SegmentStream:
         )
         base = self._rules.evidence.new_zeros(N) if log_base is None else self._flat(log_base, 0)
         sums = tuple(self._flat(table, 3) for table in runs.statistics)
-        belief = Belief(runs.length.reshape(N, size), runs.log_weight.double().reshape(N, size), sums)
+        weight, evidence = (self._flat(table, 1) for table in (runs.log_weight, runs.evidence))
+        belief = Belief(runs.length.reshape(N, size), weight, sums, evidence)
         hazard = None
         if log_hazard is not None:
             check_hazard("log_hazard", log_hazard)
             hazard = self._flat(log_hazard, 0)
         belief, natural, increment, left_out = op.update(belief, self._rules, steps, base, hazard)
-        if not bool((increment.abs() < torch.inf).all()):
-            place = int((~(increment.abs() < torch.inf)).nonzero()[0])
+        impossible = [n for n, value in enumerate(increment.tolist()) if not math.isfinite(value)]
+        if impossible:
             raise ValueError(
-                f"statistics: the observation of sequence {place} is impossible or not a number; make it missing (all "
-                "statistics 0)."
+                f"statistics: the observation of sequence {impossible[0]} is impossible or not a number; make it "
+                "missing (all statistics 0)."
             )
         increment = self._shaped(increment)
         return Runs(
@@ -111,14 +113,19 @@ class SegmentStream:
             self._shaped(belief.weight),
             tuple(map(self._shaped, belief.sums)),
             tuple(map(self._shaped, natural)),
+            self._shaped(belief.evidence),
             runs.log_normalizer + increment,
             (runs.left_out + self._shaped(left_out)).clamp_max(1.0),
             runs.n_steps + 1,
         ), increment
 
     def _shaped(self, table: Tensor) -> Tensor:
+        if self.batch_shape == () and table.dtype == self._dtype:  # at once: a stream has many updates
+            return table[0]
         return table.reshape((*self.batch_shape, *table.shape[1:])).to(self._dtype)
 
     def _flat(self, table: Tensor, n_trailing: int) -> Tensor:
+        if table.dim() == n_trailing and self.batch_shape == ():
+            return table.double().unsqueeze(0)
         trailing = table.shape[table.dim() - n_trailing :]
         return table.double().expand((*self.batch_shape, *trailing)).reshape(self.batch_shape.numel(), *trailing)
