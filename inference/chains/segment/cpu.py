@@ -170,7 +170,7 @@ def _width(tables: Tables) -> int:
 def _apart(tables: Tables, table: Tensor) -> tuple[Tensor, ...]:
     """Columns [..., D] by block, [..., F, D]."""
     if len(tables.priors) == 1:
-        return (table.unflatten(-1, tables.priors[0].shape[1:]),)
+        return (table.view(*table.shape[:-1], *tables.priors[0].shape[1:]),)
     parts = table.split([prior.shape[1:].numel() for prior in tables.priors], -1)
     return tuple(part.unflatten(-1, prior.shape[1:]) for part, prior in zip(parts, tables.priors, strict=True))
 
@@ -183,24 +183,36 @@ def _takes_one(base: Tensor, belief: Belief, rules: Rules, *others: Any) -> bool
 def update(base: Tensor, belief: Belief, rules: Rules, steps: tuple[Tensor, ...], log_hazard: Tensor | None) -> Updated:
     kinds, hazards = _constants(rules)
     if log_hazard is not None and not rules.tables.by_run:
-        hazards = Hazards(log_hazard.resolve_neg().numpy(), log_one_less(log_hazard).numpy(), hazards.by_hazards)
-    x = np.concatenate([step.resolve_neg().numpy().ravel() for step in steps])
-    sums = [table[0].flatten(1).resolve_neg().numpy() for table in belief.sums]
-    joined = sums[0] if len(sums) == 1 else np.concatenate(sums, 1)
-    most = sys.maxsize if rules.most is None else rules.most
-    old = (table[0].resolve_neg().numpy() for table in (belief.length, belief.weight))
-    length, weight, total, evidence, natural, increment, left_out = advance(
-        kinds, hazards, *old, joined, belief.evidence[0].resolve_neg().numpy(), x, base.item(), rules.tables.tol, most
+        hazards = Hazards(_array(log_hazard), _array(log_one_less(log_hazard)), hazards.by_hazards)
+    size, width = belief.length.shape[-1], len(kinds.prior)
+    x, sums = (
+        parts[0] if len(parts) == 1 else np.concatenate(parts, -1)
+        for parts in (
+            [_array(step).reshape(-1) for step in steps],
+            [_array(table).reshape(size, table.shape[2] * table.shape[3]) for table in belief.sums],
+        )
     )
-    row = lambda table: torch.from_numpy(table).unsqueeze(0)
-    sums, naturals = (_apart(rules.tables, row(table)) for table in (total, natural))
-    number = lambda value: torch.tensor([value], dtype=torch.float64)
-    return Belief(row(length), row(weight), sums, row(evidence)), naturals, number(increment), number(left_out)
+    most = sys.maxsize if rules.most is None else rules.most
+    length, weight, evidence = _array(belief.length)[0], _array(belief.weight)[0], _array(belief.evidence)[0]
+    tol = rules.tables.tol
+    length, weight, total, evidence, natural, increment, left_out = advance(
+        kinds, hazards, length, weight, sums, evidence, x, base.item(), tol, most
+    )
+    row = lambda table: torch.from_numpy(table[None])
+    parted = lambda table: _apart(rules.tables, torch.from_numpy(table.reshape(1, -1, width)))
+    numbers = torch.from_numpy(np.array([[increment], [left_out]]))
+    new = Belief(row(length), row(weight), parted(total), row(evidence))
+    return new, parted(natural), numbers[0], numbers[1]
+
+
+def _array(table: Tensor) -> Any:
+    return table.resolve_neg().numpy()
 
 
 def _constants(rules: Rules) -> tuple[Kinds, Hazards]:
     """Computed once for each stream."""
-    if rules not in _CONSTANTS:
+    found = _CONSTANTS.get(rules)
+    if found is None:
         kind, column, sizes, tables = [], [], [], rules.tables
         for family, prior in zip(tables.families, tables.priors, strict=True):
             for _ in range(prior.shape[1]):
@@ -212,11 +224,9 @@ def _constants(rules: Rules) -> tuple[Kinds, Hazards]:
         none = np.zeros((1, len(eta)))
         kinds = kinds._replace(evidence=float(log_evidence(kinds, none)))
         by_hazards = np.zeros(0) if rules.by_hazards is None else rules.by_hazards[0].numpy()
-        _CONSTANTS[rules] = (
-            kinds,
-            Hazards(tables.log_change[0].resolve_neg().numpy(), tables.log_hold[0].numpy(), by_hazards),
-        )
-    return _CONSTANTS[rules]
+        found = kinds, Hazards(_array(tables.log_change)[0], _array(tables.log_hold)[0], by_hazards)
+        _CONSTANTS[rules] = found
+    return found
 
 
 _CONSTANTS: WeakKeyDictionary[Rules, tuple[Kinds, Hazards]] = WeakKeyDictionary()

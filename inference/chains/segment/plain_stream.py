@@ -22,6 +22,11 @@ class Rules:
     most: int | None
 
     @property
+    def bounded(self) -> bool:
+        """Whether anything may be left out."""
+        return self.tables.tol > 0 or self.most is not None
+
+    @property
     def priors(self) -> tuple[Tensor, ...]:
         return self.tables.priors
 

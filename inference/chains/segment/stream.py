@@ -87,12 +87,12 @@ class SegmentStream:
         Raises:
             ValueError: shapes that do not fit; an observation that is impossible or not a number.
         """
-        N, size = self.batch_shape.numel(), runs.length.shape[-1]
+        rules, N, size = self._rules, self.batch_shape.numel(), runs.length.shape[-1]
         steps = tuple(
             self._flat(check_table(f"statistics[{i}]", step, *prior.shape[-2:]), 2)
             for i, (step, prior) in enumerate(zip(statistics, self.priors, strict=True))
         )
-        base = self._rules.evidence.new_zeros(N) if log_base is None else self._flat(log_base, 0)
+        base = rules.evidence.new_zeros(N) if log_base is None else self._flat(log_base, 0)
         sums = tuple(self._flat(table, 3) for table in runs.statistics)
         weight, evidence = (self._flat(table, 1) for table in (runs.log_weight, runs.evidence))
         belief = Belief(runs.length.reshape(N, size), weight, sums, evidence)
@@ -100,28 +100,28 @@ class SegmentStream:
         if log_hazard is not None:
             check_hazard("log_hazard", log_hazard)
             hazard = self._flat(log_hazard, 0)
-        belief, natural, increment, left_out = op.update(belief, self._rules, steps, base, hazard)
+        belief, natural, increment, left_out = op.update(belief, rules, steps, base, hazard)
         impossible = [n for n, value in enumerate(increment.tolist()) if not math.isfinite(value)]
         if impossible:
             raise ValueError(
                 f"statistics: the observation of sequence {impossible[0]} is impossible or not a number; make it "
                 "missing (all statistics 0)."
             )
-        increment = self._shaped(increment)
-        return Runs(
-            belief.length.reshape(*self.batch_shape, belief.length.shape[-1]),
-            self._shaped(belief.weight),
-            tuple(map(self._shaped, belief.sums)),
-            tuple(map(self._shaped, natural)),
-            self._shaped(belief.evidence),
-            runs.log_normalizer + increment,
-            (runs.left_out + self._shaped(left_out)).clamp_max(1.0),
-            runs.n_steps + 1,
-        ), increment
+        increment, lost = self._shaped(increment), runs.left_out
+        if rules.bounded:
+            lost = (lost + self._shaped(left_out)).clamp_max(1.0)
+        length = self._numbers(belief.length)
+        weight, evidence = self._shaped(belief.weight), self._shaped(belief.evidence)
+        sums, naturals = tuple(map(self._shaped, belief.sums)), tuple(map(self._shaped, natural))
+        total = runs.log_normalizer + increment
+        return Runs(length, weight, sums, naturals, evidence, total, lost, runs.n_steps + 1), increment
+
+    def _numbers(self, table: Tensor) -> Tensor:
+        return table.squeeze(0) if self.batch_shape == () else table.reshape(*self.batch_shape, table.shape[-1])
 
     def _shaped(self, table: Tensor) -> Tensor:
         if self.batch_shape == () and table.dtype == self._dtype:  # at once: a stream has many updates
-            return table[0]
+            return table.squeeze(0)
         return table.reshape((*self.batch_shape, *table.shape[1:])).to(self._dtype)
 
     def _flat(self, table: Tensor, n_trailing: int) -> Tensor:
