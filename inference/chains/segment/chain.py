@@ -71,7 +71,7 @@ class SegmentChain:
     >>> chain.viterbi().path
     tensor([0, 0, 0, 0, 1, 1, 1])
     >>> chain.smooth().change[4]
-    tensor(0.9829)
+    tensor(0.9544)
     """
 
     def __init__(

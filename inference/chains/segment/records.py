@@ -30,7 +30,16 @@ class Conjugate(Protocol):
 
 @dataclass(frozen=True, repr=False)
 class Block(Record):
-    """Parameters of one family, F of them in each segment, independent given the changes."""
+    """Parameters of one family, F of them in each segment, independent given the changes.
+
+    Statistics are those of one observation at each step, in the order of the family's natural parameters.
+
+    >>> import torch, samplehold as sh
+    >>> from samplehold.inference.families import Beta
+    >>> toss = torch.tensor([1.0, 0.0, 1.0])
+    >>> sh.chains.Block(Beta(), torch.ones(1, 2), torch.stack([toss, 1 - toss], -1).unsqueeze(-2)).statistics.shape
+    torch.Size([3, 1, 2])
+    """
 
     family: Conjugate  # of their conjugate prior
     prior: Float[Tensor, "*b F D"]  # its natural parameters

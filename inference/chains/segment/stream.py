@@ -28,6 +28,15 @@ class SegmentStream:
 
     Raises:
         TypeError, ValueError: as `SegmentChain`.
+
+    >>> import torch, samplehold as sh
+    >>> from samplehold.inference.families import Gamma
+    >>> stream = sh.chains.SegmentStream((Gamma(),), (torch.tensor([[1.0, -0.5]]),), torch.tensor([0.1]).log())
+    >>> runs = stream.start()
+    >>> for count in (1.0, 0.0, 2.0, 9.0):
+    ...     runs, log_increment = stream.update(runs, (torch.tensor([[count, -1.0]]),))
+    >>> runs.length[runs.log_weight.argmax()]
+    tensor(1)
     """
 
     def __init__(
