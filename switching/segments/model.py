@@ -436,9 +436,12 @@ class Segments(Model):
             first step; and for each parameter its mean and standard deviation, such as `loc` and `loc_sd`. Those of
             several features have the names of the features, as `loc_level`.
         """
+        return super().states(x, **given)
+
+    def _of_steps(self, series: Series) -> Any:
         from ..views.segment_tables import states
 
-        return states(self, self.problem(x, **given))
+        return states(self, self._problem(series))
 
     @torch.no_grad()
     def forecast(self, x: Any, horizon: int, **given: Unpack[Given]) -> SegmentsForecast:
@@ -509,7 +512,7 @@ class Segments(Model):
             max_steps, tol, seed, progress, num_samples, warmup_steps, checkpoint, every: as in `SwitchingSSM.fit`.
             prior: "weak": see `switching.segments.hyperparameters`; about hyperparameters of `with_prior`, or else the
                 emission's weak default, which is scaled to x. A dictionary sets some, as `with_prior` does. None: no
-                prior, for "em".
+                prior, for "em"; the evidence of a constant series then has no maximum.
             start: an additional start; with `restarts=1`, the only one. It is a model, a fit, or values by name.
             fixed: parameters that are held at these values, by name, such as `{"hazard": 0.02}`.
             given: as in every method.

@@ -11,6 +11,7 @@ r"""The distribution of an observation under a belief about its segment's parame
 At inputs $u$ of a regression $1 / \kappa$ is $d^\top V^{-1} d$ with $d = (1, u)$.
 """  # noqa: E501
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -95,7 +96,7 @@ class Lomax(_Marginal):
         return -torch.expm1(-values["shape"] * torch.log1p(x.clamp_min(0.0) / values["rate"]))
 
     def reach(self, values: Parameters, p: float) -> tuple[ByGate, ByGate]:
-        quantile = values["rate"] * torch.expm1(-torch.log1p(torch.tensor(-p)) / values["shape"])
+        quantile = values["rate"] * torch.expm1(-math.log1p(-p) / values["shape"])
         low, high = 0.999 * quantile, 1.001 * quantile
         return ByGate(low, low), ByGate(high, high)
 

@@ -55,10 +55,11 @@ def segment_program(problem: SegmentProblem, values: Parameters, observed: bool)
     sites = emission.sites(with_state(emission, values))
     log_hazard, by = problem.log_hazard({name: value.double() for name, value in values.items()})
     of_changes = tuple(problem.batch_shape)
-    run, seen, changes, parameters = torch.ones(of_changes, dtype=torch.long), [], [], []
+    device, seen, changes, parameters = series.like.device, [], [], []
+    run = torch.ones(of_changes, dtype=torch.long, device=device)
     current: Parameters = {}
     for t in range(1, series.n_steps + 1):
-        change = torch.ones(of_changes, dtype=torch.bool)
+        change = torch.ones(of_changes, dtype=torch.bool, device=device)
         if t > 1:
             place = run.clamp(max=log_hazard.shape[-1]) - 1 if by == "run" else min(t, log_hazard.shape[-1]) - 1
             hazard = log_hazard[place] if by == "run" else log_hazard[..., place]

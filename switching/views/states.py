@@ -15,7 +15,9 @@ from ..problem import SeriesProblem
 @torch.no_grad()
 def states(model: Any, x: Any, names: tuple[str, ...] | None = None, **given: Unpack[Given]) -> pd.DataFrame | Any:
     """See `model.states`; `names` are labels of the states, if the series has none."""
-    series = model.read(x, **given)
+    series, of_steps = model.read(x, **given), getattr(model, "_of_steps", None)
+    if of_steps is not None:  # a model without states
+        return of_steps(series)
     state_names = names if series.state_names is None else series.state_names
     problem, values = model.problem(series), model.values_like(series.like)
     axes: dict[str, tuple[str, ...]] = {}

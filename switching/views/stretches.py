@@ -39,9 +39,9 @@ class Stretches:
 
     @property
     def exist(self) -> bool:
-        """Whether chains of the model can be cut."""
+        """Whether chains of the model, over its states, can be cut."""
         with self._chain(0) as chain:
-            return hasattr(chain, "between")
+            return hasattr(chain, "between") and not hasattr(self._model, "_of_steps")
 
     def smoothed(self) -> Iterator[tuple[Steps, dict[str, tuple[str, ...]]]]:
         """The probabilities of each step, `[n, ...]` of a stretch at a time, and the names of their axes."""

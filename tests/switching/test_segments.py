@@ -128,6 +128,18 @@ def test_the_nile():
     assert states.change.idxmax() == 1899
 
 
+def test_results_are_written_as_they_are_returned(tmp_path):
+    model, x, _ = case("Normal")
+    frame = pd.DataFrame(x.numpy(), columns=["a", "b"], index=pd.Index(range(1990, 1996), name="year"))
+    states = model.states(frame)
+    assert [*states][:5] == ["change", "loc_a", "loc_a_sd", "loc_b", "loc_b_sd"]
+    model.write(frame, tmp_path / "states.parquet")
+    written = pd.read_parquet(tmp_path / "states.parquet").set_index("year")
+    pd.testing.assert_frame_equal(written, states, check_index_type=False)
+    model.write(frame, tmp_path / "ahead.parquet", "forecast", horizon=2)
+    assert [*pd.read_parquet(tmp_path / "ahead.parquet")] == ["horizon", "a", "a_sd", "b", "b_sd", "P(change)"]
+
+
 def test_moments_are_those_of_scipy():
     a, b, kappa = 2.7, 1.3, 0.4
     eta = NormalGamma().natural(*(torch.tensor([[v]], dtype=FLOAT) for v in (0.3, kappa, a, b)))
