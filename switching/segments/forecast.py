@@ -79,7 +79,7 @@ def forecast(problem: SegmentProblem, values: Parameters, horizon: int, source: 
 
 def log_survival(
     problem: SegmentProblem, values: Parameters, length: Int[Tensor, "*b R"], horizon: int
-) -> Float[Tensor, "*b H R"]:
+) -> Float[Tensor, "*#b H #R"]:
     """log S_h(r) after runs of these lengths."""
     ahead = torch.arange(1, horizon + 1, device=length.device)
     if problem.duration is not None:

@@ -124,7 +124,10 @@ def block(emission: Any, values: Parameters, rows: Rows) -> Block:
     """The parameters of the segments of a series, as a block of a chain; values have leading axes `*r`."""
     eta, n_batch = natural(emission, values, rows.about), rows.statistics.ndim - 3
     eta = _repeated(eta, rows.statistics.shape[-2])
-    return Block(emission.family, eta.reshape(*eta.shape[:-2], *[1] * n_batch, *eta.shape[-2:]), rows.statistics)
+    wide = eta.reshape(*eta.shape[:-2], *[1] * n_batch, *eta.shape[-2:])
+    batch = (*eta.shape[:-2], *rows.statistics.shape[:n_batch])
+    prior = wide.expand(*batch, *eta.shape[-2:])
+    return Block(emission.family, prior, rows.statistics.expand(*batch, *rows.statistics.shape[n_batch:]))
 
 
 def _repeated(eta: Float[Tensor, "*r G D"], n: int) -> Float[Tensor, "*r N D"]:

@@ -99,6 +99,7 @@ def test_a_fit_goes_on_from_its_checkpoint(tmp_path):
         ({"prior": None, "method": "nuts"}, "prior: got None"),
     ],
 )
+@pytest.mark.usefixtures("as_users_call")
 def test_options_that_do_not_fit_are_refused(options, message):
     with pytest.raises((ValueError, TypeError), match=message):
         poisson().fit(X, **QUIET, **options)

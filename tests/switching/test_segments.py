@@ -404,6 +404,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("message", REFUSED)
+@pytest.mark.usefixtures("as_users_call")
 def test_bad_input_is_refused(message):
     call, kind = REFUSED[message]
     with pytest.raises(kind, match=message):
