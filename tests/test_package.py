@@ -59,7 +59,7 @@ def test_every_public_method_has_a_docstring(name):
 MODULES = [module.name for module in pkgutil.walk_packages(samplehold.__path__, "samplehold.")]
 
 
-EXAMPLES = ["samplehold", *(name for name in MODULES if name.split(".")[1] in FLOORS)]
+OURS = ["samplehold", *(name for name in MODULES if name.split(".")[1] in FLOORS)]
 FOR_GPUS = re.compile(r"\.(cuda|gpu)\w*$")  # need Triton
 LONG = "switching.slds.gibbs", "models.studies.information", "models.studies.next_token", "switching.emissions.discrete"
 LONG += "switching.deviations", "switching.estimator", "switching.linear.profile", "emissions.autoregression"
@@ -67,11 +67,32 @@ LONG += "emissions.counts", "emissions.positive", "emissions.proportions", "emis
 LONG += "emissions.factor_analysis", "emissions.zero_inflated"
 
 
+def source(name: str) -> str:
+    path = ROOT.joinpath(*name.split(".")[1:])
+    return (path / "__init__.py" if path.is_dir() else path.with_suffix(".py")).read_text()
+
+
+EXAMPLES = [name for name in OURS if ">>>" in source(name)]
+
+
+@pytest.mark.parametrize("for_gpus", [False, slow(True)])
+def test_every_module_is_imported(for_gpus):
+    names = [name for name in OURS if bool(FOR_GPUS.search(name)) == for_gpus]
+    assert len(names) > 15
+    for name in names:
+        assert importlib.import_module(name).__name__ == name
+
+
+def test_every_text_with_examples_is_found():
+    assert len(EXAMPLES) > 100
+
+
 @pytest.mark.parametrize(
     "name", [slow(name) if name.endswith(LONG) or FOR_GPUS.search(name) else name for name in EXAMPLES]
 )
 def test_examples_in_docstrings_run(name):
     found = doctest.testmod(importlib.import_module(name))
+    assert found.attempted > 0
     assert found.failed == 0
 
 
