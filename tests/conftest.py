@@ -60,13 +60,13 @@ def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object
     from samplehold.inference.numerics.costs import kernels, spent
     from samplehold.switching.fitting import sampling
 
-    marked = item.get_closest_marker("kernels") or item.get_closest_marker("slow")
-    mode = "always" if marked else "auto"
+    programs = "auto" if item.get_closest_marker("kernels") is None else "always"
+    mode = programs if item.get_closest_marker("slow") is None else "always"
     spent.clear()
     typechecker.begin(item.nodeid.split("[")[0])
     checked = unchecked() if item.get_closest_marker("slow") else nullcontext()
     with kernels(mode), pytest.MonkeyPatch.context() as patch, checked:
-        patch.setenv("SAMPLEHOLD_KERNELS", mode)  # of the processes that it starts
+        patch.setenv("SAMPLEHOLD_KERNELS", programs)  # of the processes that it starts as a user would
         patch.setattr(sampling, "CHAINS", 2)  # a test that needs more says so
         return (yield)
 

@@ -5,7 +5,6 @@ The processes are forks of one server that has imported the package, which takes
 
 import contextlib
 import multiprocessing
-import os
 import sys
 import tempfile
 import traceback
@@ -15,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from samplehold.inference.numerics.costs import kernels
+from samplehold.inference.numerics.costs import kernels, mode
 
 PATIENCE = 300.0  # seconds until a process counts as hanging
 IMPORTED = [
@@ -33,7 +32,7 @@ def in_processes(n: int, function: Callable[..., Any], *arguments: Any) -> list[
     of a process that has ended without a word."""
     context = _server()
     with tempfile.TemporaryDirectory() as folder:
-        common = n, folder, _mode(), function, arguments
+        common = n, folder, mode(), function, arguments
         there = [context.Process(target=_run, args=(rank, *common)) for rank in range(n)]
         for process in there:
             process.start()
@@ -51,7 +50,7 @@ def printed(program: str, *arguments: str) -> str:
     """What a program prints in a process of its own."""
     context = _server()
     with tempfile.TemporaryDirectory() as folder:
-        process = context.Process(target=_print, args=(program, arguments, f"{folder}/printed", _mode()))
+        process = context.Process(target=_print, args=(program, arguments, f"{folder}/printed", mode()))
         process.start()
         process.join(PATIENCE)
         process.kill()
@@ -59,10 +58,10 @@ def printed(program: str, *arguments: str) -> str:
         return Path(folder, "printed").read_text()
 
 
-def _print(program: str, arguments: tuple[str, ...], path: str, mode: str) -> None:
+def _print(program: str, arguments: tuple[str, ...], path: str, form: str) -> None:
     torch.set_num_threads(1)
     sys.argv = ["-c", *arguments]
-    with open(path, "w") as file, contextlib.redirect_stdout(file), kernels(mode):
+    with open(path, "w") as file, contextlib.redirect_stdout(file), kernels(form):
         exec(program, {"__name__": "__main__"})
 
 
@@ -72,18 +71,13 @@ def _server() -> Any:
     return context
 
 
-def _mode() -> str:
-    """Which kernels serve in the test."""
-    return os.environ.get("SAMPLEHOLD_KERNELS", "auto")
-
-
-def _run(rank: int, n: int, folder: str, mode: str, function: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
+def _run(rank: int, n: int, folder: str, form: str, function: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
     torch.set_num_threads(1)
     torch.distributed.init_process_group(
         "gloo", f"file://{folder}/meeting", timeout=timedelta(seconds=120), rank=rank, world_size=n
     )
     try:
-        with kernels(mode):
+        with kernels(form):
             result = function(rank, *arguments)
     except Exception as error:
         result = f"{type(error).__name__}: {error}"

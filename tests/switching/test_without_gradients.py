@@ -1,6 +1,5 @@
 """Fits that are called where torch keeps no gradients: they keep what they need, and give the same numbers."""
 
-import os
 from functools import cache
 from typing import Any
 
@@ -8,7 +7,7 @@ import pytest
 import samplehold as sh
 import torch
 from oracles.effort import short_starts
-from samplehold.inference.numerics.costs import VARIABLE
+from samplehold.inference.numerics.costs import mode
 
 FEW = {"max_steps": 3, "progress": False}
 DRAWS = {"num_samples": 2, "warmup_steps": 2, "progress": False}
@@ -48,7 +47,7 @@ def fitted(kind: str) -> Any:
 @pytest.mark.parametrize("within", [torch.inference_mode, torch.no_grad])
 @pytest.mark.parametrize("kind", MODELS)
 def test_a_fit_without_gradients_is_the_fit_with_them(kind, within):
-    expected = values_with_gradients(kind, os.environ[VARIABLE])
+    expected = values_with_gradients(kind, mode())
     with within():
         fit = fitted(kind)
     assert not any(value.is_inference() or value.requires_grad for value in fit.model.values.values())
