@@ -89,8 +89,8 @@ class Drive(Record):
         inputs = None if self.inputs is None else self.inputs[..., steps, :]
         subjects = self.subjects if self.subjects is None or isinstance(steps, slice) else self.subjects[..., 0]
         past = None if self.past is None else self.past[..., steps, :, :]
-        gaps, states = (None if table is None else table[..., steps] for table in (self.gaps, self.states))
-        return Drive(inputs, gaps, subjects, past, states)
+        gaps = None if self.gaps is None else self.gaps[..., steps]
+        return Drive(inputs, gaps, subjects, past, None if self.states is None else self.states[..., steps])
 
 
 @dataclass(frozen=True, repr=False)
@@ -331,7 +331,7 @@ class Series(Record):
         """The inputs and gaps of the observed steps and of future steps."""
         subjects = None if self.subjects is None else self.subjects.unsqueeze(-1)
         past = None if self.past is None else padded(self.past)
-        return Drive(self.design, self.gaps, subjects, past, self.certain_states)
+        return Drive(self.design, self.gaps, subjects, past, None if self.states is None else self.certain_states)
 
     @property
     def drive(self) -> Drive:

@@ -318,7 +318,8 @@ class ContinuousMarkov(Dynamics):
             fixed.get("initial_probs") if isinstance(self.initial, str) else torch.tensor(self.initial, device="cpu")
         )
         first = torch.ones(self.n_states, dtype=torch.bool, device="cpu") if start is None else start.cpu() != 0
-        check_paths(series, first, self._reachable)
+        if not bool(first.all() and self._reachable.all()):
+            check_paths(series, first, self._reachable)
 
     # ---- fits ------------------------------------------------------------------------------------------------------
 

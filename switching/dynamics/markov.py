@@ -333,7 +333,8 @@ class Markov(Dynamics):
             first = start.cpu() != 0
         if "transition_probs" in fixed:
             moves = moves & (fixed["transition_probs"].cpu() != 0)
-        check_paths(series, first, moves)
+        if not bool(first.all() and moves.all()):
+            check_paths(series, first, moves)
 
     # ---- fits ------------------------------------------------------------------------------------------------------
 

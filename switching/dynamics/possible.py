@@ -86,8 +86,6 @@ def check_known_states(
 
 def check_paths(series: Series, first: Bool[Tensor, "K"], moves: Bool[Tensor, "K K"]) -> None:
     """`check_known_states` of all sequences of a series."""
-    if bool(first.all() and moves.all()):
-        return
     n_states = len(first)
     if series.on_disk:
         alive = first

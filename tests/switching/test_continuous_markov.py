@@ -10,6 +10,7 @@ import torch
 from examples import slow
 from oracles.models import enumerated_by_pyro, numbers
 from samplehold.inference.numerics.jumps import transition_probabilities
+from samplehold.switching.dynamics.gaps import Entered, Steps
 from samplehold.switching.dynamics.rates import generator_of
 from scipy.linalg import expm, expm_frechet
 from scipy.stats import norm
@@ -195,6 +196,19 @@ def test_times_are_read_in_every_form():
     assert_close(model.log_evidence(long, time=many)[1], expected[1])
     single = model.log_evidence(X[0].float(), time=TIMES[0] + 1e9)  # float32 has no digits for these times
     assert_close(single.double(), expected[0], rtol=1e-5, atol=0)
+
+
+def test_each_distinct_gap_has_one_table():
+    gaps = torch.tensor([[0.5, 2.0, 0.5], [2.0, 0.25, 0.5]], dtype=torch.float64)
+    steps, ages = Steps.of(gaps, None), torch.tensor([1.0, 1, 0, 1, 1, 1]).reshape(2, 3, 1)
+    assert_close(steps.gaps[steps.which], gaps)
+    assert len(steps.gaps) == 3
+    beside = Steps.of(gaps, ages)
+    assert_close(beside.gaps[beside.which], gaps)
+    assert_close(beside.inputs[beside.which], ages.double())
+    assert len(beside.gaps) == 4
+    known = Entered((2,), torch.tensor([[-1, 2, -1], [0, 2, 2]]))
+    assert known.distinct(torch.tensor(RATES).unsqueeze(-3), steps).tables.shape == (6, 3, 3)
 
 
 # ---- fits ------------------------------------------------------------------------------------------------------------
