@@ -131,7 +131,7 @@ def test_a_fit_of_shared_data_gives_no_number_of_one_share_as_that_of_all():
 def test_any_share_of_sequences_in_files_gives_the_same():
     runs = [RUNS[0], *RUNS[4:]]
     expected = fits(0, [0, 12], 2**16, True, runs)
-    for found in in_processes(3, fits, [0, 3, 3, 12], 2**16, True, runs):
+    for found in in_processes(4, fits, [0, 3, 3, 7, 12], 2**16, True, runs):
         check_same(found, expected)
 
 
