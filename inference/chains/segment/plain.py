@@ -24,6 +24,7 @@ from .tables import Filtered, Tables
 
 Function = Callable[[Tensor], Tensor]
 PAIRS = 1 << 20  # numbers of a block of beginnings and ends, for the sake of memory
+_ROWS = 256  # beginnings of a block at most
 EVERY = 8  # steps after which beginnings are left out
 
 
@@ -215,7 +216,7 @@ def smooth(tables: Tables, found: Forward, expect: Sequence[Function]) -> Smooth
     expected: list[Any] = [0.0] * len(expect)
     first: list[Any] = [0.0] * len(expect)
     ended, last = torch.zeros_like(tables.log_base), torch.zeros_like(tables.log_base)
-    for begin, end in reversed(_parts(tables)):
+    for begin, end in reversed(_parts(tables, found.death)):
         start = torch.arange(begin, end, device=change.device)
         stop = int(found.death[:, begin:end].amax()) if len(change) else T
         sums, to_change, to_end = columns(tables, found, start, stop)
@@ -237,12 +238,17 @@ def smooth(tables: Tables, found: Forward, expect: Sequence[Function]) -> Smooth
     return Smoothed(change[:, :T], tuple(expected), tuple(first), ended, last)
 
 
-def _parts(tables: Tables) -> list[tuple[int, int]]:
+def _parts(tables: Tables, death: Tensor) -> list[tuple[int, int]]:
     """Ranges of beginnings, of which a block with all ends is not too large."""
     N, T = tables.log_base.shape
-    size = N * sum(prior.shape[1:].numel() for prior in tables.priors)
-    rows = max(1, PAIRS // max(1, size * T))
-    return [(begin, min(begin + rows, T)) for begin in range(0, T, rows)]
+    size, parts, begin = N * sum(prior.shape[1:].numel() for prior in tables.priors), [], 0
+    while begin < T:
+        rows = min(T - begin, _ROWS)
+        while rows > 1 and size > 0 and size * rows * (int(death[:, begin : begin + rows].amax()) - begin) > PAIRS:
+            rows //= 2
+        parts.append((begin, begin + rows))
+        begin += rows
+    return parts
 
 
 def columns(tables: Tables, found: Forward, start: Tensor, stop: int) -> tuple[tuple[Tensor, ...], Tensor, Tensor]:
