@@ -35,6 +35,7 @@ from ..data.ragged import by_sequence
 from ..data.series import Given, Series, place
 from ..emissions.contract import Emission
 from ..emissions.multivariate_normal import MultivariateNormal
+from ..emissions.spread import check_squares
 from ..fitting.options import Options
 from ..inputs import Inputs
 from ..parameters import Parameter, Parameters, check_parameters, read_tables
@@ -299,6 +300,12 @@ class Segments(Model):
         """ValueError if sequences cannot be processed in groups, as `ragged=True` does."""
         if self.shared and len(series.groups()) > 1:
             raise ValueError("ragged: got True, but with shared=True all sequences change together; leave it out.")
+
+    def _check_drives(self, series: Series, n_steps: int) -> None:
+        super()._check_drives(series, n_steps)
+        if series.design is not None and series.n_sequences:
+            largest = series.design.detach().double().abs().flatten(0, -2).amax(0)
+            check_squares("inputs", largest.clamp_min(1.0), torch.float64, series.drivers, "reaches")
 
     def _check_drive(self, series: Series, n_steps: int) -> None:
         gaps = series.gaps

@@ -395,6 +395,10 @@ REFUSED = {
         lambda: case("Normal")[0].update(case("Normal")[0].start(), [1.0, 2.0, 3.0]),
         ValueError,
     ),
+    "inputs: feature 0 reaches 1e.300": (
+        lambda: case("LinearRegression")[0].smooth(NUMBERS, inputs=1e300 * torch.ones(6, 1, dtype=FLOAT)),
+        ValueError,
+    ),
     "states: got some, but a Segments takes none": (
         lambda: case("Normal")[0].smooth(NUMBERS, states=[0] * 6),
         ValueError,
