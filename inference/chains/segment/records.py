@@ -1,7 +1,7 @@
 """Blocks of parameters of a segment, and what is known about the segments of a series."""
 
 from dataclasses import dataclass
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar, Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -10,6 +10,7 @@ from torch import Generator, Tensor
 from ...numerics.records import Record
 
 
+@runtime_checkable
 class Conjugate(Protocol):
     """What a chain asks of a `VectorFamily` of `inference.families`."""
 
