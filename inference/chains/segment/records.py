@@ -43,8 +43,8 @@ class Block(Record):
     """
 
     family: Conjugate  # of their conjugate prior
-    prior: Float[Tensor, "*b F D"]  # its natural parameters
-    statistics: Float[Tensor, "*b T F D"]  # which each observation adds to them; 0 where it is missing
+    prior: Float[Tensor, "*#b F D"]  # its natural parameters
+    statistics: Float[Tensor, "*#b T F D"]  # which each observation adds to them; 0 where it is missing
 
 
 @dataclass(frozen=True, repr=False)
@@ -55,7 +55,7 @@ class FilteredSegments(Record):
     log_increment: Float[Tensor, "*b T"]  # log p(x_t | x_1..t-1)
     change: Float[Tensor, "*b T"]  # P(a segment begins at t | x_1..t), 1 at the first step
     run: Float[Tensor, "*b T"]  # expected steps since the segment began, t included
-    expected: tuple[Float[Tensor, "*b T F M"], ...]  # by block, E[f(parameter at t) | x_1..t]
+    expected: tuple[Float[Tensor, "*b T _ _"], ...]  # by block, E[f(parameter at t) | x_1..t]
     left_out: Float[Tensor, "*b"]  # bound of the total variation from the exact belief; 0 if exact
 
 
@@ -66,7 +66,7 @@ class SmoothedSegments(Record):
     log_normalizer: Float[Tensor, "*b"]
     change: Float[Tensor, "*b T"]  # P(a segment begins at t | x), 1 at the first step
     n_changes: Float[Tensor, "*b"]  # expected number, the first beginning excluded
-    expected: tuple[Float[Tensor, "*b T F M"], ...]  # by block, E[f(parameter at t) | x]
+    expected: tuple[Float[Tensor, "*b T _ _"], ...]  # by block, E[f(parameter at t) | x]
     left_out: Float[Tensor, "*b"]
 
 
@@ -85,8 +85,8 @@ class Runs(Record):
 
     length: Int[Tensor, "*b R"]  # steps since the beginning
     log_weight: Float[Tensor, "*b R"]  # log P(length | x); -inf if it is left out
-    statistics: tuple[Float[Tensor, "*b R F D"], ...]  # by block, the sum over these steps
-    natural: tuple[Float[Tensor, "*b R F D"], ...]  # by block, of the posterior of the parameter
+    statistics: tuple[Float[Tensor, "*b R _ _"], ...]  # by block, the sum over these steps
+    natural: tuple[Float[Tensor, "*b R _ _"], ...]  # by block, of the posterior of the parameter
     evidence: Float[Tensor, "*b R"]  # the log-normalizers of these posteriors, summed over all parameters
     log_normalizer: Float[Tensor, "*b"]
     left_out: Float[Tensor, "*b"]
