@@ -32,7 +32,11 @@ from .parameters import Parameter, Parameters
 from .priors import Site
 
 COVARIANCE, SCALE, CORRELATION = "covariance", "scale", "correlation"
-MATRICES = "covariance_matrix", "precision_matrix", "scale_tril"  # forms of one argument of a distribution
+ALTERNATIVES = (  # of one argument of a distribution
+    ("covariance_matrix", "precision_matrix", "scale_tril"),
+    ("probs", "logits"),
+    ("gate", "gate_logits"),
+)
 
 
 @dataclass(frozen=True, eq=False)
@@ -302,11 +306,12 @@ def arguments(distribution: Distribution) -> dict[str, Any] | None:
     if getattr(dist, kind.__name__, None) is not kind:
         return None
     names = [name for name in inspect.signature(kind.__init__).parameters if name in distribution.arg_constraints]
+    for forms in ALTERNATIVES:  # a distribution keeps the one that was given, and then those that were asked for
+        given = next((name for name in vars(distribution) if name in forms), None)
+        names = [name for name in names if name not in forms or given in (None, name)]
     own = [name for name in names if name in vars(distribution)]
-    beside = [name for name in own if name not in MATRICES]
-    forms = [[*beside, name] for name in MATRICES if name in own]  # other forms are kept once they were asked for
     sizes: dict[str, Any] = {"dim": distribution.event_shape[-1]} if isinstance(distribution, dist.LKJ) else {}
-    for some in (names, own, *forms):
+    for some in (names, own):
         numbers = sizes | {name: getattr(distribution, name) for name in some}
         try:
             kind(**numbers, validate_args=False)
