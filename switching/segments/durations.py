@@ -14,7 +14,9 @@ from torch.distributions import Distribution, constraints
 from ..user_priors import on
 
 SPREADS = 200.0  # standard deviations after the last step, beyond which the tail of lengths has no weight
+FAR = 20.0  # standard deviations after the mean, where hazards have settled
 MOST = 2_000_000  # steps of that tail
+ROUNDING = 1e-8  # of a sum of that many probabilities
 
 
 def is_duration(law: Any) -> bool:
@@ -28,5 +30,14 @@ def log_hazards(law: Any, n_steps: int) -> Float[Tensor, "R"]:
     reach = float(law.mean + SPREADS * law.stddev)
     places = torch.arange(n_steps + int(min(reach, MOST)) + 1, dtype=torch.float64, device="cpu")
     log_p = law.log_prob(places)
+    if reach > MOST:  # the rest of the tail is what is missing to 1
+        rest = -torch.expm1(log_p.logsumexp(0))
+        log_p = torch.cat([log_p, torch.where(rest > ROUNDING, rest, 0.0).log().reshape(1)])
     at_least = log_p.flip(0).logcumsumexp(0).flip(0)
     return (log_p - at_least)[:n_steps].clamp_max(0.0)
+
+
+def settled(law: Any, least: int) -> int:
+    """Steps of a segment from which on its hazard hardly changes; at least `least`, at most `MOST`."""
+    law = on(law, torch.zeros((), dtype=torch.float64, device="cpu"))
+    return max(least, int(min(float(law.mean + FAR * law.stddev), MOST)))

@@ -388,8 +388,8 @@ class Segments(Model):
             problem = self.problem(x, **given)
             found = problem.chain(self.values_like(problem.series.like)).filter(problem.expectation)
             mean, sd = problem.summarised(found.expected[0])
-            tables = found.log_normalizer, found.log_increment, found.change, found.run, found.left_out
-            total, increment, change, run, left_out = map(problem.each, tables)
+            total, increment, left_out = map(problem.each, (found.log_normalizer, found.log_increment, found.left_out))
+            change, run = (problem.each(table, beyond=0) for table in (found.change, found.run))
             return SegmentsFiltered(total, increment, change, run, mean, sd, left_out)
 
     @by_sequence()
@@ -400,9 +400,8 @@ class Segments(Model):
             problem = self.problem(x, **given)
             found = problem.chain(self.values_like(problem.series.like)).smooth(problem.expectation)
             mean, sd = problem.summarised(found.expected[0])
-            tables = found.log_normalizer, found.change, found.n_changes, found.left_out
-            total, change, n_changes, left_out = map(problem.each, tables)
-            return SegmentsSmoothed(total, change, n_changes, mean, sd, left_out)
+            total, n_changes, left_out = map(problem.each, (found.log_normalizer, found.n_changes, found.left_out))
+            return SegmentsSmoothed(total, problem.each(found.change, beyond=0), n_changes, mean, sd, left_out)
 
     @by_sequence()
     def viterbi(self, x: Any, **given: Unpack[Given]) -> Viterbi:
@@ -412,7 +411,8 @@ class Segments(Model):
             problem = self.problem(x, **given)
             best = problem.chain(self.values_like(problem.series.like)).viterbi()
             assert best.redraw is not None
-            return Viterbi(*map(problem.each, (best.path, best.log_probability, best.redraw)))
+            path, redraw = problem.each(best.path, beyond=-1), problem.each(best.redraw, beyond=0)
+            return Viterbi(path, problem.each(best.log_probability), redraw)
 
     @by_sequence(draws=True)
     def sample_posterior(self, x: Any, n: int, seed: Seed = None, **given: Unpack[Given]) -> SegmentsSampled:
@@ -421,7 +421,7 @@ class Segments(Model):
         with naming("x"):
             problem = self.problem(x, **given)
             drawn = problem.chain(self.values_like(problem.series.like)).sample(n, seed)
-            path, redraw = (problem.each(table, lead=1) for table in (drawn.path, drawn.redraw))
+            path, redraw = problem.each(drawn.path, 1, beyond=-1), problem.each(drawn.redraw, 1, beyond=0)
             return SegmentsSampled(path, redraw, problem.parameters_at(drawn.parameters[0]))
 
     def segments(self, x: Any, **given: Unpack[Given]) -> "pd.DataFrame | Any":
@@ -461,6 +461,11 @@ class Segments(Model):
         horizon = check_integer("horizon", horizon)
         series = self.read(x, horizon=horizon, **given)
         series.check_ahead(horizon)
+        if self.shared and not bool(series.inside.all()):
+            raise ValueError(
+                "lengths: got sequences that end at different steps, but forecasts of shared changes begin at one; "
+                "give all sequences as many steps, with NaN after the end."
+            )
         with naming("x"):
             return forecast(self._problem(series), self.values_like(series.like), horizon, self)
 

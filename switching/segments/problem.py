@@ -68,14 +68,18 @@ class SegmentProblem(SeriesProblem):
 
     # ---- sequences that change together ------------------------------------------------------------------------------
 
-    def each(self, table: Tensor, lead: int = 0) -> Tensor:
-        """A table of segmentations `[*lead, *b, ...]`, for each sequence; numbers in the dtype of the series."""
+    def each(self, table: Tensor, lead: int = 0, beyond: float | None = None) -> Tensor:
+        """A table of segmentations `[*lead, *b, ...]`, for each sequence; numbers in the dtype of the series. One of
+        steps, `[*lead, *b, T]`, has `beyond` after the end of a sequence."""
         table = table.to(self.series.like) if table.is_floating_point() else table
         if not self.shared:
             return table
         shape = self.series.batch_shape
         place = (*table.shape[:lead], *[1] * len(shape), *table.shape[lead:])
-        return table.reshape(place).expand(*table.shape[:lead], *shape, *table.shape[lead:])
+        table = table.reshape(place).expand(*table.shape[:lead], *shape, *table.shape[lead:])
+        if beyond is None or self.series.lengths is None:
+            return table
+        return torch.where(self.series.inside, table, torch.tensor(beyond).to(table))
 
     def apart(self, table: Tensor, axis: int, lead: int = 0) -> Tensor:
         """A table `[*lead, *b, T, G, ...]` of groups of features, which are at `axis`, for each sequence."""
@@ -168,7 +172,9 @@ class SegmentProblem(SeriesProblem):
     def best(self, values: Parameters) -> tuple[Int[Tensor, "B T"], tuple[Parameters, Parameters]]:
         """The number of the segment at each step of the most probable segmentation, -1 after the end of a sequence; and
         the means and standard deviations of the parameters of each segment `[S, ...]`, one sequence after another."""
-        path = self.each(self.chain(values).viterbi().path).reshape(self.series.n_sequences, self.series.n_steps)
+        path = self.each(self.chain(values).viterbi().path, beyond=-1).reshape(
+            self.series.n_sequences, self.series.n_steps
+        )
         rows = Rows.of(self.emission, self.series)
         number = path + torch.nn.functional.pad((path.amax(-1) + 1).cumsum(0)[:-1], (1, 0)).unsqueeze(-1)
         prior = natural(self.emission, {name: value.double() for name, value in values.items()}, rows.about)

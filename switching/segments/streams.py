@@ -16,11 +16,11 @@ from ..data.reading import check_finite, read_row
 from ..data.series import Series
 from ..dynamics.gates import log1mexp
 from ..parameters import Parameters
-from .durations import log_hazards
+from .durations import log_hazards, settled
 from .hyperparameters import HAZARD
 from .rows import block
 
-LONGEST = 10_000  # steps of a segment from which on its hazard is constant, under a distribution of durations
+LONGEST = 10_000  # steps, or more, of a segment after which its hazard is constant, under a distribution of durations
 TOL, MOST = 1e-12, 1_000
 
 
@@ -61,7 +61,7 @@ def started(model: Any, values: Parameters, batch: tuple[int, ...], tol: float, 
     if model.duration is None:
         by, log_hazard = "step", double[HAZARD].log().reshape(1)
     else:
-        by, log_hazard = "run", log_hazards(model.duration, LONGEST).to(like.device)
+        by, log_hazard = "run", log_hazards(model.duration, settled(model.duration, LONGEST)).to(like.device)
     stream = SegmentStream((one.family,), (prior,), log_hazard, by=by, tol=tol, most=most)
     runs = stream.start()
     return SegmentsStreamState(runs, runs.log_normalizer.to(like), 0, batch, stream, about)

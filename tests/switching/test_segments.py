@@ -13,6 +13,7 @@ import torch
 from oracles.every_segmentation import evidences, segmentations
 from samplehold.inference.families import Beta, Gamma, NormalGamma, NormalWishart
 from samplehold.switching.segments.beliefs import moments
+from samplehold.switching.segments.durations import log_hazards, settled
 from scipy import stats
 from torch import Tensor
 
@@ -228,6 +229,48 @@ def test_shared_changes_are_those_of_one_longer_observation(name):
     if name == "Categorical":  # sequences are independent given a change or none, but not together
         assert model.forecast(both, 1).probs.shape == (2, 1, 3)
     assert bool(gained.isfinite())
+
+
+def test_shared_changes_end_with_each_sequence():
+    model, x, _ = case("Normal", shared=True)
+    short = [x, x[:4]]
+    padded = torch.stack([x, torch.cat([x[:4], x.new_full((2, 2), NAN)])])
+    torch.testing.assert_close(model.log_evidence(short), model.log_evidence(padded))
+    best, smoothed, drawn = model.viterbi(short), model.smooth(short), model.sample_posterior(short, 3, seed=0)
+    assert best.path[1, 4:].tolist() == [-1, -1]
+    assert bool((best.path[0] >= 0).all())
+    assert bool((drawn.path[:, 1, 4:] == -1).all())
+    assert not bool(drawn.redraw[:, 1, 4:].any())
+    assert not bool(smoothed.change[1, 4:].any())
+    assert not bool(model.filter(short).run[1, 4:].any())
+    assert model.segments(short).groupby("sequence").steps.sum().tolist() == [6, 4]
+    with pytest.raises(ValueError, match="lengths: got sequences that end at different steps"):
+        model.forecast(short, 1)
+
+
+@pytest.mark.parametrize("chance", [1e-3, 1e-6, 1e-8])
+def test_the_hazard_of_geometric_durations_is_constant(chance):
+    law = dist.Geometric(torch.tensor(chance, dtype=FLOAT))
+    expected = torch.full((5,), chance, dtype=FLOAT)
+    torch.testing.assert_close(log_hazards(law, 5).exp(), expected, rtol=1e-8, atol=0)
+
+
+def test_a_stream_knows_the_hazard_of_long_segments():
+    steps = settled(dist.Poisson(15_000.0), 10_000)
+    assert steps > 16_000
+    assert settled(dist.Poisson(3.0), 10_000) == 10_000
+    assert float(log_hazards(dist.Poisson(15_000.0), steps)[-1].exp()) > 0.1
+
+
+@pytest.mark.parametrize("law", [dist.NegativeBinomial(2.0, 0.6), dist.Geometric(logits=torch.tensor(-2.0))])
+def test_a_model_of_durations_is_the_same_after_use(law, tmp_path):
+    emission, prior, x = CASES["Normal"]
+    model = sh.Segments(emission, law).with_prior(prior)
+    first, shown = model.log_evidence(x), repr(model)
+    torch.testing.assert_close(model.log_evidence(x), first, rtol=0, atol=0)
+    assert repr(model) == shown
+    model.save(tmp_path / "model")
+    torch.testing.assert_close(sh.load(tmp_path / "model").log_evidence(x), first, rtol=0, atol=0)
 
 
 def test_gaps_count_as_their_steps():
