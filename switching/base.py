@@ -203,8 +203,12 @@ class Model(Named, ABC):
     def _check_observations(self, series: Series) -> None:
         """ValueError if the model cannot have produced these observations."""
 
-    def _check_knowledge(self, series: Series) -> Series:
-        """The series, if known states and weights fit the model; ValueError otherwise."""
+    def _check_knowledge(self, series: Series, told: bool = True) -> Series:
+        """The series, if known states and weights fit the model; ValueError otherwise.
+
+        Arguments:
+            told: whether `states` were given; if all are unknown, the series has none.
+        """
         series.check_plain(f"a {self.name}")
         return series
 
@@ -418,15 +422,24 @@ class Model(Named, ABC):
         for name in given:
             if name not in Given.__annotations__:
                 raise TypeError(f"{name}: no such argument; besides x there are {', '.join(Given.__annotations__)}.")
+        told = given.get("states") is not None or (isinstance(x, Series) and x.checked is not None)
         if isinstance(x, Series) and horizon:
+            if given.get("time") is not None:
+                raise ValueError(
+                    "time: got some, but a Series has gaps, not times; give dt, the gaps of the steps to come."
+                )
             beside = (given.pop(name, None) for name in ("inputs", "input_names", "dt"))
             x = with_steps_to_come(x, horizon, *beside)
         series, parts = self._series(x, given), tuple(vars(self)[name] for name in self.made_of)
         if series.checked is not None and all(a is b for a, b in zip(series.checked, parts, strict=False)):
             return series
         series.check(self._check_observations)
-        series = self._check_knowledge(series)
+        series = self._check_knowledge(series, told)
         n_steps = max(series.n_steps, series.n_driven) if isinstance(x, Series) else series.n_steps + horizon
+        if given.get("time") is not None and series.dt is not None and series.dt.shape[-1] != n_steps:
+            ahead = f", {horizon} of them to come" if horizon else ""
+            expected, got = (*series.batch_shape, n_steps), tuple(series.dt.shape)
+            raise ValueError(f"time: got shape {got}, expected {expected}: the time of each step{ahead}.")
         if series.packed and not any(isinstance(table, Tensor) for table in (series.inputs, series.dt)):
             series.check(lambda part: self._check_drives(part, part.n_steps))
         else:

@@ -25,7 +25,7 @@ def with_gaps(series: Series) -> Series:
         number, step = series.sequence_of_rows, torch.arange(len(first), device=first.device)
         step = step - times.starts.to(step)[number]
     else:
-        if times.shape[:-1] != series.batch_shape or times.shape[-1] < series.n_steps:
+        if not times.ndim or times.shape[:-1] != series.batch_shape or times.shape[-1] < series.n_steps:
             expected = (*series.batch_shape, series.n_steps)
             raise ValueError(f"time: got shape {tuple(times.shape)}, expected {expected}: the time of each step.")
         gaps, inside = _differences(times), torch.ones_like(times, dtype=torch.bool)

@@ -306,13 +306,15 @@ class ContinuousMarkov(Dynamics):
         places = torch.where(exact, states, 0).expand(shape).unsqueeze(-1)
         return torch.where(exact, table.expand(*shape, -1).gather(-1, places).squeeze(-1), 0.0)
 
-    def check_states(self, series: Series, fixed: Parameters = NOTHING) -> None:
+    def check_told(self, series: Series) -> None:
         if self.exact and series.states is None and series.n_observed:
             names = ", ".join(map(str, self.exact))
             raise ValueError(
                 f"states: got none, but entries into state {names} are exact; say which steps are known to have this "
                 "state, with -1 where the state is not known (if the states are seen, give x as states too)."
             )
+
+    def check_states(self, series: Series, fixed: Parameters = NOTHING) -> None:
         check_gaps(series)
         start = (
             fixed.get("initial_probs") if isinstance(self.initial, str) else torch.tensor(self.initial, device="cpu")

@@ -243,6 +243,9 @@ class Dynamics(Named, ABC):
     def check_states(self, series: Series, fixed: Parameters = NOTHING) -> None:
         """Raise ValueError if no possible path has the known states of a series."""
 
+    def check_told(self, series: Series) -> None:
+        """Raise ValueError if the dynamics need `states`, which were not given, and the series has none."""
+
     def check_fitted(self, values: Parameters, series: Series) -> None:
         """Warn of weights of maximum likelihood that are infinite, because inputs decide a gate or a move."""
         for name, parameter in self.parameters.items():

@@ -142,7 +142,7 @@ def check_gaps(series: Series) -> None:
     """Raise ValueError with the place if the gap before a step, but the first of a sequence, is not above 0."""
     if series.dt is None:
         return
-    if series.dt.shape[:-1] != series.batch_shape or series.dt.shape[-1] < series.n_steps:
+    if not len(series.dt.shape) or series.dt.shape[:-1] != series.batch_shape or series.dt.shape[-1] < series.n_steps:
         return  # another shape has its own error
     for first, step, part in series.turns():
         gaps = part.drive.gaps

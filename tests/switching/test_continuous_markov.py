@@ -525,6 +525,9 @@ TIMES_BAD = {
     "negative gap": ({"dt": [0, 1, -1, 3]}, "dt: got -1 at step 2"),
     "shape": ({"dt": [0, 1]}, r"dt: got shape \(2,\), expected \(4,\)"),
     "shape of times": ({"time": [0, 1]}, r"time: got shape \(2,\), expected \(4,\)"),
+    "more times": ({"time": [0, 1, 2, 3, 4]}, r"time: got shape \(5,\), expected \(4,\)"),
+    "one time": ({"time": 3.0}, r"time: got shape \(\), expected \(4,\)"),
+    "one gap": ({"dt": 3.0}, r"dt: got shape \(\), expected \(4,\)"),
 }
 
 
@@ -556,6 +559,16 @@ def test_nothing_follows_an_absorbing_state():
 def test_exact_entries_have_to_be_known():
     with pytest.raises(ValueError, match="states: got none, but entries into state 2 are exact"):
         model_of(exact=[2]).log_evidence(X[0], time=TIMES[0])
+
+
+def test_no_entry_at_all_may_be_known():
+    model, unknown = model_of(exact=[2]), [-1] * len(X[0])
+    other = model_of().log_evidence(X[0], time=TIMES[0])  # log p(x) is then that of entries at any time
+    torch.testing.assert_close(model.log_evidence(X[0], time=TIMES[0], states=unknown), other)
+    series = model.read(X[0], time=TIMES[0], states=unknown)
+    assert model.forecast(series, 1, dt=[1.0]).state.shape == (1, 3)
+    with pytest.raises(ValueError, match="time: got some, but a Series has gaps, not times; give dt"):
+        model.forecast(series, 1, time=[99.0])
 
 
 def test_other_dynamics_have_no_times_between_steps():
