@@ -194,7 +194,8 @@ class Emission(Named, ABC):
     def narrowness(self, values: Parameters) -> Float[Tensor, "*r K F"]:
         """The variance of each feature in each state that falls to 0 where the state sits on a single point; infinite
         if the likelihood is bounded."""
-        return self.moments(values)[1]
+        variance = self.moments(values)[1]
+        return torch.full_like(variance, torch.inf) if self.support.is_discrete else variance
 
     def marginal_cdf(self, x: Float[Tensor, "*#n F"], values: Parameters) -> Float[Tensor, "*n F"]:
         """P(x_f <= x) of each feature separately, under parameters that broadcast against x."""

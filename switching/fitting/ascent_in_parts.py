@@ -19,10 +19,13 @@ from ..emissions.separate import NEAR_FLOOR
 from ..known import whole_parameters
 from ..parameters import Parameters
 from ..problem import Problem
-from .chains_in_parts import log_evidence, occupancy
+from .chains_in_parts import Piece, log_evidence, summed
 from .density import FreeDensity
+from .em import occupancy_of
 from .starts import opened, variance_floor
 from .whole import Whole
+
+ROUNDING = 1e-6  # of a variance that is at the floor
 
 
 class LogPosterior(FreeDensity):
@@ -41,6 +44,8 @@ class LogPosterior(FreeDensity):
             if name not in self._known
         }
         self.start = {name: table[0] for name, table in self.free(near).items()}
+        # EM leaves narrow states at the floor, and known ones may be below it
+        self._least = (1 - ROUNDING) * self._floor.minimum(self.narrowness(near).amin(0))
 
     def free(self, values: Parameters) -> Parameters:
         """The coordinates of parameters `[R, ...]`."""
@@ -57,13 +62,16 @@ class LogPosterior(FreeDensity):
         height = log_evidence(self._problem, self._data, values) + self._problem.log_prior(values)
         if self._problem.prior is not None:
             return height
-        return height.where(~self.narrow(values, 1.0).any(-1), -torch.inf)
+        return height.where((self.narrowness(values) >= self._least).all(-1).all(-1), -torch.inf)
 
-    def narrow(self, values: Parameters, times: float) -> Bool[Tensor, "*r K"]:
-        """The states with a variance of at most so many times the floor."""
+    def narrowness(self, values: Parameters) -> Float[Tensor, "*r K F"]:
+        """See `Emission.narrowness`."""
         parts = [part for part in self._problem.emission.parts if not part.alike]
-        narrowness = [part.emission.narrowness(part.own(values)) for part in parts]
-        return torch.stack([(table <= times * self._floor).any(-1) for table in narrowness]).any(0)
+        return torch.stack([part.emission.narrowness(part.own(values)) for part in parts]).amin(0)
+
+    def narrow(self, values: Parameters) -> Bool[Tensor, "*r K"]:
+        """The states with a variance that is close to the floor."""
+        return (self.narrowness(values) <= NEAR_FLOOR * self._floor).any(-1)
 
     @property
     def at_once(self) -> int:
@@ -94,11 +102,18 @@ class AscentInParts(Ascent):
 
     @property
     def collapsed(self) -> Bool[Tensor, "R K"]:
-        return self._posterior.narrow(self.tables, NEAR_FLOOR)
+        return self._posterior.narrow(self.tables)
 
     @property
     def occupancy(self) -> Float[Tensor, "R K"]:
-        return occupancy(self._problem, self._whole, self.tables)
+        """See `EM.occupancy`."""
+        zero = torch.zeros(len(self.point), self._problem.n_states, dtype=torch.float64, device=self.point.device)
+
+        def steps(piece: Piece) -> list[Tensor]:
+            return [occupancy_of(piece.marginals())]
+
+        with torch.no_grad():
+            return summed(self._problem, self._whole, self.tables, steps, [zero])[0]
 
     def at(self, tables: Parameters) -> "AscentInParts":
         return self._from(self._point(tables))

@@ -42,6 +42,8 @@ class Piece(NamedTuple):
     def marginals(self) -> Marginals:
         """`Problem.marginals` of its steps; 0 at those that another piece counts."""
         marginals, n = self.problem.marginals_of(self.chain), self.counted_before
+        if marginals.held is not None and self.problem.emission.parts[-1].alike:  # a stretch tells its states apart
+            marginals = replace(marginals, held=marginals.held.sum(-1, keepdim=True))
         if not n:
             return marginals
         fresh, held = (

@@ -13,7 +13,7 @@ from samplehold.switching.fitting.ascent_in_parts import AscentInParts
 from samplehold.switching.fitting.chains_in_parts import log_evidence
 from samplehold.switching.fitting.em import EM
 from samplehold.switching.fitting.em_in_parts import EMInParts, adds_up
-from samplehold.switching.fitting.starts import first_guesses
+from samplehold.switching.fitting.starts import first_guesses, variance_floor
 from samplehold.switching.fitting.whole import Whole
 from torch import Tensor
 from torch.testing import assert_close
@@ -54,6 +54,7 @@ SUMS: dict[str, tuple[sh.Emission, Tensor, dict[str, Any]]] = {
     "factors": (sh.FactorAnalysis(2, 1), data(), {}),
     "shared lags": (TIED, data(), {"lengths": torch.tensor([13, 5, 3, 9, 10, 12])}),
     "noise": (sh.Normal(2), data(), {"noise": data().nan_to_num(1.0) / 9}),
+    "background": (sh.Gated(sh.Normal(2), sh.Normal(2)), data(), {}),
 }
 
 
@@ -68,7 +69,8 @@ def small_parts(monkeypatch: pytest.MonkeyPatch, problem: Any, steps: int, cut: 
 @pytest.mark.parametrize("kind", list(SUMS))
 def test_each_step_is_that_in_memory(monkeypatch, kind, cut):
     emission, x, given = SUMS[kind]
-    model = sh.SwitchingSSM(sh.Copy(2) if kind in ("gamma", "zeros") else sh.Markov(2), emission).scaled_to(x)
+    dynamics = sh.Copy(2) if kind in ("gamma", "zeros", "background") else sh.Markov(2)
+    model = sh.SwitchingSSM(dynamics, emission).scaled_to(x)
     problem = model.problem(x, **KNOWN | given)
     start = first_guesses(problem, 2, 0).values
     start = apart(start) if kind == "components" else start
@@ -79,6 +81,7 @@ def test_each_step_is_that_in_memory(monkeypatch, kind, cut):
     for name, table in expected.tables.items():
         assert_close(found.tables[name], table, rtol=1e-8, atol=1e-8)
     assert torch.equal(found.collapsed, expected.collapsed)
+    assert_close(found.occupancy, expected.occupancy, rtol=1e-10, atol=1e-10)
 
 
 def apart(start: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -140,12 +143,39 @@ def test_other_models_climb_the_objective_of_em(monkeypatch, kind):
         assert_close(there, here, rtol=1e-9, atol=1e-9)
     trace = climb.run(2).elbo
     assert bool((trace > first).all())
-    assert_close(climb.occupancy, problem.occupancy(climb.tables), rtol=1e-10, atol=1e-10)
+    assert_close(climb.occupancy, EM(problem, climb.tables).occupancy, rtol=1e-10, atol=1e-10)
     assert climb.collapsed.tolist() == [[False, False]] * 2
     one = climb.select(torch.tensor([1]))
     assert_close(one.at(one.tables).height(), trace[-1, 1:], rtol=1e-10, atol=1e-10)
     resumed = climb.at({name: table[[1, 0]] for name, table in climb.tables.items()}).resumed(climb.state())
     assert torch.equal(resumed.run(1).elbo, climb.run(1).elbo)
+
+
+def most_likely(model: sh.SwitchingSSM, x: Tensor, **given: Any) -> tuple[Any, AscentInParts]:
+    """The problem without a prior, and a start that climbs."""
+    model = model.scaled_to(x)
+    problem = replace(model.problem(x, **KNOWN | given), prior=None)
+    start = first_guesses(problem, 1, 0).values
+    return problem, AscentInParts(problem, Whole.of(model.read(in_file(problem.series))), start)
+
+
+def test_a_state_that_gives_one_symbol_is_no_collapsed_one():
+    x = (data()[..., :1] > 1.3).double()
+    problem, climb = most_likely(sh.SwitchingSSM(sh.Copy(2), sh.Bernoulli()), x, dt=GAPS)
+    there = climb.at(climb.tables | {"probs": torch.tensor([[[1e-12], [0.6]]], dtype=torch.float64)})
+    assert_close(there.height(), problem.objective(there.tables), rtol=1e-10, atol=1e-10)
+    assert there.collapsed.tolist() == [[False, False]]
+
+
+def test_a_climb_begins_at_a_state_on_a_point():
+    problem, climb = most_likely(sh.SwitchingSSM(sh.Markov(2), sh.StudentT(2)), data())
+    narrow = torch.stack([climb.tables["precision"][:, 0], 1 / variance_floor(problem.series).expand(1, 2)], 1)
+    there = AscentInParts(problem, climb._whole, climb.tables | {"precision": narrow})
+    first = there.height()
+    assert_close(first, problem.objective(there.tables), rtol=1e-10, atol=1e-10)
+    assert there.collapsed.tolist() == [[False, True]]
+    assert bool((there.run(3).elbo[-1] > first).all())
+    assert there.at(there.tables | {"precision": 2 * narrow}).height().tolist() == [-torch.inf]
 
 
 @pytest.mark.slow
