@@ -79,10 +79,10 @@ class Bernoulli(TakesInputs, ConjugateEmission):
         return {"successes": q.a, "failures": q.b}
 
     def log_prob(self, x: Tensor, values: Parameters) -> Tensor:
-        observed = ~torch.isnan(x)
-        filled = torch.where(observed, x, 0.0)
-        terms = torch.xlogy(filled, values["probs"]) + torch.special.xlog1py(1 - filled, -values["probs"])
-        return torch.where(observed, terms, 0.0).sum(-1)
+        one, zero = x == 1, x == 0  # neither where missing
+        # a probability whose logarithm does not count gets no slope, which could be 0 / 0
+        terms = values["probs"].where(one, 1.0).log() + torch.log1p(-values["probs"].where(zero, 0.0))
+        return terms.sum(-1)
 
     def table(self, x: Tensor, values: Parameters) -> Tensor:
         ones, zeros = _filled(x), _filled(1 - x)

@@ -167,6 +167,13 @@ def test_a_state_that_gives_one_symbol_is_no_collapsed_one():
     assert there.collapsed.tolist() == [[False, False]]
 
 
+def test_a_climb_begins_where_inputs_make_a_symbol_certain():
+    x = (INPUTS > 0).double()
+    problem, climb = most_likely(sh.SwitchingSSM(sh.Markov(2), sh.Bernoulli(1, inputs=1)), x, inputs=INPUTS)
+    there = climb.at(climb.tables | {"coefficients": torch.full((1, 2, 1, 1), 400.0, dtype=torch.float64)})
+    assert_close(there.height(), problem.objective(there.tables), rtol=1e-10, atol=1e-10)
+
+
 def test_a_climb_begins_at_a_state_on_a_point():
     problem, climb = most_likely(sh.SwitchingSSM(sh.Markov(2), sh.StudentT(2)), data())
     narrow = torch.stack([climb.tables["precision"][:, 0], 1 / variance_floor(problem.series).expand(1, 2)], 1)
