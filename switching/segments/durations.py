@@ -34,7 +34,8 @@ def log_hazards(law: Any, n_steps: int) -> Float[Tensor, "R"]:
         rest = -torch.expm1(log_p.logsumexp(0))
         log_p = torch.cat([log_p, torch.where(rest > ROUNDING, rest, 0.0).log().reshape(1)])
     at_least = log_p.flip(0).logcumsumexp(0).flip(0)
-    return (log_p - at_least)[:n_steps].clamp_max(0.0)
+    ends = at_least == -torch.inf  # no segment is so long
+    return torch.where(ends, 0.0, log_p - at_least)[:n_steps].clamp_max(0.0)
 
 
 def settled(law: Any, least: int) -> int:

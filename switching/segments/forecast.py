@@ -86,7 +86,8 @@ def log_survival(
         log_hold = log1mexp(log_hazards(problem.duration, problem.series.n_steps + horizon)).to(length.device)
         beyond = torch.nn.functional.pad(log_hold.cumsum(0), (1, 0))
         last = (length.unsqueeze(-2) - 1).clamp_min(0)
-        return beyond[last + ahead.unsqueeze(-1)] - beyond[last]
+        later, before = torch.broadcast_tensors(beyond[last + ahead.unsqueeze(-1)], beyond[last])
+        return torch.where(later == -torch.inf, later, later - before)  # no run is longer than durations can be
     gaps = problem.series.ahead.gaps
     passed = ahead.double() if gaps is None else gaps.double().cumsum(-1)
     return (torch.log1p(-values[HAZARD]) * passed).unsqueeze(-1)

@@ -255,6 +255,14 @@ def test_the_hazard_of_geometric_durations_is_constant(chance):
     torch.testing.assert_close(log_hazards(law, 5).exp(), expected, rtol=1e-8, atol=0)
 
 
+@pytest.mark.parametrize("law", [dist.Geometric(1.0), dist.Poisson(0.0)])
+def test_segments_may_all_have_one_step(law):
+    emission, prior, x = CASES["Normal"]
+    model, other = (sh.Segments(emission, hazard).with_prior(prior) for hazard in (law, 1 - 1e-15))
+    torch.testing.assert_close(model.log_evidence(x), other.log_evidence(x), rtol=1e-10, atol=1e-10)
+    assert model.forecast(x, 2).redraw.tolist() == pytest.approx([1.0, 1.0], abs=1e-12)
+
+
 def test_a_stream_knows_the_hazard_of_long_segments():
     steps = settled(dist.Poisson(15_000.0), 10_000)
     assert steps > 16_000
