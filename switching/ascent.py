@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from copy import copy
 from dataclasses import dataclass
-from typing import Any, ClassVar, Protocol, Self, runtime_checkable
+from typing import Any, ClassVar, Protocol, TypeVar, runtime_checkable
 
 import torch
 from jaxtyping import Bool, Float
@@ -21,6 +21,7 @@ from torch import Tensor
 
 from ..inference.message_passing.engine import Run
 
+Own = TypeVar("Own", bound="Ascent")
 FARTHEST = 1.0  # norm of the longest step
 HALVINGS = 20
 NEWTON_HALVINGS = 30
@@ -120,7 +121,7 @@ class Ascent:
     def collapsed(self) -> None:
         """There are no states that could collapse."""
 
-    def select(self, restarts: Tensor) -> Self:
+    def select(self: Own, restarts: Tensor) -> Own:
         some = self._from(self.point[restarts])
         some.heights = None if self.heights is None else self.heights[restarts]
         some.stuck = self.stuck[restarts]
@@ -132,10 +133,10 @@ class Ascent:
     def extrapolated(self, before: dict[str, Any], by: Tensor) -> None:
         """None: steps of BFGS need no extrapolation."""
 
-    def at(self, tables: dict[str, Any]) -> Self:
+    def at(self: Own, tables: dict[str, Any]) -> Own:
         return self._from(tables["y"])
 
-    def _from(self, point: Float[Tensor, "R P"]) -> Self:
+    def _from(self: Own, point: Float[Tensor, "R P"]) -> Own:
         """An ascent of the same function from other points."""
         there = copy(self)
         Ascent.__init__(there, self.density, point, self.tol, self.n_even, self.known)
@@ -145,7 +146,7 @@ class Ascent:
         known = None if self.known is None else [self.known.point, self.known.height, self.known.precision]
         return {name: getattr(self, name) for name in _STATE} | {"known": known}
 
-    def resumed(self, state: dict[str, Any]) -> Self:
+    def resumed(self: Own, state: dict[str, Any]) -> Own:
         there = self._from(state["point"])
         for name in _STATE:
             setattr(there, name, state[name])
