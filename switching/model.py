@@ -265,7 +265,7 @@ class SwitchingSSM(Model):
         if series.noise is not None and not all(part.emission.takes_noise for part in self.emission.parts):
             raise ValueError(f"noise: got some, but {self.emission.name} takes none; leave it out, or use Normal.")
         checked = check_states(series, self.n_states)
-        if not told:
+        if self.dynamics.may_need_states and not told:
             self.dynamics.check_told(checked)
         self.dynamics.check_states(checked)
         return checked

@@ -107,6 +107,7 @@ class ContinuousMarkov(Dynamics):
     rate_prior: Sequence[Any] | None = None
     counts_by_step: ClassVar[bool] = True
     at_once: ClassVar[bool] = False
+    may_need_states: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "n_states", check_integer("n_states", self.n_states))

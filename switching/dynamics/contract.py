@@ -47,11 +47,13 @@ class Dynamics(Named, ABC):
         n_states: K.
         inputs: the inputs that it reads, by name or number. They are the first columns of the model's design.
         holds: whether a step may hold its state; then there is a gate.
+        may_need_states: whether `check_told` may find that known states are missing.
     """
 
     n_states: int
     inputs: Inputs = 0
     holds: ClassVar[bool] = False
+    may_need_states: ClassVar[bool] = False
     arguments: ClassVar[Mapping[str, tuple[str, ...]]] = {}
     """The arguments of the constructor with the hyperparameters of each parameter that takes a `prior`."""
     counts_by_step: ClassVar[bool] = False
