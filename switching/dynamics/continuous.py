@@ -37,7 +37,7 @@ from ..inputs import Inputs, named_or_counted
 from ..known import block_beside, held
 from ..parameters import Parameters, concentration, kept, read_table, widened
 from ..priors import Conjugate, Probabilities
-from .contract import NOTHING, Dynamics, draw_state
+from .contract import NOTHING, Dynamics, draw_state, pushed
 from .factors import by_state
 from .gaps import Entered, Steps, after_gaps, check_gaps, gaps_of, mean_gap
 from .initial import given_start
@@ -265,12 +265,7 @@ class ContinuousMarkov(Dynamics):
         return (log_probability(belief.unsqueeze(-2) @ table),)
 
     def propagate(self, values: Parameters, belief: Tensor, drive: Drive, horizon: int) -> ByGate:
-        n_batch, beliefs = belief.ndim + 1 - values[NAME].ndim, []
-        for table in self._tables(values, drive, n_batch, horizon):
-            belief = (belief.unsqueeze(-2) @ table.to(belief)).squeeze(-2)
-            beliefs.append(belief)
-        state = torch.stack(beliefs, -2)
-        return ByGate(state, torch.zeros_like(state))
+        return pushed(belief, self._tables(values, drive, belief.ndim + 1 - values[NAME].ndim, horizon))
 
     def durations(self, values: Parameters, drive: Drive) -> Tensor:
         exits = self.generators(values, self._read(drive)).diagonal(dim1=-2, dim2=-1).neg()

@@ -5,7 +5,7 @@ restarts or posterior draws. They form `blocks` that are conjugate to the counts
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import fields, is_dataclass, replace
 from functools import cached_property
 from typing import Any, ClassVar, cast
@@ -334,6 +334,16 @@ class Dynamics(Named, ABC):
 def draw_state(name: str, probs: Tensor) -> Tensor:
     """A site of a state, marked for exact enumeration. `Categorical(probs)` would raise probabilities of 0 to 1e-16."""
     return pyro.sample(name, dist.Categorical(logits=log_probability(probs)), infer={"enumerate": "parallel"})
+
+
+def pushed(belief: Float[Tensor, "*b K"], tables: Iterable[Tensor]) -> ByGate:
+    """The belief after a step by each of these transition tables `[*b, K, K]`: `[*b, H, K]`, all of it drawn."""
+    beliefs = []
+    for table in tables:
+        belief = (belief.unsqueeze(-2) @ table.to(belief)).squeeze(-2)
+        beliefs.append(belief)
+    state = torch.stack(beliefs, -2)
+    return ByGate(state, torch.zeros_like(state))
 
 
 def draw_gate(name: str, log_redraw: Tensor, log_hold: Tensor) -> Tensor:

@@ -27,7 +27,7 @@ from ..known import block_beside, held
 from ..parameters import Parameters, concentration, kept, widened
 from ..priors import Conjugate, Probabilities
 from .any_prior import check_prior, first_in_words, under_user_priors
-from .contract import NOTHING, PATHS, Dynamics, draw_state
+from .contract import NOTHING, PATHS, Dynamics, draw_state, pushed
 from .factors import by_state, constant_start, first_state, moves
 from .initial import StationaryRows, closed_class, given_start, has_one_class, initial_weights, stationary
 from .logits import LogitRows, driven_moves, driven_start
@@ -291,12 +291,8 @@ class Markov(Dynamics):
         return (log_probability(self.propagate(values, belief, drive, 1).redrawn),)
 
     def propagate(self, values: Parameters, belief: Tensor, drive: Drive, horizon: int) -> ByGate:
-        n_batch, beliefs = belief.ndim - 1 - (values["transition_probs"].ndim - 2), []
-        for transition in self._tables(values, n_batch, drive, horizon):
-            belief = (belief.unsqueeze(-2) @ transition).squeeze(-2)
-            beliefs.append(belief)
-        state = torch.stack(beliefs, -2)
-        return ByGate(state, torch.zeros_like(state))
+        n_batch = belief.ndim - 1 - (values["transition_probs"].ndim - 2)
+        return pushed(belief, self._tables(values, n_batch, drive, horizon))
 
     def durations(self, values: Parameters, drive: Drive) -> Tensor:
         if not self.n_inputs:

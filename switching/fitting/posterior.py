@@ -318,6 +318,18 @@ class DrawnParameters(ParameterPosterior):
 
 
 @dataclass(frozen=True, repr=False)
+class SampledParameters(DrawnParameters):
+    """Draws of the parameters, `[chains, draws, ...]`, and nothing else.
+
+    Attributes:
+        diverging: the sampler's draws at which its path diverged; it may have missed regions near them.
+    """
+
+    draws: Parameters
+    diverging: Bool[Tensor, "chains draws"] | None = None
+
+
+@dataclass(frozen=True, repr=False)
 class DrawnPosterior(DrawnParameters, Posterior):
     """Draws of the parameters, `[chains, draws, ...]`, their states aligned.
 

@@ -4,19 +4,16 @@ The coordinates are those of `coordinates`, in units of the data. Each draw of t
 start, because the prior is the same for all rotations of the latent space.
 """
 
-from dataclasses import dataclass
 from typing import Any
 
 import pyro
 import pyro.distributions as dist
 import torch
-from jaxtyping import Bool
 from pyro.infer.autoguide import AutoNormal, init_to_value
-from torch import Tensor
 from torch.distributions import constraints
 
 from ..fitting.options import Options
-from ..fitting.posterior import DrawnParameters
+from ..fitting.posterior import SampledParameters
 from ..fitting.sampling import bound_of, climb_guide, draw_guide, run_nuts, sampled_diagnostics
 from ..fitting.units import Units
 from ..parameters import Parameters
@@ -32,21 +29,9 @@ LEAST = 0.01
 share of a range between the start and its ends, as there is no volume of coordinates there."""
 
 
-@dataclass(frozen=True, repr=False)
-class LinearDraws(DrawnParameters):
-    """Draws of the parameters, `[chains, draws, ...]`.
-
-    Attributes:
-        diverging: the sampler's draws at which its path diverged; it may have missed regions near them.
-    """
-
-    draws: Parameters
-    diverging: Bool[Tensor, "chains draws"] | None = None
-
-
 def draw(
     problem: LinearProblem, units: Units, options: Options, start: Parameters
-) -> tuple[LinearDraws, dict[str, Any]] | None:
+) -> tuple[SampledParameters, dict[str, Any]] | None:
     """Draws of the posterior, or of a guide to it, and the other fields of a `Fit`; None: interrupted before the first
     draw.
 
@@ -65,7 +50,7 @@ def draw(
     return (_by_nuts if options.method == "nuts" else _by_svi)(density, problem, options, start)
 
 
-Drawn = tuple[LinearDraws, dict[str, Any]]
+Drawn = tuple[SampledParameters, dict[str, Any]]
 
 
 def _by_nuts(density: LinearDensity, problem: LinearProblem, options: Options, start: Parameters) -> Drawn | None:
@@ -74,7 +59,7 @@ def _by_nuts(density: LinearDensity, problem: LinearProblem, options: Options, s
         return None
     draws = aligned(chains.draws, start, problem)
     how = sampled_diagnostics(chains.objective, len(chains.diverging), *chains.judged(draws), chains.interrupted)
-    return LinearDraws(draws, chains.diverging), how
+    return SampledParameters(draws, chains.diverging), how
 
 
 def _by_svi(density: LinearDensity, problem: LinearProblem, options: Options, start: Parameters) -> Drawn | None:
@@ -93,7 +78,7 @@ def _by_svi(density: LinearDensity, problem: LinearProblem, options: Options, st
             return None
         drawn = draw_guide(guide, "y")
     draws = {name: table.unsqueeze(0) for name, table in density.values({"y": drawn}).items()}
-    return LinearDraws(aligned(draws, start, problem)), sampled_diagnostics(*bound_of(heights), interrupted)
+    return SampledParameters(aligned(draws, start, problem)), sampled_diagnostics(*bound_of(heights), interrupted)
 
 
 def aligned(draws: Parameters, start: Parameters, problem: LinearProblem) -> Parameters:

@@ -7,11 +7,10 @@ sequence, $h = (a - 1 + E[\\text{changes} \\mid x]) / (a + b - 2 + T - N)$.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Float
 from torch import Tensor
 from torch.distributions import Transform, constraints
 from torch.distributions.transforms import AffineTransform
@@ -21,7 +20,7 @@ from ..definite import free_coordinates
 from ..fitting.density import FreeDensity
 from ..fitting.initialization import values_of_model
 from ..fitting.options import Options
-from ..fitting.posterior import DrawnParameters
+from ..fitting.posterior import SampledParameters
 from ..fitting.result import Result, diagnostics
 from ..fitting.sampling import run_nuts, sampled_diagnostics
 from ..fitting.search import multi_start
@@ -32,18 +31,6 @@ from .problem import SegmentProblem
 LENGTHS = 30.0, 8.0  # expected steps of a segment at a start, at most half of the series
 COUNTS = 1.0, 30.0  # weights of a location's prior at a start, in those of the default
 RESTS = 1e-7  # promised gain in nats at which an ascent rests
-
-
-@dataclass(frozen=True, repr=False)
-class SegmentDraws(DrawnParameters):
-    """Draws of the hazard and of the hyperparameters, `[chains, draws, ...]`.
-
-    Attributes:
-        diverging: the sampler's draws at which its path diverged; it may have missed regions near them.
-    """
-
-    draws: Parameters
-    diverging: Bool[Tensor, "chains draws"] | None = None
 
 
 class SegmentDensity(FreeDensity):
@@ -114,7 +101,7 @@ def fit_segments(problem: SegmentProblem, center: Parameters, known: Parameters,
         search.run(Ascent(density, density.at_values(first), RESTS), kinds, options.n_kept)
     found = search.result()
     values = density.values(density.by_name(found.best.tables["y"]))
-    posterior: SegmentDraws | None = None
+    posterior: SampledParameters | None = None
     how = diagnostics(found)
     if options.method == "nuts" and not found.interrupted:
         drawn = draw(problem, SegmentDensity(problem, center, values, volume=True), options)
@@ -135,14 +122,14 @@ def fit_segments(problem: SegmentProblem, center: Parameters, known: Parameters,
 
 def draw(
     problem: SegmentProblem, density: SegmentDensity, options: Options
-) -> tuple[SegmentDraws, dict[str, Any]] | None:
+) -> tuple[SampledParameters, dict[str, Any]] | None:
     """Draws of NUTS and the other fields of a `Result`; None: interrupted before the first draw."""
     chains = run_nuts(density, problem.objective, options, problem.series.like)
     if chains is None:
         return None
     free = {name: chains.draws[name] for name in density.start}
     how = sampled_diagnostics(chains.objective, len(chains.diverging), *chains.judged(free), chains.interrupted)
-    return SegmentDraws(chains.draws, chains.diverging), how
+    return SampledParameters(chains.draws, chains.diverging), how
 
 
 def starts(

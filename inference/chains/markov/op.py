@@ -27,7 +27,7 @@ def _by_posterior(call: Call, d_total: Tensor | None, *others: Tensor | None) ->
     if torch.is_grad_enabled():  # these gradients may be differentiated
         return replay(plain.log_normalizer, call, (d_total, None))
     _, state, pairs, _ = call.outputs
-    return _weighted(call, d_total, (state[..., 0, :], pairs, state, None))
+    return weighted(call, d_total, (state[..., 0, :], pairs, state, None))
 
 
 def _by_row_sums(call: Call, d_total: Tensor | None, *others: Tensor | None) -> Gradients | None:
@@ -36,10 +36,10 @@ def _by_row_sums(call: Call, d_total: Tensor | None, *others: Tensor | None) -> 
         return None
     _, state, moves, expected, _ = call.outputs
     gap = moves - expected
-    return _weighted(call, d_total, (state[..., 0, :], gap[..., 0], gap[..., 1:], None, state, None))
+    return weighted(call, d_total, (state[..., 0, :], gap[..., 0], gap[..., 1:], None, state, None))
 
 
-def _weighted(call: Call, d_total: Tensor, beliefs: tuple[Tensor | None, ...]) -> Gradients:
+def weighted(call: Call, d_total: Tensor, beliefs: tuple[Tensor | None, ...]) -> Gradients:
     """The gradients of log p(x) in all tables, times that of log p(x)."""
     return tuple(
         (d_total.view(*d_total.shape, *[1] * (belief.dim() - d_total.dim())) * belief).sum_to_size(table.shape)

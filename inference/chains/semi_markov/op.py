@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from ...numerics.op import Call, Gradients, Op, blank, differentiated, replay, tensors
+from ..markov.op import weighted
 from . import plain
 
 Results = tuple[Tensor, ...]
@@ -25,13 +26,7 @@ def _by_posterior(call: Call, d_total: Tensor | None, *others: Tensor | None) ->
     if torch.is_grad_enabled():  # these gradients may be differentiated
         return replay(plain.log_normalizer, call, (d_total, None))
     _, state, begins, moves, durations, _, _ = call.outputs
-    beliefs = begins[..., 0, :], moves, durations, state, None
-    return tuple(
-        (d_total.view(*d_total.shape, *[1] * (belief.dim() - d_total.dim())) * belief).sum_to_size(table.shape)
-        if wanted and belief is not None
-        else None
-        for table, belief, wanted in zip(call.inputs, beliefs, call.wanted, strict=True)
-    )
+    return weighted(call, d_total, (begins[..., 0, :], moves, durations, state, None))
 
 
 def _fake_filter(
