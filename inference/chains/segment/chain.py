@@ -57,8 +57,8 @@ class SegmentChain:
 
     Raises:
         TypeError: tables that are not float32 or float64 tensors of one dtype on one device; lengths that are not
-        integers. ValueError: shapes or lengths that do not fit together, hazards above 1, a prior that is not proper.
-        From every
+            integers.
+        ValueError: shapes or lengths that do not fit together, hazards above 1, a prior that is not proper. From every
             method: an observation that is impossible or not a number, with its sequence and step.
 
     >>> import torch, samplehold as sh
@@ -129,8 +129,7 @@ class SegmentChain:
 
         Arguments:
             expect: a function of natural parameters [..., D] that gives expectations [..., M], or one for each block;
-            None: the
-                expected statistics of the family.
+                None: the expected statistics of the family.
         """
         tables = self._tables()
         found, filtered = op.filter(tables, None if expect is None else self._functions(expect))
@@ -151,8 +150,7 @@ class SegmentChain:
 
         Arguments:
             expect: as in `filter`, for example E[theta] and E[theta^2], from which the mean and the standard deviation
-            of a parameter
-                at each step follow.
+                of a parameter at each step follow.
         """
         tables, found = self._tables(), self._forward()
         smoothed = op.smooth(tables, found, None if expect is None else self._functions(expect))
