@@ -6,7 +6,6 @@ where y is the path and the missing part of x. One factor joins each block of pa
 paths is an E-step under expected logs. An update of the parameters adds expected counts to the prior.
 """
 
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -31,12 +30,12 @@ from ..known import block_beside
 from ..parameters import Parameters, prefixed, with_prefix
 from ..priors import Conjugate
 from ..problem import Problem
-from .graph import Earlier, Etas, Graph, Points
+from .graph import Earlier, Etas, Points
 from .linear_emission import LinearEmission
 from .linked_emission import LinkedEmission
 from .logit_emission import LogitEmission
 from .rate_emission import RateEmission
-from .whole import Whole
+from .series_graph import SeriesGraph
 
 LINKED: dict[str, type[LinkedEmission]] = {
     "Poisson": RateEmission,
@@ -46,40 +45,6 @@ LINKED: dict[str, type[LinkedEmission]] = {
 }  # by the name of the emission without inputs
 
 LEAST = -1e4  # the log weight of an impossible state; its exponential is 0
-
-
-@dataclass(frozen=True, kw_only=True)
-class SeriesGraph(Graph, ABC):
-    """The graph of a problem that has one for each part of a series, so that memory may hold the paths of one part.
-
-    Attributes:
-        problem: of a series.
-        independent: whether all steps of a path are independent under q.
-        whole: all data, if the series of the problem is a sample of them.
-    """
-
-    problem: Any
-    independent: bool = False
-    whole: Whole | None = None
-
-    @abstractmethod
-    def to(self, series: Series, share: float = 1.0, **cut: Tensor | None) -> Any:
-        """The graph for another part of the data, with the same families and priors."""
-
-    @property
-    @abstractmethod
-    def width(self) -> int:
-        """The numbers for each step and state in the widest table of an update."""
-
-    @property
-    def data(self) -> Whole:
-        """All data, in the units of the fit."""
-        return Whole.of(self.problem.series) if self.whole is None else self.whole
-
-    def linear(self, etas: Etas) -> frozenset[str]:
-        """`VMP.linear` of the engine; its blocks and factors are tested on two steps."""
-        first = self.problem.series.part(torch.zeros(1, dtype=torch.long, device="cpu"))
-        return self.to(first.stretch(0, 2)).engine(etas).linear
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -30,8 +30,9 @@ from ..data.packed import ahead
 from ..data.series import Series
 from ..dynamics.contract import PATHS
 from ..parameters import Parameters
-from .chain_graph import ChainGraph, SeriesGraph
+from .chain_graph import ChainGraph
 from .graph import Etas, Graph
+from .series_graph import SeriesGraph
 
 ROOM = 2**20  # numbers in one table of a chunk on the CPU, whose caches hold it
 ON_GPU = 16  # times as many there, where each kernel takes some time to begin

@@ -14,13 +14,13 @@ from torch import Tensor
 from ...inference.families import GaussianPaths, GaussianTables, tree_map
 from ...inference.message_passing.factor_graph import Block
 from ..data.series import Series
-from ..fitting.chain_graph import SeriesGraph
 from ..fitting.chunked import ChunkedVMP
 from ..fitting.climbs import SearchResult
 from ..fitting.graph import Etas, Graph, Points
 from ..fitting.message_passing import Sharing, fit_graph
 from ..fitting.options import Options
 from ..fitting.posterior import VariationalPosterior
+from ..fitting.series_graph import SeriesGraph
 from ..fitting.units import Units
 from ..fitting.whole import Whole
 from ..parameters import Parameters
