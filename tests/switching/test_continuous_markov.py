@@ -372,7 +372,7 @@ def test_an_unordered_fit_with_emissions_recovers_its_rates():
     with pytest.raises(TypeError, match="message passing does not take ContinuousMarkov"):
         model.dynamics.paths(fit.series, (), False, False)
     with pytest.raises(TypeError, match="ContinuousMarkov has no counts"):
-        model.dynamics.counts(None, torch.Size())
+        model.dynamics.counts(fit.model.chain(x, dt=dt, lengths=lengths).marginals(), torch.Size())
 
 
 def test_rates_of_subjects_are_those_of_their_sequences(panel):
