@@ -27,6 +27,7 @@ class Filtered(Record):
     log_increment: Float[Tensor, "*b T"]  # log p(x_t | x_1..t-1)
     state: Float[Tensor, "*b T K"]  # P(s_t | x_1..t)
     redraw: Float[Tensor, "*b T"] | None = None  # P(z_t = 1 | x_1..t)
+    predicted: Float[Tensor, "*b T K"] | None = None  # P(s_t | x_1..t-1), where the belief before t does not give it
 
 
 @dataclass(frozen=True, repr=False)

@@ -77,21 +77,25 @@ def test_the_filter_equals_enumeration(given):
     filtered = chain.filter()
     assert type(filtered) is Filtered
     close(filtered.log_increment.sum(-1), filtered.log_normalizer)
+    likelihood = chain.log_likelihood.expand(*chain.batch_shape, -1, -1)
+
+    def first_steps(t: int, likelihood: Tensor) -> SemiMarkovChain:
+        options = {"log_first_duration": chain.log_first_duration, "censored": chain.censored}
+        tables = chain.log_initial, chain.log_transition, chain.log_duration
+        return SemiMarkovChain(*tables, likelihood[..., :t, :], **options)
+
     for index in sequences(chain):
         n = int(chain.lengths[index])
         for t in range(1, n + 1):
-            likelihood = chain.log_likelihood.expand(*chain.batch_shape, -1, -1)[..., :t, :]
-            part = SemiMarkovChain(
-                chain.log_initial,
-                chain.log_transition,
-                chain.log_duration,
-                likelihood,
-                log_first_duration=chain.log_first_duration,
-                censored=chain.censored,
-            )
-            expected = enumerate_segments(part, index, ends=t == n)
+            expected = enumerate_segments(first_steps(t, likelihood), index, ends=t == n)
             close(filtered.state[index][t - 1], expected.last)
             close(filtered.log_increment[index][:t].sum(), expected.log_normalizer)
+            flat = likelihood.clone()
+            flat[..., t - 1, :] = 0.0
+            expected = enumerate_segments(first_steps(t, flat), index, ends=False)
+            before = filtered.log_increment[index][: t - 1].sum()
+            close(filtered.predicted[index][t - 1], expected.last * (expected.log_normalizer - before).exp())
+        assert not filtered.predicted[index][n:].any()
 
 
 @given(segment_chains(dtypes=BOTH))

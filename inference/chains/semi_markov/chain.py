@@ -36,6 +36,8 @@ from ..contract import Filtered, Marginals, Sampled, Smoothed, Viterbi
 from . import op
 from .plain import survivors
 
+PARTS = "depends on the steps left of a segment, not on the state alone"
+
 
 class SemiMarkovChain:
     r"""The posterior over paths of a semi-Markov chain, from its tables of log-weights.
@@ -133,9 +135,9 @@ class SemiMarkovChain:
         >>> sh.chains.SemiMarkovChain(start, other, two_or_three, torch.zeros(5, 2)).filter().state[:, 0]
         tensor([1.0000, 1.0000, 0.5000, 0.0000, 0.2500])
         """
-        total, state, increment, failed = op.filter(*self._tables())
+        total, state, predicted, increment, failed = op.filter(*self._tables())
         self._check(failed, total)
-        return Filtered(total, increment, state)
+        return Filtered(total, increment, state, predicted=predicted)
 
     def smooth(self) -> Smoothed:
         """The belief given all observations, [*b, T, K], and expected numbers of moves between segments, [*b, K, K].
@@ -209,6 +211,18 @@ class SemiMarkovChain:
         """P(a segment begins at t | x); 0 at the first step, which has no previous state, and after the end."""
         change = self._posterior()[2].sum(-1).clamp(0.0, 1.0)
         return change.index_fill(-1, torch.zeros(1, dtype=torch.int64, device=change.device), 0.0)
+
+    def between(self, before: Tensor | None, after: Tensor | None) -> "SemiMarkovChain":
+        """Not possible: what comes before a part is known by the state and the steps left of its segment."""
+        raise TypeError(f"chain: a part of a semi-Markov chain {PARTS}; take sequences whole.")
+
+    def predictive(self, belief: Tensor) -> Float[Tensor, "*b T"]:
+        """Not possible: the next state does not follow from a belief about the state."""
+        raise TypeError(f"chain: the next state of a semi-Markov chain {PARTS}; see `filter().log_increment`.")
+
+    def mean_field(self, state: Tensor | None = None, sweeps: int = 5) -> Marginals:
+        """Not possible: most sequences of independent steps are no paths."""
+        raise TypeError("chain: the steps of a semi-Markov chain are not independent; use the chain's own marginals.")
 
     def _tables(self) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
         rows = _rows(self.log_duration, self.log_first_duration, censored=self.censored)

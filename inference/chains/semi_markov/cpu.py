@@ -43,9 +43,9 @@ def _zeros(*shape: int) -> Tensor:
 def filter(*tables: Tensor) -> tuple[Tensor, ...]:
     flat, lengths, dtype = _flatten(*tables), tables[-1], tables[3].dtype
     n, (n_steps, k) = lengths.numel(), tables[3].shape[-2:]
-    state, increment, failed = _zeros(n, n_steps, k), _zeros(n, n_steps), torch.full((n,), -1)
-    _over_sequences(filter_runs, flat, state, increment, failed)
-    results = sum_of_steps(increment), state, increment
+    (state, predicted), increment, failed = _zeros(2, n, n_steps, k), _zeros(n, n_steps), torch.full((n,), -1)
+    _over_sequences(filter_runs, flat, state, predicted, increment, failed)
+    results = sum_of_steps(increment), state, predicted, increment
     return *(_shaped(x.to(dtype), lengths) for x in results), failed.view(lengths.shape)
 
 

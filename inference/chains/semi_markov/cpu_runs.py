@@ -92,9 +92,9 @@ def _one_more(log_a: float, log_b: float) -> float:
 
 
 @exact_kernel
-def sweep_forward(b: int, tables: Any, work: Any, state: Any, increment: Any) -> int:
-    """Fill `enter`, `ends` and `scaled`; state [T, K] <- log P(s_t | x_1..t) and increment [T] <- log c_t, with the end
-    at the last step. Returns the first step whose evidence is not a positive finite number, or -1."""
+def sweep_forward(b: int, tables: Any, work: Any, predicted: Any, increment: Any) -> int:
+    """Fill `enter`, `ends` and `scaled`; predicted [T, K] <- log P(s_t | x_1..t-1) and increment [T] <- log c_t, with
+    the end at the last step. Returns the first step whose evidence is not a positive finite number, or -1."""
     rows, table = tables.durations[tables.durations_of[b]], tables.log_transition[tables.transition_of[b]]
     likelihood, length = tables.log_likelihood[tables.likelihood_of[b]], tables.lengths[b]
     k, longest = likelihood.shape[1], rows.shape[2]
@@ -103,24 +103,23 @@ def sweep_forward(b: int, tables: Any, work: Any, state: Any, increment: Any) ->
         if t > 0:
             _enter(work, t, table, k)
         for j in range(k):
-            seen = likelihood[t, j]
             if t == 0:
                 work.enter[j, 0] = tables.log_initial[tables.initial_of[b], j]
                 work.since[j] = work.enter[j, 0]
-            work.since[j] += seen
-            n = weigh_runs(work, j, seen, t, rows, LASTS, LAST if last else MIDDLE, longest)
+            n = weigh_runs(work, j, 0.0, t, rows, LASTS, LAST if last else MIDDLE, longest)
             first = t < longest
-            work.state[j] = _one_more(sum_up(work.runs, n), work.since[j] + rows[FIRST_LASTS, j, t] if first else NONE)
+            going = work.since[j] + rows[FIRST_LASTS, j, t] if first else NONE
             end = work.since[j] + rows[ONLY if last else FIRST, j, t] if first else NONE
-            work.ends[j, t] = _one_more(sum_up(work.done, n), end)
+            predicted[t, j] = _one_more(sum_up(work.runs, n), going)
+            work.state[j] = predicted[t, j] + likelihood[t, j]
+            work.ends[j, t] = _one_more(sum_up(work.done, n), end) + likelihood[t, j]
         scale = sum_up(work.state, k)
         if not -np.inf < scale < np.inf:
             return t
         for j in range(k):
-            work.since[j] -= scale
             work.scaled[j, t] = likelihood[t, j] - scale
+            work.since[j] += work.scaled[j, t]
             work.ends[j, t] -= scale
-            state[t, j] = work.state[j] - scale
         increment[t] = scale
     for j in range(k):
         work.row[j] = work.ends[j, length - 1]
@@ -128,21 +127,22 @@ def sweep_forward(b: int, tables: Any, work: Any, state: Any, increment: Any) ->
     if not -np.inf < end < np.inf:
         return length - 1
     increment[length - 1] += end
-    for j in range(k):
-        state[length - 1, j] = work.row[j] - end
     return -1
 
 
 @exact_kernel
-def filter_runs(sequences: Any, tables: Any, state: Any, increment: Any, failed: Any) -> None:
-    """state [B, T, K] <- P(s_t | x_1..t), increment [B, T] <- log p(x_t | x_1..t-1) of a range of sequences."""
+def filter_runs(sequences: Any, tables: Any, state: Any, predicted: Any, increment: Any, failed: Any) -> None:
+    """state [B, T, K] <- P(s_t | x_1..t), predicted [B, T, K] <- P(s_t | x_1..t-1) and increment [B, T] <-
+    log p(x_t | x_1..t-1) of a range of sequences."""
     n_steps, k = tables.log_likelihood.shape[1:]
     work = workspace(k, tables.durations.shape[3], n_steps, state)
     for b in range(sequences[0], sequences[1]):
-        failed[b] = sweep_forward(b, tables, work, state[b], increment[b])
-        for t in range(tables.lengths[b]):
+        failed[b], last = sweep_forward(b, tables, work, predicted[b], increment[b]), tables.lengths[b] - 1
+        end = sum_up(work.row, k)  # `row` has the parts of the last step
+        for t in range(last + 1):
             for j in range(k):
-                state[b, t, j] = np.exp(state[b, t, j])
+                here = work.row[j] - end if t == last else predicted[b, t, j] + work.scaled[j, t]
+                state[b, t, j], predicted[b, t, j] = np.exp(here), np.exp(predicted[b, t, j])
 
 
 class Ahead(NamedTuple):
@@ -213,13 +213,13 @@ def _move(t: int, end: float, work: Any, ahead: Any, table: Any, moves: Any, ent
 
 
 @inlined
-def _cover(length: int, begins: Any, ahead: Any, state: Any) -> None:
-    """state [T, K]: log P(s_t | x_1..t) -> P(s_t | x), which rises by beginnings and falls by ends."""
+def _cover(length: int, begins: Any, ahead: Any, scaled: Any, state: Any) -> None:
+    """state [T, K]: log P(s_t | x_1..t-1) -> P(s_t | x), which rises by beginnings and falls by ends."""
     for j in range(state.shape[1]):
         total = 0.0
         for t in range(length):
             total += begins[t, j] - (ahead.ended[j, t] if t > 0 else 0.0)
-            state[t, j] = min(max(total, 0.0), 1.0) if state[t, j] > NONE else 0.0
+            state[t, j] = min(max(total, 0.0), 1.0) if state[t, j] + scaled[j, t] > NONE else 0.0
 
 
 @exact_kernel
@@ -253,4 +253,4 @@ def smooth_runs(
             if t > 0:
                 surprise = _move(t, end, work, ahead, table, moves[b], surprise)
         entropy[b] = surprise
-        _cover(length, begins[b], ahead, state[b])
+        _cover(length, begins[b], ahead, work.scaled, state[b])

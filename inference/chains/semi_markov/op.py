@@ -33,7 +33,8 @@ def _fake_filter(
     initial: Tensor, transition: Tensor, durations: Tensor, likelihood: Tensor, lengths: Tensor
 ) -> Results:
     steps, states = likelihood.shape[-2:]
-    shapes = (lengths.shape, (*lengths.shape, steps, states), (*lengths.shape, steps))
+    by_step = (*lengths.shape, steps, states)
+    shapes = (lengths.shape, by_step, by_step, (*lengths.shape, steps))
     return *(blank(likelihood, shape) for shape in shapes), blank(lengths)
 
 
@@ -52,7 +53,7 @@ def _fake_paths(*tables: Tensor) -> Results:
 
 
 _TABLES = "Tensor log_initial, Tensor log_transition, Tensor log_durations, Tensor log_likelihood, Tensor lengths"
-filter = Op(f"semi_markov_filter({_TABLES}) -> {tensors(4)}", plain.filter, _fake_filter)
+filter = Op(f"semi_markov_filter({_TABLES}) -> {tensors(5)}", plain.filter, _fake_filter)
 posterior = Op(f"semi_markov_posterior({_TABLES}) -> {tensors(7)}", plain.posterior, _fake_posterior, _by_posterior)
 viterbi = Op(f"semi_markov_viterbi({_TABLES}) -> {tensors(2)}", plain.viterbi, _fake_paths)
 sample = Op(f"semi_markov_sample({_TABLES}, Tensor uniform) -> {tensors(2)}", plain.sample, _fake_paths)

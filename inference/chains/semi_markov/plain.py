@@ -93,7 +93,7 @@ def _at(rows: Tensor, step: int, like: Tensor) -> Tensor:
 class _Forward(NamedTuple):
     begins: Tensor  # [T, *B, K], log-weight of all before a segment that begins at a step
     ends: Tensor  # [T, *B, K], of all up to a segment that ends at a step
-    state: Tensor  # [T, *B, K], log P(s_t | x_1..t)
+    predicted: Tensor  # [T, *B, K], log P(s_t | x_1..t-1)
     increment: Tensor  # [T, *B], log c_t
     end: Tensor  # [*B], log-weight of the end of the sequence, given all observations
     last: Tensor  # [*B, K], its parts by the last state
@@ -101,28 +101,27 @@ class _Forward(NamedTuple):
 
 def _forward(steps: _Steps) -> _Forward:
     """Each weight is divided by the evidence of all steps up to the segment's last one, or before its first one."""
-    begins, ends, states, increments = [], [], [], []
+    begins, ends, predicted, increments = [], [], [], []
     (middle, last, first, only), (middle_lasts, first_lasts) = steps.durations, steps.survivors
     runs, since, enter = steps.never, steps.log_initial, steps.log_initial
     stops, at_end = set(steps.lengths.flatten().tolist()), torch.full_like(steps.log_initial, -torch.inf)
     for t, likelihood in enumerate(steps.likelihood.unbind(0)):
-        since = since + likelihood
         if t:
             enter = log_matmul(ends[-1], steps.transition)
-            runs = torch.cat([enter.unsqueeze(-1), runs[..., :-1]], -1) + likelihood.unsqueeze(-1)
+            runs = torch.cat([enter.unsqueeze(-1), runs[..., :-1]], -1)
         state = _plus(log_sum_exp(runs + middle_lasts, -1), since + _at(first_lasts, t, since))
-        scale = log_sum_exp(state, -1)
-        by = torch.where(scale.isfinite(), scale, 0.0).unsqueeze(-1)
-        runs, since = runs - by.unsqueeze(-1), since - by
+        scale = log_sum_exp(state + likelihood, -1)
+        seen = likelihood - torch.where(scale.isfinite(), scale, 0.0).unsqueeze(-1)
+        runs, since = runs + seen.unsqueeze(-1), since + seen
         end = _plus(log_sum_exp(runs + middle, -1), since + _at(first, t, since))
         if t + 1 in stops:
             final = _plus(log_sum_exp(runs + last, -1), since + _at(only, t, since))
             at_end = torch.where((steps.lengths == t + 1).unsqueeze(-1), final, at_end)
         begins.append(enter)
         ends.append(end)
-        states.append(state - by)
+        predicted.append(state)
         increments.append(scale)
-    by_step = torch.stack(begins), torch.stack(ends), torch.stack(states), torch.stack(increments)
+    by_step = torch.stack(begins), torch.stack(ends), torch.stack(predicted), torch.stack(increments)
     return _Forward(*by_step, log_sum_exp(at_end, -1), at_end)
 
 
@@ -155,16 +154,19 @@ def log_normalizer(*tables: Tensor) -> tuple[Tensor, ...]:
 
 
 def filter(*tables: Tensor) -> tuple[Tensor, ...]:
-    """log p(x_1..T) [*B], P(s_t | x_1..t) [*B, T, K] and log p(x_t | x_1..t-1) [*B, T]; failed."""
+    """log p(x_1..T) [*B]; P(s_t | x_1..t) and P(s_t | x_1..t-1), [*B, T, K]; log p(x_t | x_1..t-1) [*B, T]; failed."""
     steps = _steps(*tables)
     forward, dtype = _forward(steps), tables[3].dtype
     t = torch.arange(len(forward.increment), device=steps.lengths.device)
     last = (steps.lengths - 1)[..., None, None]
-    state, step = forward.state.movedim(0, -2), t.unsqueeze(-1)
+    step = t.unsqueeze(-1)
+    state = (forward.predicted + _scaled(steps, forward)).movedim(0, -2)
     at_end = (forward.last - forward.end.unsqueeze(-1)).unsqueeze(-2)
     state = torch.where(step < last, state.exp(), torch.where(step == last, at_end.exp(), 0.0))
+    predicted = torch.where(step <= last, forward.predicted.movedim(0, -2).exp(), 0.0)
     increment = _increments(steps, forward)
-    return sum_of_steps(increment).to(dtype), state.to(dtype), increment.to(dtype), _failed(steps, forward)
+    results = sum_of_steps(increment), state, predicted, increment
+    return *(x.to(dtype) for x in results), _failed(steps, forward)
 
 
 def posterior(*tables: Tensor) -> tuple[Tensor, ...]:
@@ -220,7 +222,8 @@ def posterior(*tables: Tensor) -> tuple[Tensor, ...]:
     starts, stops = torch.stack(begins[::-1], -2), torch.stack(ends[::-1], -2)
     state = (starts - stops).cumsum(-2).clamp(0.0, 1.0)
     within = torch.arange(n_steps, device=state.device).unsqueeze(-1) < steps.lengths[..., None, None]
-    state = torch.where(within & ~forward.state.movedim(0, -2).isneginf(), state, 0.0)
+    possible = ~(forward.predicted + steps.likelihood).movedim(0, -2).isneginf()
+    state = torch.where(within & possible, state, 0.0)
     counts = torch.stack([middle, last, first, only], -3)
     counts = torch.nn.functional.pad(counts, (0, tables[2].shape[-1] - n_rows))
     total, dtype = sum_of_steps(_increments(steps, forward)), tables[3].dtype
