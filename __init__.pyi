@@ -49,10 +49,12 @@ from .switching.deviations import DeviationAR as DeviationAR
 from .switching.dynamics.continuous import ContinuousMarkov as ContinuousMarkov
 from .switching.dynamics.copy import Copy as Copy
 from .switching.dynamics.markov import Markov as Markov
+from .switching.dynamics.semi_markov import SemiMarkov as SemiMarkov
 from .switching.emissions.autoregression import AutoRegressive as AutoRegressive
 from .switching.emissions.components import Mixture as Mixture
 from .switching.emissions.conjugate import ConjugateEmission as ConjugateEmission
 from .switching.emissions.contract import Emission as Emission
+from .switching.emissions.counts import Geometric as Geometric
 from .switching.emissions.counts import Multinomial as Multinomial
 from .switching.emissions.counts import NegativeBinomial as NegativeBinomial
 from .switching.emissions.discrete import Bernoulli as Bernoulli

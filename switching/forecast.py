@@ -163,6 +163,4 @@ def normal_mixture(
 
 def look_ahead(problem: Problem, values: Parameters, horizon: int) -> ByGate:
     """P(s, z | x) at each of the `horizon` steps after the end of x: `[*r, *b, H, K]` for z = 1 and for z = 0."""
-    state, last = problem.chain(values).filter().state, problem.series.last[..., None, None]
-    belief = state.gather(-2, last.expand(*state.shape[:-2], 1, state.shape[-1])).squeeze(-2)
-    return problem.dynamics.propagate(values, belief, problem.series.ahead, horizon)
+    return problem.dynamics.ahead(values, problem.chain(values), problem.series.ahead, horizon)

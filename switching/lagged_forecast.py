@@ -57,7 +57,13 @@ class Origin:
 
     @staticmethod
     def of(problem: Problem, values: Parameters) -> "Origin":
-        series, state = problem.series, problem.chain(values).filter().state
+        series, filtered = problem.series, problem.chain(values).filter()
+        if filtered.predicted is not None:
+            raise TypeError(
+                f"dynamics: forecasts of {problem.emission.name} need a next state that depends on the state alone, "
+                f"but {problem.dynamics.name} remembers how long it lasts; use Markov or Copy dynamics."
+            )
+        state = filtered.state
         past = series.drive.past
         assert past is not None
         x = series.observations

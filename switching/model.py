@@ -61,10 +61,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, repr=False)
 class StreamState(Record):
-    """The memory of a stream: the belief about the last state, the log evidence so far, and the last observations, the
-    latest first, if later ones depend on them."""
+    """The memory of a stream: the belief about the last state, with semi-Markov dynamics also about the steps that are
+    left of its segment, the log evidence so far, and the last observations, the latest first, if later ones depend on
+    them."""
 
-    belief: Float[Tensor, "*b K"] | None
+    belief: Float[Tensor, "*b M"] | None
     log_evidence: Float[Tensor, "*b"]
     steps: int
     lags: Float[Tensor, "*b P F"] | None = None
@@ -83,7 +84,8 @@ class SwitchingSSM(Model):
     """A switching state-space model.
 
     Arguments:
-        dynamics: `Copy(n_states)`, `Markov(n_states)` or `ContinuousMarkov(n_states)`.
+        dynamics: `Copy(n_states)`, `Markov(n_states)`, `ContinuousMarkov(n_states)` or `SemiMarkov(n_states,
+            duration)`.
         emission: `Normal(n_features)`, `MultivariateNormal(n_features)`, `Categorical(n_categories)`,
             `Bernoulli(n_features)`, `Poisson(n_features)`, `LinearRegression(n_features, inputs)`,
             `Joint(step=Gamma(), angle=VonMises())`, others of docs/emissions.md,
@@ -116,7 +118,7 @@ class SwitchingSSM(Model):
     emission: Emission
 
     def __init__(self, dynamics: Dynamics, emission: Emission) -> None:
-        check_kind("dynamics", dynamics, Dynamics, "Copy(n_states), Markov(n_states) or ContinuousMarkov(n_states)")
+        check_kind("dynamics", dynamics, Dynamics, "dynamics such as Copy(n_states) or Markov(n_states)")
         check_kind("emission", emission, Emission, "an emission such as Normal(n_features)")
         check_integer("n_features", emission.n_features)
         if len(emission.parts) > 1 and not dynamics.holds:
@@ -449,7 +451,8 @@ class SwitchingSSM(Model):
         belief, redraw, increment = step.state.squeeze(-2), step.redraw.squeeze(-1), step.log_increment.squeeze(-1)
         lags = None if state.lags is None else after(state.lags.to(x_t), x_t)
         later = StreamState(belief, state.log_evidence.to(x_t.device) + increment, state.steps + 1, lags)
-        return later, StreamOutput(belief, redraw, increment)
+        by_state = belief if belief.shape[-1] == self.n_states else belief.unflatten(-1, (self.n_states, -1)).sum(-1)
+        return later, StreamOutput(by_state, redraw, increment)
 
     def durations(self, x: Any, **given: Unpack[Given]) -> Float[Tensor, "K"]:
         """The expected number of steps from entering each state to leaving it; with gaps, in units of time.

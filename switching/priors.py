@@ -319,6 +319,10 @@ class Conjugate(ABC):
         nowhere = next(iter(known.values())).new_full((), torch.nan)
         return given_in_part(self.family, self.point({name: known.get(name, nowhere) for name in self.parameters}))
 
+    def drawn(self, prior: Parameters, generator: torch.Generator) -> Parameters:
+        """Parameters drawn from the prior `[1, ...]`, for starts."""
+        return self.values(self.family.sample(self.natural(prior), 1, generator))
+
     def expected(self, eta: Tensor) -> Parameters:
         """Expected parameters."""
         return self.values(self.family.expected(eta))

@@ -18,7 +18,6 @@ from torch import Tensor
 from ..inference.chains.contract import Chain, Filtered, Marginals
 from ..inference.numerics.checks import check_possible
 from ..inference.numerics.deferred import recompute
-from ..inference.numerics.logs import log_probability
 from ..inference.numerics.records import Record
 from .data.packed import rows_of
 from .data.series import Drive, Series
@@ -260,16 +259,20 @@ class Problem(SeriesProblem):
         tables = {part.name: weighed(getattr(marginals, part.name)) for part in fields(marginals)}
         return Marginals(**tables)  # pyright: ignore[reportArgumentType] those that are not None stay so
 
-    def after(self, values: Parameters, belief: Float[Tensor, "*b K"] | None) -> Filtered:
-        """The belief after a series of one step, from the belief about the state before; None: it is the first step.
+    def after(self, values: Parameters, belief: Float[Tensor, "*b M"] | None) -> Filtered:
+        """The belief after a series of one step, from the belief before it; None: it is the first step. A belief has M
+        numbers, the same number for each state: see `Dynamics.log_ahead`.
 
         It is computed directly: a chain of one step costs several times as much.
         """
         likelihood = self.with_knowledge(self.emission.log_likelihood(rows_read(self.emission, self.series), values))
         if belief is None:
-            ahead = (log_probability(self.dynamics.first(values, self.series.drive)).unsqueeze(-2),)
+            ahead = (self.dynamics.log_start(values, self.series.drive),)
         else:
             ahead = self.dynamics.log_ahead(values, belief, self.series.drive)
+        each = ahead[0].shape[-1] // self.n_states
+        if each > 1:
+            likelihood = ByGate(*(table.repeat_interleave(each, -1) for table in likelihood))
         top = likelihood.redrawn.amax(-1, keepdim=True)
         if likelihood.held is not likelihood.redrawn:
             top = torch.maximum(top, likelihood.held.amax(-1, keepdim=True))
@@ -301,7 +304,7 @@ class Problem(SeriesProblem):
         return torch.stack(self.by_group(counts)).sum(0)
 
     def draws_ahead(self, values: Parameters, filtered: Any, each: int) -> Float[Tensor, "total *b T F"]:
-        fresh, held = self.before_each(values, filtered.state)
+        fresh, held = self.before_each(values, filtered)
         possible = (fresh + held).sum(-1, keepdim=True) > 0  # False after the end of a sequence
         fresh = torch.where(possible, fresh, 1.0)
         drawn, emission = [], emission_at(self.emission, self.series, self.series.drive)
@@ -318,10 +321,12 @@ class Problem(SeriesProblem):
             series.append(drawn_along(self.emission, self.series, one, drawn.path[:, i], redraw[:, i]))
         return self.series.with_noise(torch.cat(series))
 
-    def before_each(self, values: Parameters, filtered: Float[Tensor, "*rb T K"]) -> ByGate:
+    def before_each(self, values: Parameters, filtered: Filtered) -> ByGate:
         """P(s_t, z_t | x_1..t-1) of every step, by one step of prediction from the filtered states; the first step
         redraws."""
-        before = torch.cat([filtered[..., :1, :], filtered[..., :-1, :]], -2)
+        if filtered.predicted is not None:
+            return ByGate(filtered.predicted, torch.zeros_like(filtered.predicted))
+        before = torch.cat([filtered.state[..., :1, :], filtered.state[..., :-1, :]], -2)
         fresh, held = (table.clone() for table in self.after_each(values, before))
         first = self.dynamics.first(values, self.series.drive)
         fresh[..., 0, :] = widened(first, 1, fresh.ndim - 1 - first.ndim)

@@ -24,6 +24,7 @@ from ..inference.numerics.randomness import Seed
 from ..inference.numerics.records import Record
 from .data.lags import with_past
 from .data.packed import padded
+from .dynamics.contract import Drawn
 from .emissions.contract import ByGate, Emission
 from .emissions.driven import emission_at
 from .parameters import Parameters
@@ -173,7 +174,7 @@ def explicit_program(problem: Problem, values: Parameters, observed: bool) -> Te
         raise ValueError("weights: got some of sequences, which no single path has; use model.collapsed(x, ...).")
     states, known = series.states, series.log_states(problem.n_states)
     labels = None if states is None or known is None or padded(states).is_floating_point() else padded(states)
-    state: Tensor | None = None
+    drawn: Drawn | None = None
     lags: Tensor | None = None  # of observations that are drawn
     observations = []
     plates = sequence_plates(series.batch_shape)
@@ -185,7 +186,10 @@ def explicit_program(problem: Problem, values: Parameters, observed: bool) -> Te
                 scope.enter_context(pyro.poutine.mask(mask=(step <= series.lengths)))  # pyright: ignore[reportArgumentType]
             certain = None if labels is None or bool((labels[..., step - 1] < 0).any()) else labels[..., step - 1]
             with pyro.poutine.condition(data={} if certain is None else {f"s_{step}": certain}):
-                redraw, state = dynamics.draw(values, step, state, series.drive)
+                drawn = dynamics.draw(values, step, drawn, series.drive, series.n_steps)
+            redraw, state, ended = drawn.redraw, drawn.state, dynamics.log_end(drawn)
+            if ended is not None:
+                pyro.factor(f"end_{step}", torch.where(series.last == step - 1, ended, 0.0))
             if known is not None and certain is None:
                 pyro.factor(f"known_{step}", _of_state(known[..., step - 1, :], state))
             power = None if series.powers is None else series.powers[..., step - 1]

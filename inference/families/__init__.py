@@ -52,7 +52,17 @@ from .normal import (
     NormalWishart,
     NormalWishartParameters,
 )
-from .paths import CopyPaths, CopyTables, FactoredCopyPaths, FactoredTables, MarkovPaths, MarkovTables
+from .paths import (
+    CopyPaths,
+    CopyTables,
+    FactoredCopyPaths,
+    FactoredTables,
+    MarkovPaths,
+    MarkovTables,
+    PathTables,
+    SemiMarkovPaths,
+    SemiMarkovTables,
+)
 from .pieces import InPieces, columns_apart, given_entries, given_in_part
 from .point import Held, Point
 from .positive import Beta, BetaParameters, Dirichlet, DirichletParameters, Gamma, GammaParameters
@@ -95,8 +105,11 @@ __all__ = [
     "NormalGammaParameters",
     "NormalWishart",
     "NormalWishartParameters",
+    "PathTables",
     "Point",
     "Restricted",
+    "SemiMarkovPaths",
+    "SemiMarkovTables",
     "SharedPrecision",
     "SharedPrecisionParameters",
     "Stats",

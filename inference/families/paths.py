@@ -21,6 +21,7 @@ from ..chains.contract import Chain, Marginals
 from ..chains.copy.chain import CopyChain
 from ..chains.factored_copy.chain import FactoredCopyChain
 from ..chains.markov.chain import MarkovChain
+from ..chains.semi_markov.chain import SemiMarkovChain
 from .family import Family, tree_map, tree_parts
 
 
@@ -78,7 +79,27 @@ class FactoredTables(NamedTuple):
         return FactoredTables(None, None, drawn)  # type: ignore[arg-type]
 
 
-Tables = TypeVar("Tables", CopyTables, FactoredTables, MarkovTables)
+class SemiMarkovTables(NamedTuple):
+    """`initial` [*b, K], `transition` [*b, K, K] as [old, new], `duration` [*b, K, D], `likelihood` [*b, T, K]."""
+
+    initial: Tensor
+    transition: Tensor
+    duration: Tensor
+    likelihood: Tensor
+
+    @property
+    def steps(self) -> tuple[Tensor, None]:
+        """The weights of each step; all steps of a segment have one state."""
+        return self.likelihood, None
+
+    @staticmethod
+    def of_steps(drawn: Tensor | None, held: Tensor | None) -> "SemiMarkovTables":
+        """A message to the steps alone; None stands for no message."""
+        return SemiMarkovTables(None, None, None, drawn)  # type: ignore[arg-type]
+
+
+PathTables = CopyTables | FactoredTables | MarkovTables | SemiMarkovTables
+Tables = TypeVar("Tables", CopyTables, FactoredTables, MarkovTables, SemiMarkovTables)
 
 
 @dataclass(frozen=True, eq=False)
@@ -171,7 +192,7 @@ class _Paths(Family[Tables], Generic[Tables]):
                 )
 
 
-def _batch_axes(tables: CopyTables | FactoredTables | MarkovTables) -> int:
+def _batch_axes(tables: PathTables) -> int:
     return tables.steps[0].ndim - 2
 
 
@@ -219,3 +240,24 @@ class MarkovPaths(_Paths[MarkovTables]):
         assert marginals.initial is not None
         assert marginals.transition is not None
         return MarkovTables(marginals.initial, marginals.transition, marginals.fresh)
+
+
+@dataclass(frozen=True, eq=False)
+class SemiMarkovPaths(_Paths[SemiMarkovTables]):
+    """Paths s_1..T of a semi-Markov chain, with the durations of their segments; that of a last segment may be longer
+    than what is seen of it.
+
+    Arguments:
+        censored: whether the last segment may go on after the end.
+    """
+
+    censored: bool = True
+
+    def _chain(self, tables: SemiMarkovTables) -> SemiMarkovChain:
+        return SemiMarkovChain(*tables, self.lengths, censored=self.censored)
+
+    def _used(self, marginals: Marginals, eta: SemiMarkovTables) -> SemiMarkovTables:
+        assert marginals.initial is not None
+        assert marginals.transition is not None
+        assert marginals.duration is not None
+        return SemiMarkovTables(marginals.initial, marginals.transition, marginals.duration, marginals.fresh)

@@ -22,7 +22,7 @@ from ..emissions.contract import ByGate
 from ..known import block_beside
 from ..parameters import Parameters, kept, of_subject
 from ..priors import BySubject, Conjugate
-from .contract import NOTHING, Dynamics
+from .contract import NOTHING, Drawn, Dynamics
 from .factors import named
 
 
@@ -125,8 +125,11 @@ class SubjectDynamics(Dynamics):
     def first(self, values: Parameters, drive: Drive) -> Tensor:
         return self.dynamics.first(self._of(values, drive), drive)
 
-    def draw(self, values: Parameters, step: int, previous: Tensor | None, drive: Drive) -> tuple[Tensor, Tensor]:
-        return self.dynamics.draw(self._of(values, drive), step, previous, drive)
+    def ahead(self, values: Parameters, chain: Chain, drive: Drive, horizon: int) -> ByGate:
+        return self.dynamics.ahead(self._of(values, drive), chain, drive, horizon)
+
+    def draw(self, values: Parameters, step: int, previous: Drawn | None, drive: Drive, n_steps: int) -> Drawn:
+        return self.dynamics.draw(self._of(values, drive), step, previous, drive, n_steps)
 
     def log_gate(self, values: Parameters, drive: Drive, n_batch: int) -> tuple[Tensor, Tensor]:
         return self.dynamics.log_gate(self._of(values, drive), drive, 0)
@@ -153,6 +156,9 @@ class SubjectDynamics(Dynamics):
     def adds_up(self, drive: Drive) -> bool:
         return False
 
+    def alike(self, name: str, tables: list[Tensor], values: Parameters) -> list[Tensor]:
+        return self.dynamics.alike(name, tables, values)
+
     def counts(self, marginals: Marginals, lead: torch.Size) -> dict[str, Tensor]:
         raise TypeError(f"{self.name}: counts need subjects; see `maximize`.")
 
@@ -166,7 +172,7 @@ class SubjectDynamics(Dynamics):
     ) -> Parameters:
         assert drive.subjects is not None
         subjects = drive.subjects[..., 0].flatten()
-        if not self._closed(drive):
+        if not self.dynamics.adds_up(drive):
             own = self._one_by_one(marginals, prior, values, drive, fixed) if self._own else {}
             if not self.common:
                 return own
@@ -183,10 +189,6 @@ class SubjectDynamics(Dynamics):
                 total = self._summed(of_sequences, len(lead), subjects)
             modes |= block_beside(self.blocks[name], fixed).mode(prior, total)
         return kept(modes, values)
-
-    def _closed(self, drive: Drive) -> bool:
-        """Whether the M-step is a mode of counts."""
-        return not self.dynamics.not_conjugate and not self.dynamics.inputs and drive.gaps is None
 
     def _summed(self, table: Tensor, axis: int, subjects: Int[Tensor, "N"]) -> Tensor:
         """Numbers of the sequences on an axis, summed over those of each subject."""

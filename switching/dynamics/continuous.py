@@ -37,7 +37,7 @@ from ..inputs import Inputs, named_or_counted
 from ..known import block_beside, held
 from ..parameters import Parameters, concentration, kept, read_table, widened
 from ..priors import Conjugate, Probabilities
-from .contract import NOTHING, Dynamics, draw_state, pushed
+from .contract import NOTHING, Drawn, Dynamics, draw_state, pushed
 from .factors import by_state
 from .gaps import Entered, Steps, after_gaps, check_gaps, gaps_of, mean_gap
 from .initial import given_start
@@ -274,16 +274,16 @@ class ContinuousMarkov(Dynamics):
     def first(self, values: Parameters, drive: Drive) -> Tensor:
         return self._start(values, 0)
 
-    def draw(self, values: Parameters, step: int, previous: Tensor | None, drive: Drive) -> tuple[Tensor, Tensor]:
+    def draw(self, values: Parameters, step: int, previous: Drawn | None, drive: Drive, n_steps: int) -> Drawn:
         if previous is None:
             state = draw_state(f"s_{step}", self.first(values, drive))
-            return torch.ones_like(state), state
+            return Drawn(torch.ones_like(state), state)
         here = drive.at(slice(step - 1, step))
         states, inputs = self._entered(here), self._read(here)
         like = next((t for t in (here.gaps, states, None if inputs is None else inputs[..., 0]) if t is not None), None)
         n_batch = 0 if like is None or values[NAME].ndim > 2 else like.ndim - 1
         (table,) = self._tables(values, here, n_batch, 1)
-        old = torch.nn.functional.one_hot(previous, self.n_states).to(values[NAME])
+        old = torch.nn.functional.one_hot(previous.state, self.n_states).to(values[NAME])
         rows = (old.unsqueeze(-2) @ table.to(old)).squeeze(-2)
         state = draw_state(f"s_{step}", rows)
         if states is not None:
@@ -291,7 +291,7 @@ class ContinuousMarkov(Dynamics):
             ratio = torch.where(table > 0, dense - table.log(), 0.0).to(old)
             entered = (old.unsqueeze(-2) @ ratio).squeeze(-2)
             pyro.factor(f"entered_{step}", self._of_known(entered, states.squeeze(-1)))
-        return torch.ones_like(state), state
+        return Drawn(torch.ones_like(state), state)
 
     def _of_known(self, table: Float[Tensor, "*n K"], states: Int[Tensor, "*b"]) -> Tensor:
         """The entries of a table at known `exact` states, 0 at other steps."""

@@ -8,7 +8,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
 from dataclasses import fields, is_dataclass, replace
 from functools import cached_property
-from typing import Any, ClassVar, cast
+from typing import Any, ClassVar, NamedTuple, cast
 
 import pyro
 import pyro.distributions as dist
@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.distributions import constraints
 
 from ...inference.chains.contract import Chain, Marginals
-from ...inference.families import CopyTables, FactoredTables, Family, MarkovTables
+from ...inference.families import Family, PathTables
 from ...inference.message_passing.factor_graph import Factor
 from ...inference.numerics.logs import log_probability
 from ...inference.numerics.user_warnings import warn_user
@@ -38,6 +38,14 @@ SEPARATED = 20.0  # change of log odds over the range of an input, above which t
 
 NOTHING: Parameters = {}
 """No fixed parameters."""
+
+
+class Drawn(NamedTuple):
+    """One step of a path as Pyro sites."""
+
+    redraw: Tensor
+    state: Tensor
+    left: Tensor | None = None  # the steps of the state's segment after this one, if they are drawn ahead
 
 
 class Dynamics(Named, ABC):
@@ -211,9 +219,21 @@ class Dynamics(Named, ABC):
     ) -> Chain:
         """The chain over state paths with these parameters and likelihood tables `[*r, *b, T, K]`."""
 
+    def log_start(self, values: Parameters, drive: Drive) -> Float[Tensor, "*b 1 M"]:
+        """The log belief before the first observation of a stream. It has M numbers, as many for each of the K states
+        as a belief needs: see `log_ahead`."""
+        return log_probability(self.first(values, drive)).unsqueeze(-2)
+
     @abstractmethod
-    def log_ahead(self, values: Parameters, belief: Float[Tensor, "*b K"], drive: Drive) -> tuple[Tensor, ...]:
-        """log P(s, z) one step after the belief: `[*b, 1, K]` for z = 1, and for z = 0 if states are ever held."""
+    def log_ahead(self, values: Parameters, belief: Float[Tensor, "*b M"], drive: Drive) -> tuple[Tensor, ...]:
+        """log P(s, z) one step after the belief: `[*b, 1, M]` for z = 1, and for z = 0 if states are ever held. M is K
+        if the future depends on the past through the state alone."""
+
+    def ahead(self, values: Parameters, chain: Chain, drive: Drive, horizon: int) -> ByGate:
+        """P(s, z | x) at each of the `horizon` steps after the end of a chain of these dynamics: `[*r, *b, H, K]` for
+        z = 1 and for z = 0. The drive is that of the steps to come."""
+        state, last = chain.filter().state, (chain.lengths - 1)[..., None, None]
+        return self.propagate(values, state.take_along_dim(last, -2).squeeze(-2), drive, horizon)
 
     @abstractmethod
     def propagate(self, values: Parameters, belief: Float[Tensor, "*b K"], drive: Drive, horizon: int) -> ByGate:
@@ -235,8 +255,12 @@ class Dynamics(Named, ABC):
         """P(s_1), before any observation: `[*r, K]`, or `[*r, *b, K]` if it depends on inputs."""
 
     @abstractmethod
-    def draw(self, values: Parameters, step: int, previous: Tensor | None, drive: Drive) -> tuple[Tensor, Tensor]:
-        """Pyro sites `z_t`, `s_t` of one step (from 1) given the state before it; returns (redraw, state)."""
+    def draw(self, values: Parameters, step: int, previous: Drawn | None, drive: Drive, n_steps: int) -> Drawn:
+        """Pyro sites `z_t`, `s_t` of one step (from 1) of a series of `n_steps`, given the step before it."""
+
+    def log_end(self, last: Drawn) -> Tensor | None:
+        """The log-weight of a path that ends with this step; None: all may end."""
+        return None
 
     def log_gate(self, values: Parameters, drive: Drive, n_batch: int) -> tuple[Tensor, Tensor]:
         """log P(z_t = 1) and log P(z_t = 0) of every step, if there is a gate."""
@@ -268,6 +292,10 @@ class Dynamics(Named, ABC):
     def marginals(self, chain: Any) -> Marginals:
         """What an M-step reads of the posterior of a chain of these dynamics."""
         return chain.marginals()
+
+    def alike(self, name: str, tables: list[Tensor], values: Parameters) -> list[Tensor]:
+        """Tables of marginals, one of each part of the data, with equal axes after those of the sequences."""
+        return tables
 
     def counts(self, marginals: Marginals, lead: torch.Size) -> dict[str, Tensor]:
         """The terms that the posterior adds to the natural parameters of each block, summed over all but the leading
@@ -306,9 +334,7 @@ class Dynamics(Named, ABC):
     def start(self, labels: Int[Tensor, "*rb T"], series: Series) -> Parameters:
         """Rough parameters `[*r, ...]` from a first labelling of every step."""
 
-    def paths(
-        self, series: Series, lead: tuple[int, ...], gated: bool, alike: bool
-    ) -> tuple[Family, CopyTables | FactoredTables | MarkovTables]:
+    def paths(self, series: Series, lead: tuple[int, ...], gated: bool, alike: bool) -> tuple[Family, PathTables]:
         """The family of the paths of a series, and tables of 0 for it with these leading axes.
 
         Arguments:

@@ -36,7 +36,7 @@ from ..known import block_beside, held
 from ..parameters import Parameter, Parameters, concentration, free_entries, kept, widened
 from ..priors import Conjugate, Probabilities, Site
 from .any_prior import check_prior, under_user_priors
-from .contract import NOTHING, PATHS, Dynamics, draw_gate, draw_state
+from .contract import NOTHING, PATHS, Drawn, Dynamics, draw_gate, draw_state
 from .factors import by_state, driven_gates, factored_gates, factored_states, fresh_states, gate_counts, gates
 from .gates import (
     GateLikelihood,
@@ -242,16 +242,16 @@ class Copy(Dynamics):
     def first(self, values: Parameters, drive: Drive) -> Tensor:
         return values["state_probs"]
 
-    def draw(self, values: Parameters, step: int, previous: Tensor | None, drive: Drive) -> tuple[Tensor, Tensor]:
+    def draw(self, values: Parameters, step: int, previous: Drawn | None, drive: Drive, n_steps: int) -> Drawn:
         fresh = values["state_probs"]
         if previous is None:
             state = draw_state(f"s_{step}", fresh)
-            return pyro.deterministic(f"z_{step}", torch.ones_like(state, dtype=fresh.dtype)), state
+            return Drawn(pyro.deterministic(f"z_{step}", torch.ones_like(state, dtype=fresh.dtype)), state)
         gate = self.log_gate(values, drive.at(slice(step - 1, step)), 0)
         redraw = draw_gate(f"z_{step}", *(log_prob[..., 0] for log_prob in gate))
-        same = torch.nn.functional.one_hot(previous, self.n_states).to(fresh.dtype)
+        same = torch.nn.functional.one_hot(previous.state, self.n_states).to(fresh.dtype)
         state = draw_state(f"s_{step}", torch.where(redraw.bool().unsqueeze(-1), fresh, same))
-        return redraw, state
+        return Drawn(redraw, state)
 
     # ---- fits ------------------------------------------------------------------------------------------------------
 

@@ -5,16 +5,26 @@ steps between. Messages are the gradients in closed form.
 """
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
+from jaxtyping import Float
 from torch import Tensor
 from torch.nn.functional import pad
 
-from ...inference.families import CopyTables, FactoredTables, MarkovTables
+from ...inference.families import CopyTables, FactoredTables, MarkovTables, SemiMarkovTables
 from ...inference.message_passing.factor_graph import Factor
+from ..emissions.conjugate import ConjugateEmission
 from ..parameters import widened
 
 LogGate = Callable[[Tensor], tuple[Tensor, Tensor]]
+Rows = MarkovTables | SemiMarkovTables
+"""Tables of paths with a table of the first state, and one of transitions."""
+
+
+def _only(paths: Any, **tables: Tensor) -> Any:
+    """A message to some tables of paths; None stands for no message."""
+    return type(paths)(**{name: tables.get(name) for name in paths._fields})
 
 
 def named(name: str, elog: Callable[..., Tensor]) -> Callable[..., Tensor]:
@@ -127,13 +137,13 @@ def first_state(block: str, chain: str, n_axes: int, counted: Tensor | None = No
     """E log P(s_1)."""
     mask = torch.ones((), device="cpu") if counted is None else counted[0]
 
-    def elog(paths: MarkovTables, log_probs: Tensor) -> Tensor:
+    def elog(paths: Rows, log_probs: Tensor) -> Tensor:
         return (paths.initial * widened(log_probs, 1, n_axes - 1)).sum(-1)
 
-    def to_chain(paths: MarkovTables, log_probs: Tensor) -> MarkovTables:
-        return MarkovTables(widened(log_probs, 1, n_axes - 1) * mask, None, None)  # type: ignore[arg-type]
+    def to_chain(paths: Rows, log_probs: Tensor) -> Rows:
+        return _only(paths, initial=widened(log_probs, 1, n_axes - 1) * mask)
 
-    def to_block(paths: MarkovTables, log_probs: Tensor) -> Tensor:
+    def to_block(paths: Rows, log_probs: Tensor) -> Tensor:
         return by_state(paths.initial, log_probs.shape[:-1]) * mask
 
     return Factor(named(block, elog), (chain, block), {chain: to_chain, block: to_block}, mask=mask)
@@ -144,11 +154,11 @@ def constant_start(probs: Tensor, chain: str, counted: Tensor | None = None) -> 
     mask = torch.ones((), device="cpu") if counted is None else counted[0]
     log_probs = torch.where(probs > 0, probs, 1.0).log()  # impossible states are in the base of the paths
 
-    def elog(paths: MarkovTables) -> Tensor:
+    def elog(paths: Rows) -> Tensor:
         return (paths.initial * log_probs).sum(-1)
 
-    def to_chain(paths: MarkovTables) -> MarkovTables:
-        return MarkovTables(log_probs * mask, None, None)  # type: ignore[arg-type]
+    def to_chain(paths: Rows) -> Rows:
+        return _only(paths, initial=log_probs * mask)
 
     return Factor(named("initial", elog), (chain,), {chain: to_chain}, mask=mask)
 
@@ -156,13 +166,35 @@ def constant_start(probs: Tensor, chain: str, counted: Tensor | None = None) -> 
 def moves(block: str, chain: str, n_axes: int) -> Factor:
     """E log A[old, new] of every transition."""
 
-    def elog(paths: MarkovTables, log_table: Tensor) -> Tensor:
+    def elog(paths: Rows, log_table: Tensor) -> Tensor:
         return (paths.transition * widened(log_table, 2, n_axes - 1)).sum((-2, -1))
 
-    def to_chain(paths: MarkovTables, log_table: Tensor) -> MarkovTables:
-        return MarkovTables(None, widened(log_table, 2, n_axes - 1), None)  # type: ignore[arg-type]
+    def to_chain(paths: Rows, log_table: Tensor) -> Rows:
+        return _only(paths, transition=widened(log_table, 2, n_axes - 1))
 
-    def to_block(paths: MarkovTables, log_table: Tensor) -> Tensor:
+    def to_block(paths: Rows, log_table: Tensor) -> Tensor:
         return paths.transition.reshape(*log_table.shape[:-2], -1, *log_table.shape[-2:]).sum(-3)
 
     return Factor(named(block, elog), (chain, block), {chain: to_chain, block: to_block})
+
+
+def segment_lengths(block: str, chain: str, n_axes: int, law: ConjugateEmission, x: Float[Tensor, "D 1"]) -> Factor:
+    """E log p(d) of every segment, where `law` is the distribution of d - 1, whose values are x."""
+
+    def table(statistics: Tensor) -> Tensor:
+        return widened(law.expected_table(x, statistics).mT, 2, n_axes - 1)
+
+    def elog(paths: SemiMarkovTables, statistics: Tensor) -> Tensor:
+        used = paths.duration
+        return torch.where(used == 0, 0.0, used * table(statistics)).sum((-2, -1))
+
+    def to_chain(paths: SemiMarkovTables, statistics: Tensor) -> SemiMarkovTables:
+        return _only(paths, duration=table(statistics))
+
+    def to_block(paths: SemiMarkovTables, statistics: Tensor) -> Tensor:
+        used = paths.duration
+        lead = used.shape[: used.ndim - 1 - n_axes]
+        counts = used.reshape(*lead, -1, *used.shape[-2:]).sum(-3)
+        return law.expected_message(x, counts.mT, statistics)
+
+    return Factor(named(block, elog), (chain, block), {chain: to_chain, block: to_block}, convex=(block,))

@@ -27,7 +27,7 @@ from ..known import block_beside, held
 from ..parameters import Parameters, concentration, kept, widened
 from ..priors import Conjugate, Probabilities
 from .any_prior import check_prior, first_in_words, under_user_priors
-from .contract import NOTHING, PATHS, Dynamics, draw_state, pushed
+from .contract import NOTHING, PATHS, Drawn, Dynamics, draw_state, pushed
 from .factors import by_state, constant_start, first_state, moves
 from .initial import StationaryRows, closed_class, given_start, has_one_class, initial_weights, stationary
 from .logits import LogitRows, driven_moves, driven_start
@@ -306,7 +306,7 @@ class Markov(Dynamics):
         driven = self.n_initial or (self.initial == "stationary" and self.n_inputs)
         return self._start(values, drive, drive.inputs.ndim - 2 if driven and drive.inputs is not None else 0)
 
-    def draw(self, values: Parameters, step: int, previous: Tensor | None, drive: Drive) -> tuple[Tensor, Tensor]:
+    def draw(self, values: Parameters, step: int, previous: Drawn | None, drive: Drive, n_steps: int) -> Drawn:
         if previous is None:
             state = draw_state(f"s_{step}", self.first(values, drive))
         elif self.n_inputs or values["transition_probs"].ndim > 2:
@@ -314,11 +314,13 @@ class Markov(Dynamics):
                 table = self._log_rows(values, drive.at(slice(step - 1, step)), 0).exp().squeeze(-3)
             else:
                 table = values["transition_probs"]
-            old = torch.nn.functional.one_hot(previous, self.n_states).to(table)
+            old = torch.nn.functional.one_hot(previous.state, self.n_states).to(table)
             state = draw_state(f"s_{step}", (old.unsqueeze(-2) @ table).squeeze(-2))
         else:
-            state = draw_state(f"s_{step}", values["transition_probs"][previous])
-        return torch.ones_like(state), state  # every step is drawn afresh, from a row that depends on the state before
+            state = draw_state(f"s_{step}", values["transition_probs"][previous.state])
+        return Drawn(
+            torch.ones_like(state), state
+        )  # every step is drawn afresh, from a row that depends on the state before
 
     def check_states(self, series: Series, fixed: Parameters = NOTHING) -> None:
         first, moves = torch.ones(self.n_states, dtype=torch.bool, device="cpu"), self._possible

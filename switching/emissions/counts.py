@@ -1,8 +1,9 @@
-r"""Counts that vary more than those of a Poisson distribution, and counts that share a total.
+r"""Counts that vary more than those of a Poisson distribution, counts of failures, and counts that share a total.
 
 | emission | $p(x \mid s)$ | mean | variance |
 |---|---|---|---|
 | NegativeBinomial | $\frac{\Gamma(x + r)}{x!\, \Gamma(r)} \frac{(\alpha m)^x}{(1 + \alpha m)^{x + r}}$, $r = 1 / \alpha$ | $m$ | $m + \alpha m^2$ |
+| Geometric | $p (1 - p)^x$ | $(1 - p) / p$ | $(1 - p) / p^2$ |
 | Multinomial | $\frac{n!}{\prod_f x_f!} \prod_f p_f^{x_f}$ | $n p_f$ | $n p_f (1 - p_f)$ |
 
 **Missing counts of a multinomial.** If some counts of a step are missing, they share the rest $m = n - \sum_{seen} x_f$,
@@ -23,7 +24,7 @@ from scipy import special
 from torch import Tensor
 from torch.distributions import constraints
 
-from ...inference.families import Dirichlet
+from ...inference.families import Beta, Dirichlet
 from ...inference.numerics.gammas import log_ratio, stirling_rest
 from ...inference.numerics.scalars import check_integer
 from ..data.series import place
@@ -99,6 +100,72 @@ class NegativeBinomial(Separate):
     def marginal_cdf(self, x: Tensor, values: Parameters) -> Tensor:
         size, never = 1 / values["dispersion"], 1 / (1 + values["dispersion"] * values["mean"])
         return torch.where(x < 0, 0.0, by_scipy(special.betainc, size, x.clamp_min(0.0).floor() + 1, never))
+
+    def embed(self, x: Tensor) -> Tensor:
+        return x.sqrt()
+
+
+@dataclass(frozen=True, repr=False)
+class Geometric(ConjugateEmission):
+    """Independent numbers of failures before a success; parameter `probs [K, F]`, of a success.
+
+    All methods fit it, message passing too. `scipy.stats.geom(probs, loc=-1)` is the same distribution.
+
+    Arguments:
+        n_features: F.
+        prior: as for `Normal`; a Beta of `probs` for message passing.
+
+    Example:
+        >>> import samplehold as sh
+        >>> model = sh.SwitchingSSM(sh.Copy(n_states=2), sh.Geometric())
+        >>> fit = model.fit([0, 1, 0, 0, 0, 30, 12, 9, 41, 8], progress=False)
+        >>> fit.model.values["probs"].flatten().sort().values.round(decimals=1)
+        tensor([0.0000, 0.8000], dtype=torch.float64)
+    """
+
+    n_features: int = 1
+    prior: Any = field(default=None, kw_only=True, repr=False, compare=False)
+    family = Beta()
+    parameters = {"probs": Parameter(("state", "feature"), constraints.unit_interval)}  # noqa: RUF012
+    support = constraints.nonnegative_integer
+    expects = "counts 0, 1, 2, ..."
+    instead = Poisson.instead
+
+    def default_prior(self, n_states: int, x: Tensor | None) -> Parameters:
+        """With the weight of half a count, which is the mean of the data."""
+        one = torch.ones(self.n_features, dtype=torch.float64, device="cpu")
+        mean = one if x is None else x.nanmean(0)
+        rows = {"successes": torch.full_like(mean, 1.5), "failures": 1 + mean / 2}
+        return {name: row.expand(n_states, -1) for name, row in rows.items()}
+
+    def natural(self, prior: Parameters) -> Tensor:
+        return self.family.natural(prior["successes"], prior["failures"])
+
+    def hyperparameters_of(self, eta: Tensor) -> Parameters:
+        q = Beta().usual(eta)
+        return {"successes": q.a, "failures": q.b}
+
+    def log_prob(self, x: Tensor, values: Parameters) -> Tensor:
+        seen, probs = ~torch.isnan(x), values["probs"]
+        # a probability whose logarithm does not count gets no slope, which could be 0 / 0
+        failures = torch.where(x > 0, x, 0.0) * torch.log1p(-probs.where(x > 0, 0.0))
+        return (failures + probs.where(seen, 1.0).log()).sum(-1)
+
+    def distribution(self, values: Parameters) -> TorchDistributionMixin:
+        return dist.Geometric(values["probs"]).to_event(1)
+
+    def marginal_cdf(self, x: Tensor, values: Parameters) -> Tensor:
+        below = -torch.expm1((x.clamp_min(0.0).floor() + 1) * torch.log1p(-values["probs"]))
+        return torch.where(x < 0, 0.0, below)
+
+    def message(self, x: Tensor, weights: Tensor, near: Parameters | None = None) -> Tensor:
+        seen = ~torch.isnan(x)
+        return torch.stack([weights.mT @ seen.to(x), weights.mT @ torch.where(seen, x, 0.0)], -1)
+
+    def representative(self, statistics: Tensor) -> Representative:
+        most = 1 - torch.finfo(statistics.dtype).eps / 2  # at 1 another count than 0 would be impossible
+        probs = (-torch.expm1(statistics[..., 1])).clamp(torch.finfo(statistics.dtype).tiny, most)
+        return Representative({"probs": probs}, statistics[..., 0] - probs.log())
 
     def embed(self, x: Tensor) -> Tensor:
         return x.sqrt()

@@ -74,10 +74,11 @@ class Bucketing:
             packed = _taken(into_steps, self.where, n_lead, 0.0)
             assert packed is not None
             tables["leaving"] = packed.narrow(n_lead + 1, 1, packed.shape[n_lead + 1] - 1)
-        whole = [name for name in ("initial", "transition", "gates", "drawn", "moves") if name not in tables]
+        whole = ("initial", "transition", "gates", "drawn", "moves", "duration", "first_duration")
         for name in whole:
             tables_of = [getattr(part, name) for part in groups]
-            tables[name] = None if tables_of[0] is None else torch.cat(tables_of, n_lead)
+            if name not in tables and tables_of[0] is not None:
+                tables[name] = torch.cat(self.source.dynamics.alike(name, tables_of, values), n_lead)
         return Marginals(evidence, **tables)  # pyright: ignore[reportArgumentType]
 
 

@@ -16,7 +16,7 @@ from jaxtyping import Int
 from torch import Tensor
 
 from ...inference.chains.contract import Chain
-from ...inference.families import CopyTables, FactoredTables, MarkovTables
+from ...inference.families import PathTables
 from ...inference.message_passing.factor_graph import Block, Factor, add_message, fit_message
 from ..data.series import Series
 from ..dynamics.contract import PATHS, Dynamics
@@ -324,7 +324,7 @@ def emitted(
     def rows() -> Tensor:
         return rows_read(emission, series)
 
-    def weights(paths: CopyTables | FactoredTables | MarkovTables) -> Tensor:
+    def weights(paths: PathTables) -> Tensor:
         drawn, held = paths.steps
         if held is None:
             return drawn
@@ -336,14 +336,12 @@ def emitted(
             return drawn
         return held.sum(-1, keepdim=True) if part.alike else held
 
-    def elog(paths: CopyTables | FactoredTables | MarkovTables, *statistics: Tensor) -> Tensor:
+    def elog(paths: PathTables, *statistics: Tensor) -> Tensor:
         used = weights(paths)
         used = used if powers is None else used * powers.unsqueeze(-1)
         return torch.where(used == 0, 0.0, used * form.expected_table(rows(), *statistics)).sum(-1)
 
-    def to_chain(
-        paths: CopyTables | FactoredTables | MarkovTables, *statistics: Tensor
-    ) -> CopyTables | FactoredTables | MarkovTables:
+    def to_chain(paths: PathTables, *statistics: Tensor) -> PathTables:
         table = form.expected_table(rows(), *statistics)
         table = table if powers is None else table.mul_(powers.unsqueeze(-1))
         table = table if counted is None else table.mul_(counted.unsqueeze(-1))
@@ -352,7 +350,7 @@ def emitted(
             return type(paths).of_steps(table[..., :k], table[..., k:])
         return type(paths).of_steps(table if at_drawn else None, table if at_held else None)
 
-    def to_block(paths: CopyTables | FactoredTables | MarkovTables, statistics: Tensor) -> Tensor:
+    def to_block(paths: PathTables, statistics: Tensor) -> Tensor:
         flat, n_axes = rows().flatten(0, -2), len(series.batch_shape) + 2
         counted_weights = weights(paths) if counted is None else weights(paths) * counted.unsqueeze(-1)
         shape = counted_weights.shape[: counted_weights.ndim - n_axes]

@@ -152,7 +152,7 @@ def residuals(model: Any, x: Any, seed: Seed = 0, **given: Unpack[Given]) -> Res
 def _limits(problem: Problem, values: Parameters) -> dict[str, Tensor]:
     """P(X_t < x_t) and P(X_t <= x_t) given the observations before; NaN where the model gives no density."""
     series = problem.series
-    weights = problem.before_each(values, problem.chain(values).filter().state)
+    weights = problem.before_each(values, problem.chain(values).filter())
     known = scored(of_one(problem.emission), series)
     if series.powers is not None:
         known = known & (series.powers > 0).unsqueeze(-1)

@@ -560,6 +560,14 @@ def _(r: Draw) -> Call:
             "rate_prior": r.one(None, (2.0, 1.0)),
             "inputs": r.one(0, 1, ["dose"]),
         },
+        sh.SemiMarkov: {
+            "n_states": max(2, r.K),
+            "duration": r.one(sh.Poisson(), sh.Geometric(), sh.NegativeBinomial(), sh.Categorical(5)),
+            "first_segment": r.one("whole", "cut"),
+            "last_segment": r.one("cut", "whole"),
+            "initial_prior": 1.0,
+            "transition_prior": 0.5,
+        },
         sh.Normal: {"n_features": 2, "covariance": r.one("diagonal", "spherical")},
         sh.MultivariateNormal: {"n_features": 2, "covariance": r.one("full", "diagonal", "spherical", "tied")},
         sh.Bernoulli: {"n_features": 2},
@@ -568,7 +576,16 @@ def _(r: Draw) -> Call:
         **{
             kind: {"n_features": 2}
             for kind in (
-                *(sh.StudentT, sh.Gamma, sh.Exponential, sh.LogNormal, sh.Beta, sh.VonMises, sh.NegativeBinomial),
+                *(
+                    sh.StudentT,
+                    sh.Gamma,
+                    sh.Exponential,
+                    sh.LogNormal,
+                    sh.Beta,
+                    sh.VonMises,
+                    sh.NegativeBinomial,
+                    sh.Geometric,
+                ),
             )
         },
         sh.FactorAnalysis: {"n_features": 3, "n_factors": 1},

@@ -28,6 +28,7 @@ FAMILIES = {
     "log-normal": sh.LogNormal(2),
     "beta": sh.Beta(2),
     "negative binomial": sh.NegativeBinomial(2),
+    "geometric": sh.Geometric(2),
     "von mises": sh.VonMises(2),
     "multinomial": sh.Multinomial(3, 6),
     "zero-inflated poisson": sh.ZeroInflated(sh.Poisson(2)),
@@ -42,7 +43,7 @@ FAMILIES = {
     "mixture of vectors": sh.Mixture(sh.MultivariateNormal(2), 2),
     "gated": sh.Gated(sh.Gamma(2), sh.LogNormal(2)),
 }
-POPULATIONS = ("exponential", "log-normal", "multinomial")  # every member of the family is a prior
+POPULATIONS = ("exponential", "geometric", "log-normal", "multinomial")  # every member of the family is a prior
 BY_MESSAGES = ("spherical", "tied vectors", "student t", *POPULATIONS)
 DYNAMICS = {"copy": sh.Copy(2), "markov": sh.Markov(2)}
 
@@ -71,6 +72,7 @@ def observations(name: str, shape: tuple[int, ...] = (40,), seed: int = 0) -> to
         "mixture of vectors": 6 * state + normal + 3 * zero[..., :1],
         "beta": share,
         "negative binomial": count,
+        "geometric": count,
         "von mises": angle,
         "zero-inflated poisson": count.masked_fill(zero, 0.0),
         "zero-inflated negative binomial": count.masked_fill(zero, 0.0),
@@ -99,6 +101,7 @@ REFERENCES = {
     "log-normal": lambda v: stats.lognorm(v["precision"] ** -0.5, scale=np.exp(v["loc"])),
     "beta": lambda v: stats.beta(v["concentration1"], v["concentration0"]),
     "negative binomial": lambda v: stats.nbinom(1 / v["dispersion"], 1 / (1 + v["dispersion"] * v["mean"])),
+    "geometric": lambda v: stats.geom(v["probs"], loc=-1),
     "von mises": lambda v: stats.vonmises(v["concentration"], v["loc"]),
 }
 
@@ -109,7 +112,7 @@ def test_densities_and_moments_are_those_of_scipy(name):
     emission, values = model.emission, model.values
     reference = REFERENCES[name]({n: values[n].numpy() for n in emission.parameters})
     wide = x.unsqueeze(-2).numpy()
-    log_density = reference.logpmf if name == "negative binomial" else reference.logpdf
+    log_density = reference.logpmf if emission.support.is_discrete else reference.logpdf
     expected = torch.from_numpy(log_density(wide).sum(-1))
     assert_close(emission.table(x, values), expected, rtol=1e-12, atol=1e-12)
     cdf = reference.cdf(wide) - (reference.cdf(-np.pi) if name == "von mises" else 0)
@@ -272,6 +275,7 @@ EXTREMES = {
     "log-normal": [1e-30, 1e-3, 1.0, 1e12],
     "beta": [1e-30, 1e-6, 0.5, 1 - 6e-8],
     "negative binomial": [0.0, 1.0, 1e6, 1e9],
+    "geometric": [0.0, 1.0, 1e6, 1e9],
     "von mises": [-np.pi, 0.0, np.pi, 3.0],
     "zero-inflated poisson": [0.0, 1.0, 1e6, 1e9],
     "zero-inflated negative binomial": [0.0, 1.0, 1e6, 1e9],
@@ -522,6 +526,7 @@ def test_samplers_go_on_from_em(name, method, steps, monkeypatch):
         ("log-normal", {"scale": dist.HalfNormal(0.1)}),
         ("beta", {"concentration1": dist.Gamma(1e4, 1e3)}),
         ("negative binomial", {"dispersion": dist.HalfNormal(0.001)}),
+        ("geometric", {"probs": dist.Beta(1e4, 1e5)}),
         ("von mises", {"concentration": dist.Gamma(1e4, 1e3)}),
         ("zero-inflated poisson", {"rate": dist.Gamma(1e4, 1e3), "zero_probs": dist.Beta(1e4, 1e4)}),
         ("zero-inflated gamma", {"shape": dist.Gamma(1e4, 1e3)}),

@@ -1,0 +1,407 @@
+r"""Semi-Markov dynamics: a state lasts for a number of steps from a distribution of any form, then another one begins.
+
+$s_1 \sim \text{Categorical}(p)$, a segment of state k lasts d steps with $d - 1 \sim$ `duration`, and the next segment
+has another state, $\sim \text{Categorical}(A_k)$ with $A_{kk} = 0$. See `chains.semi_markov`.
+
+A belief that carries all that is known of the future is about the state and the steps r that are left of its segment
+after this one. After the next step, with the probability $b(k, r)$ before it,
+
+$$b'(k, r) = b(k, r + 1) + \sum_j b(j, 0) A_{jk}\, p_k(r + 1).$$
+
+Forecasts need no such belief: they are the smoothed states of the same chain with more steps, of which nothing is seen.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from ...inference.chains.contract import Chain, Marginals
+from ...inference.chains.semi_markov.chain import SemiMarkovChain
+from ...inference.families import SemiMarkovPaths, SemiMarkovTables
+from ...inference.message_passing.factor_graph import Factor
+from ...inference.numerics.logs import log_probability
+from ...inference.numerics.scalars import check_choice, check_integer
+from ..data.series import Drive, Series
+from ..emissions.conjugate import ConjugateEmission
+from ..emissions.contract import ByGate, Emission
+from ..known import held
+from ..parameters import Parameters, concentration, kept, prefixed, widened, with_prefix
+from ..priors import Conjugate, Probabilities
+from .contract import NOTHING, PATHS, Drawn, Dynamics, draw_state
+from .durations import AXES, PREFIX, DurationBlock, Durations, check_law, longest_of
+from .factors import by_state, constant_start, first_state, moves, segment_lengths
+from .initial import given_start
+from .possible import PossibleProbabilities, check_paths, possible_rows, read_mask
+
+ROWS = "transition_probs"
+REACH = 2  # message passing counts durations of up to so many times the steps of the series
+
+
+@dataclass(frozen=True, repr=False)
+class SemiMarkov(Dynamics):
+    """A hidden semi-Markov chain: the steps in a state have a distribution of their own.
+
+    Parameters `initial_probs [K]`, `transition_probs [K, K]` of the next segment's state, indexed [old, new] with a
+    diagonal of 0, and those of the duration with the prefix `duration_`, such as `duration_rate [K, 1]`. A segment
+    lasts one step more than the count that `duration` describes.
+
+    Arguments:
+        n_states: K, at least 2.
+        duration: the distribution of the steps after a segment's first one: `NegativeBinomial()`, `Poisson()`,
+            `Geometric()`, which is a Markov chain, `Categorical(max)` for any durations up to max steps, or another
+            emission of one count. Its prior is that of the parameters.
+        first_segment: "whole": the first segment begins at the first step. "cut": it may have begun before, as in a
+            part of a long series, so what is left of it has the probability P(d >= r) / E[d].
+        last_segment: "cut": the last segment may go on after the end. "whole": it ends there.
+        max_duration: a segment ends after so many steps at the latest; None: there is no limit. A step costs as many
+            operations as a segment may have steps, so give one for a long series.
+        initial: the distribution of the first state. "free": a parameter, `initial_probs`. Or K probabilities.
+        initial_prior: Dirichlet concentration of the first state, scalar or [K].
+        transition_prior: Dirichlet concentration of each row, scalar, [K] or [K, K]; its diagonal is ignored.
+        mask: [K, K], False where a move is impossible; the diagonal is ignored. None: all moves are possible.
+
+    EM, SVI and NUTS take any duration. Message passing takes those with a conjugate prior (`Poisson`, `Geometric`,
+    `Categorical`) and a first segment that is "whole". It counts durations of up to twice the series' length, so its
+    bound is a little lower than it could be where segments are longer.
+
+    Raises:
+        TypeError: a number of states that is not an integer; a duration that is not an emission.
+        ValueError: fewer than two states; a duration that is not one count; a state without an exit; other words.
+
+    Example:
+        >>> import samplehold as sh
+        >>> model = sh.SwitchingSSM(sh.SemiMarkov(2, sh.Poisson()), sh.Normal())
+        >>> other = [[0.0, 1.0], [1.0, 0.0]]
+        >>> model = model.with_values(
+        ...     initial_probs=[0.5, 0.5], transition_probs=other, duration_rate=[[2.0], [4.0]],
+        ...     loc=[[0.0], [1.0]], scale=[[0.4], [0.4]],
+        ... )
+        >>> model.viterbi([0.1, -0.3, 0.6, 0.2, 0.9, 1.1, 0.4, 1.3]).path
+        tensor([0, 0, 0, 0, 1, 1, 1, 1])
+    """
+
+    n_states: int
+    duration: Emission
+    first_segment: str = "whole"
+    last_segment: str = "cut"
+    max_duration: int | None = None
+    initial: str | Sequence[float] = "free"
+    initial_prior: float | Sequence = 1.0
+    transition_prior: float | Sequence = 1.0
+    mask: Sequence[Sequence[bool]] | Any = None
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "n_states", check_integer("n_states", self.n_states, least=2))
+        check_law(self.duration)
+        check_choice("first_segment", self.first_segment, ("whole", "cut"))
+        check_choice("last_segment", self.last_segment, ("cut", "whole"))
+        if self.max_duration is not None:
+            object.__setattr__(self, "max_duration", check_integer("max_duration", self.max_duration))
+            if longest_of(self.duration):
+                raise ValueError(
+                    f"max_duration: got {self.max_duration} beside {self.duration!r}, which has a limit; leave it out."
+                )
+        object.__setattr__(self, "initial", given_start(self.initial, self.n_states, ("free",)))
+        if self.mask is not None:
+            object.__setattr__(self, "mask", read_mask(self.mask, self.n_states))
+        for state, possible in enumerate(self.possible.any(-1).tolist()):
+            if not possible:
+                raise ValueError(f"mask: got no move from state {state} to another one; make one True.")
+        self.default_prior()
+
+    @cached_property
+    def possible(self) -> Bool[Tensor, "K K"]:
+        """Which moves between segments are possible."""
+        others = ~torch.eye(self.n_states, dtype=torch.bool, device="cpu")
+        return others if self.mask is None else others & torch.tensor(self.mask, device="cpu")
+
+    @cached_property
+    def _durations(self) -> Durations:
+        return Durations(self.duration, self.max_duration)
+
+    @property
+    def forward(self) -> bool:
+        return not bool(self.possible.tril(-1).any())
+
+    @property
+    def numbered(self) -> bool:
+        return self.mask is not None or not isinstance(self.initial, str)
+
+    @cached_property
+    def blocks(self) -> Mapping[str, Conjugate]:  # type: ignore[override]
+        start: dict[str, Conjugate] = {"initial": Probabilities("initial_probs", "initial_concentration", ("state",))}
+        named = "transition_probs", "transition_concentration", ("state", "state_new")
+        rows = PossibleProbabilities(*named, possible_rows(tuple(map(tuple, self.possible.tolist()))))
+        moves_and_times = {"transition": rows, "duration": DurationBlock(self.duration)}
+        return (start if isinstance(self.initial, str) else {}) | moves_and_times
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        return super().sizes | {AXES[dim]: n for dim, n in self.duration.sizes.items() if dim in AXES}
+
+    @property
+    def not_conjugate(self) -> str | None:
+        law = self.duration
+        if self.first_segment == "cut":
+            return "its first segment is cut"
+        if not isinstance(law, ConjugateEmission) or not law.is_conjugate:
+            return f"its durations are {law.name} without a conjugate prior"
+        return None
+
+    def default_prior(self, series: Series | None = None) -> Parameters:
+        rows = concentration(self.transition_prior, (self.n_states, self.n_states), "transition_prior")
+        prior = {"transition_concentration": rows}
+        if isinstance(self.initial, str):
+            prior["initial_concentration"] = concentration(self.initial_prior, (self.n_states,), "initial_prior")
+        return prior | prefixed(self.duration.prior_scaled(self.n_states, self._typical(series)), PREFIX)
+
+    def _typical(self, series: Series | None) -> Float[Tensor, "N 1"] | None:
+        """Counts of vague durations in a series."""
+        if series is None or longest_of(self.duration):
+            return None
+        mean = max(1.0, series.n_steps / (2 * self.n_states))
+        return torch.tensor([[0.0], [2 * mean]], dtype=torch.float64, device="cpu")
+
+    # ---- paths -----------------------------------------------------------------------------------------------------
+
+    def chain(
+        self,
+        values: Parameters,
+        likelihood: ByGate,
+        drive: Drive,
+        lengths: Tensor | None = None,
+    ) -> Chain:
+        table = likelihood.redrawn
+        n_batch = table.ndim - values["transition_probs"].ndim
+        first = self._first_rows(values, n_batch, table.shape[-2])
+        return SemiMarkovChain(
+            log_probability(self._start(values, n_batch)).to(table),
+            log_probability(widened(values["transition_probs"], 2, n_batch)).to(table),
+            self._rows(values, n_batch, table.shape[-2]).to(table),
+            table,
+            lengths,
+            log_first_duration=None if first is None else first.to(table),
+            censored=self.last_segment == "cut",
+        )
+
+    def _start(self, values: Parameters, n_batch: int) -> Float[Tensor, "*rb K"]:
+        """P(s_1); the axes *b have length 1."""
+        if not isinstance(self.initial, str):
+            return torch.tensor(self.initial, dtype=torch.float64).to(values["transition_probs"])
+        return widened(values["initial_probs"], 1, n_batch)
+
+    def _rows(self, values: Parameters, n_batch: int, n_steps: int) -> Float[Tensor, "*rb K D"]:
+        """log p(d) of segments in a series of so many steps."""
+        table = self._durations.log_table(with_prefix(values, PREFIX), self._durations.n_entries(n_steps))
+        return widened(table, 2, n_batch)
+
+    def _first_rows(self, values: Parameters, n_batch: int, n_steps: int) -> Float[Tensor, "*rb K D"] | None:
+        """The same of the first segment, if it has a distribution of its own."""
+        if self.first_segment == "whole":
+            return None
+        table = self._durations.log_first(with_prefix(values, PREFIX), self._durations.n_entries(n_steps))
+        return widened(table, 2, n_batch)
+
+    def first(self, values: Parameters, drive: Drive) -> Tensor:
+        return self._start(values, 0)
+
+    def durations(self, values: Parameters, drive: Drive) -> Tensor:
+        return self._durations.mean(with_prefix(values, PREFIX))
+
+    def ahead(self, values: Parameters, chain: Any, drive: Drive, horizon: int) -> ByGate:
+        table, lengths = chain.log_likelihood, chain.lengths
+        if self.last_segment == "whole":  # another segment begins after the end
+            state, last = chain.filter().state, (lengths - 1)[..., None, None]
+            start = state.take_along_dim(last, -2).squeeze(-2).unsqueeze(-2) @ chain.log_transition.exp()
+            n_batch = table.ndim - values["transition_probs"].ndim
+            flat = table.new_zeros(*lengths.shape, horizon, self.n_states)
+            rows = self._rows(values, n_batch, horizon).to(flat)
+            later = SemiMarkovChain(log_probability(start.squeeze(-2)), chain.log_transition, rows, flat)
+            state = later.smooth().state
+        else:
+            steps = torch.arange(table.shape[-2] + horizon, device=table.device)
+            seen = torch.nn.functional.pad(table, (0, 0, 0, horizon))
+            seen = torch.where((steps < lengths.unsqueeze(-1)).unsqueeze(-1), seen, 0.0)
+            later = self.chain(values, ByGate(seen, seen), drive, lengths + horizon)
+            place = lengths.unsqueeze(-1) + steps[:horizon]
+            state = later.smooth().state.take_along_dim(place.unsqueeze(-1), -2)
+        return ByGate(state, torch.zeros_like(state))
+
+    def log_start(self, values: Parameters, drive: Drive) -> Tensor:
+        n = self._n_left()
+        first = self._first_rows(values, 0, n)
+        rows = self._rows(values, 0, n) if first is None else first
+        return (log_probability(self._start(values, 0)).unsqueeze(-1) + rows).flatten(-2).unsqueeze(-2).to(values[ROWS])
+
+    def log_ahead(self, values: Parameters, belief: Tensor, drive: Drive) -> tuple[Tensor]:
+        return (log_probability(self._moved(values, belief)).unsqueeze(-2),)
+
+    def propagate(self, values: Parameters, belief: Tensor, drive: Drive, horizon: int) -> ByGate:
+        states = []
+        for _ in range(horizon):
+            belief = self._moved(values, belief)
+            states.append(belief.unflatten(-1, (self.n_states, -1)).sum(-1))
+        state = torch.stack(states, -2)
+        return ByGate(state, torch.zeros_like(state))
+
+    def _moved(self, values: Parameters, belief: Float[Tensor, "*b M"]) -> Float[Tensor, "*b M"]:
+        """The belief about the state and the steps left one step later."""
+        by_left, n_batch = belief.unflatten(-1, (self.n_states, -1)), belief.ndim + 1 - values[ROWS].ndim
+        enter = by_left[..., :1].mT @ widened(values[ROWS], 2, n_batch).to(belief)
+        new = enter.mT * self._rows(values, n_batch, self._n_left()).exp().to(belief)
+        return torch.nn.functional.pad(by_left[..., 1:], (0, 1)).add(new).flatten(-2)
+
+    def _n_left(self) -> int:
+        """The number of possible numbers of steps that are left of a segment."""
+        if self._durations.longest is None:
+            raise ValueError(
+                f"max_duration: got None, but a stream of {self!r} remembers how many steps a segment may still last; "
+                "give the longest duration."
+            )
+        return self._durations.longest
+
+    def draw(self, values: Parameters, step: int, previous: Drawn | None, drive: Drive, n_steps: int) -> Drawn:
+        rows = self._rows(values, 0, n_steps).exp()
+        if previous is None:
+            first = self._first_rows(values, 0, n_steps)
+            state = draw_state(f"s_{step}", self.first(values, drive))
+            lasting = of_state(rows if first is None else first.exp(), state)
+        else:
+            assert previous.left is not None
+            ends, old = (previous.left == 0).unsqueeze(-1), torch.nn.functional.one_hot(previous.state, self.n_states)
+            state = draw_state(f"s_{step}", torch.where(ends, of_state(values[ROWS], previous.state), old.to(rows)))
+            less = torch.nn.functional.one_hot((previous.left - 1).clamp_min(0), rows.shape[-1])
+            lasting = torch.where(ends, of_state(rows, state), less.to(rows))
+        return Drawn(torch.ones_like(state), state, draw_state(f"left_{step}", lasting))
+
+    def log_end(self, last: Drawn) -> Tensor | None:
+        assert last.left is not None
+        return None if self.last_segment == "cut" else torch.where(last.left == 0, 0.0, -torch.inf)
+
+    def check_states(self, series: Series, fixed: Parameters = NOTHING) -> None:
+        first, moves = torch.ones(self.n_states, dtype=torch.bool, device="cpu"), self.possible
+        start = (
+            fixed.get("initial_probs") if isinstance(self.initial, str) else torch.tensor(self.initial, device="cpu")
+        )
+        if start is not None:
+            first = start.cpu() != 0
+        if ROWS in fixed:
+            moves = moves & (fixed[ROWS].cpu() != 0)
+        check_paths(series, first, moves | torch.eye(self.n_states, dtype=torch.bool, device="cpu"))
+
+    # ---- fits ------------------------------------------------------------------------------------------------------
+
+    def counts(self, marginals: Marginals, lead: torch.Size) -> dict[str, Tensor]:
+        """Those of the states of segments; durations have no counts of one size: see `maximize`."""
+        assert marginals.initial is not None
+        assert marginals.transition is not None
+        moved = marginals.transition.reshape(*lead, -1, self.n_states, self.n_states).sum(-3)
+        counts = {"initial": by_state(marginals.initial, lead), "transition": moved}
+        return {name: count for name, count in counts.items() if name in self.blocks}
+
+    def alike(self, name: str, tables: list[Tensor], values: Parameters) -> list[Tensor]:
+        """Durations of all parts up to the longest one of any, beyond which the last entry counts."""
+        n, of_durations, own = max(table.shape[-1] for table in tables), self._durations, with_prefix(values, PREFIX)
+        if name == "duration":
+            return [_longer(table, of_durations.log_table(own, n)) for table in tables]
+        return [_longer(t, of_durations.log_first(own, n)) for t in tables] if name == "first_duration" else tables
+
+    def adds_up(self, drive: Drive) -> bool:
+        return False
+
+    def maximize(
+        self,
+        marginals: Marginals,
+        prior: Parameters | None,
+        values: Parameters,
+        drive: Drive,
+        fixed: Parameters = NOTHING,
+    ) -> Parameters:
+        modes = super().maximize(marginals, prior, values, drive, fixed)
+        lead, own = values[ROWS].shape[:-2], with_prefix(values, PREFIX)
+        tables = [marginals.duration, marginals.first_duration]
+        counts, first = (None if t is None else t.reshape(*lead, -1, *t.shape[-2:]).sum(-3) for t in tables)
+        assert counts is not None
+        step = own, None if prior is None else with_prefix(prior, PREFIX), with_prefix(fixed, PREFIX)
+        of_durations = self._durations
+        best = of_durations.maximal(counts, *step) if first is None else of_durations.climbed(counts, first, *step)
+        return held(modes | kept(prefixed(best, PREFIX), values), fixed, self.parameters)
+
+    def start(self, labels: Tensor, series: Series) -> Parameters:
+        first, moved, lasting = _runs_of(
+            labels, series.inside, self.n_states, self._durations.n_entries(series.n_steps)
+        )
+        moved = (moved + 1) * self.possible.to(moved)
+        prior = with_prefix(self.default_prior(series), PREFIX)
+        values = {
+            "initial_probs": (first + 1) / (first + 1).sum(-1, keepdim=True),
+            ROWS: moved / moved.sum(-1, keepdim=True),
+        } | prefixed(self._durations.start(lasting, prior), PREFIX)
+        return {name: values[name] for name in self.parameters}
+
+    def paths(
+        self, series: Series, lead: tuple[int, ...], gated: bool, alike: bool
+    ) -> tuple[SemiMarkovPaths, SemiMarkovTables]:
+        shape, k, zero = (*lead, *series.batch_shape), self.n_states, series.like.new_zeros(())
+        sizes = ((k,), (k, k), (k, self._n_counted(series)), (series.n_steps, k))
+        tables = SemiMarkovTables(*(zero.expand(*shape, *size) for size in sizes))
+        first, moves = zero.new_zeros(k), torch.where(self.possible.to(zero.device), zero, -torch.inf)
+        if not isinstance(self.initial, str):
+            first = torch.where(torch.tensor(self.initial).to(zero) > 0, zero, -torch.inf)
+        base = SemiMarkovTables(first, moves, zero.new_zeros(1, 1), zero.new_zeros(1, 1))
+        return SemiMarkovPaths(series.lengths, base, censored=self.last_segment == "cut"), tables
+
+    def factors(self, series: Series, counted: Tensor | None, gated: bool) -> list[Factor]:
+        n_axes, law = len(series.batch_shape) + 1, self.duration
+        assert isinstance(law, ConjugateEmission)
+        if isinstance(self.initial, str):
+            start = first_state("initial", PATHS, n_axes, counted)
+        else:
+            probs = torch.tensor(self.initial, dtype=torch.float64).to(series.like)
+            start = constant_start(probs, PATHS, counted)
+        x = torch.arange(self._n_counted(series)).to(series.like).unsqueeze(-1)
+        return [start, moves("transition", PATHS, n_axes), segment_lengths("duration", PATHS, n_axes, law, x)]
+
+    def _n_counted(self, series: Series) -> int:
+        """The longest duration that message passing counts."""
+        longest = REACH * series.n_steps
+        return longest if self._durations.longest is None else min(longest, self._durations.longest)
+
+
+def of_state(table: Float[Tensor, "*b K n"], state: Tensor) -> Float[Tensor, "*c n"]:
+    """The rows of a table at states that broadcast against its batch axes."""
+    old = torch.nn.functional.one_hot(state, table.shape[-2]).to(table)
+    return (old.unsqueeze(-2) @ table).squeeze(-2)
+
+
+def _longer(counts: Float[Tensor, "*r b K n"], log_probs: Float[Tensor, "*r K D"]) -> Float[Tensor, "*r b K D"]:
+    """Counts of durations, with that of n steps or more divided among the durations of a longer table."""
+    n, tail = counts.shape[-1], log_probs[..., counts.shape[-1] - 1 :]
+    shares = tail.softmax(-1).nan_to_num(0.0).unsqueeze(-3)
+    return torch.cat([counts[..., : n - 1], counts[..., -1:] * shares.to(counts)], -1)
+
+
+def _runs_of(
+    labels: Int[Tensor, "*rb T"], inside: Bool[Tensor, "*b T"], n_states: int, n_entries: int
+) -> tuple[Float[Tensor, "*r K"], Float[Tensor, "*r K K"], Float[Tensor, "*r K D"]]:
+    """How often states begin a sequence, follow each other, and last so many steps; longer runs count at the end."""
+    lead, t = labels.shape[: labels.ndim - inside.ndim], torch.arange(labels.shape[-1], device=labels.device)
+    inside = inside.expand_as(labels)
+    before, after = labels.roll(1, -1), labels.roll(-1, -1)
+    begins = inside & ((t == 0) | (before != labels))
+    ends = inside & (~inside.roll(-1, -1) | (t == t[-1]) | (after != labels))
+    lasted = (t - torch.where(begins, t, 0).cummax(-1).values).clamp_max(n_entries - 1)
+
+    def counted(there: Tensor, place: Tensor, size: int) -> Tensor:
+        count = torch.zeros(*lead, size, dtype=torch.float64, device=labels.device)
+        return count.scatter_add(-1, place.reshape(*lead, -1), there.reshape(*lead, -1).double())
+
+    first = counted(begins & (t == 0), labels, n_states)
+    moved = counted(begins & (t > 0), before * n_states + labels, n_states**2)
+    runs = counted(ends, labels * n_entries + lasted, n_states * n_entries)
+    return first, moved.unflatten(-1, (n_states, n_states)), runs.unflatten(-1, (n_states, n_entries))
