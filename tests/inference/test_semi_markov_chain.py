@@ -30,7 +30,15 @@ def sequences(chain: SemiMarkovChain):
 
 
 def random_chain(
-    batch: tuple[int, ...], n_steps: int, k: int, longest: int, *, holes: float = 0.0, seed: int = 0, **options
+    batch: tuple[int, ...],
+    n_steps: int,
+    k: int,
+    longest: int,
+    *,
+    holes: float = 0.0,
+    seed: int = 0,
+    varies: bool = False,
+    **options,
 ) -> SemiMarkovChain:
     generator = torch.Generator().manual_seed(seed)
 
@@ -40,7 +48,7 @@ def random_chain(
         values[..., :2] = -0.5
         return values
 
-    transition = table(*batch, k, k)
+    transition = table(*batch, *[n_steps - 1] * varies, k, k)
     transition.diagonal(dim1=-2, dim2=-1).fill_(NEVER)
     transition[..., 1, 0] = -0.5  # the first two states take turns
     lengths = torch.randint(1, n_steps + 1, batch, generator=generator)
@@ -62,7 +70,10 @@ def test_posteriors_equal_enumeration(given):
         close(total[index], expected.log_normalizer)
         close(smoothed.state[index][:n], expected.state)
         close(begins[index][:n], expected.begins)
-        close(smoothed.transition[index], expected.moves)
+        close(smoothed.transition[index], expected.moves.sum(0))
+        if chain.varies:
+            close(marginals.transition[index][: n - 1], expected.moves)
+            assert not marginals.transition[index][n - 1 :].any()
         close(marginals.initial[index], expected.begins[0])
         close(entropy[index], expected.entropy)
         close(change[index][1:n], expected.begins[1:].sum(-1))
@@ -81,8 +92,8 @@ def test_the_filter_equals_enumeration(given):
 
     def first_steps(t: int, likelihood: Tensor) -> SemiMarkovChain:
         options = {"log_first_duration": chain.log_first_duration, "censored": chain.censored}
-        tables = chain.log_initial, chain.log_transition, chain.log_duration
-        return SemiMarkovChain(*tables, likelihood[..., :t, :], **options)
+        moves = chain.log_transition[..., : t - 1, :, :] if chain.varies else chain.log_transition
+        return SemiMarkovChain(chain.log_initial, moves, chain.log_duration, likelihood[..., :t, :], **options)
 
     for index in sequences(chain):
         n = int(chain.lengths[index])
@@ -157,10 +168,11 @@ def test_draws_follow_the_posterior_over_paths():
 # -- the implementations ---------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("options", [{}, {"censored": False}, {"cut": True}], ids=["censored", "ending", "cut"])
+@pytest.mark.parametrize("options", [{}, {"censored": False}, {"cut": True}, {"varies": True}])
 @pytest.mark.parametrize(("batch", "k", "longest"), [((), 2, 4), ((3,), 4, 40), ((2, 2), 9, 2)])
 def test_implementations_agree(batch, k, longest, options):
-    chain = random_chain(batch, 30, k, longest, holes=0.2, **({} if "cut" in options else options))
+    others = {name: value for name, value in options.items() if name != "cut"}
+    chain = random_chain(batch, 30, k, longest, holes=0.2, **others)
     if "cut" in options:
         first = equilibrium(chain.log_duration)
         tables = chain.log_initial, chain.log_transition, chain.log_duration, chain.log_likelihood, chain.lengths

@@ -20,7 +20,7 @@ class Answers:
     state: Tensor  # [T, K]
     last: Tensor  # [K], P(s_T | x)
     begins: Tensor  # [T, K]
-    moves: Tensor  # [K, K]
+    moves: Tensor  # [T-1, K, K]
     entropy: Tensor
     best: Tensor
     paths: Tensor  # [K^T, T]
@@ -35,7 +35,8 @@ def path_weight(path: tuple[int, ...], tables: tuple[Tensor, ...], *, censored: 
         steps, table = len(list(group)), first if before is None else duration
         last, longest = begin + steps == len(path), table.shape[-1]
         going_on = table[state, steps - 1 :] if last and (censored or not ends) else table[state, steps - 1 : steps]
-        weight = weight + (initial[state] if before is None else transition[before, state])
+        into = transition[begin - 1] if before is not None and transition.dim() == 3 else transition
+        weight = weight + (initial[state] if before is None else into[before, state])
         weight = weight + (going_on.logsumexp(-1) if steps <= longest else torch.tensor(NEVER))
         weight = weight + likelihood[begin : begin + steps, state].sum()
         before, begin = state, begin + steps
@@ -46,7 +47,7 @@ def tables_of(chain: SemiMarkovChain, index: tuple[int, ...]) -> tuple[Tensor, .
     """The tables of one sequence in float64, without its padding."""
     first = chain.log_duration if chain.log_first_duration is None else chain.log_first_duration
     given = chain.log_initial, chain.log_transition, chain.log_duration, first, chain.log_likelihood
-    sizes = 1, 2, 2, 2, 2
+    sizes = 1, 3 if chain.varies else 2, 2, 2, 2
     whole = (
         x.double().expand(*chain.batch_shape, *x.shape[x.dim() - n :])[index] for x, n in zip(given, sizes, strict=True)
     )
@@ -65,10 +66,10 @@ def enumerate_segments(chain: SemiMarkovChain, index: tuple[int, ...] = (), ends
     state = torch.stack([(p.unsqueeze(-1) * (paths == j)).sum(0) for j in range(k)], -1)
     begins_there = torch.cat([torch.ones(len(paths), 1, dtype=torch.bool), paths[:, 1:] != paths[:, :-1]], -1)
     begins = torch.stack([(p.unsqueeze(-1) * ((paths == j) & begins_there)).sum(0) for j in range(k)], -1)
-    moves = torch.zeros(k, k, dtype=torch.float64)
+    moves = torch.zeros(n_steps - 1, k, k, dtype=torch.float64)
     for i, j in product(range(k), range(k)):
         if i != j:
-            moves[i, j] = (p.unsqueeze(-1) * ((paths[:, :-1] == i) & (paths[:, 1:] == j))).sum()
+            moves[:, i, j] = (p.unsqueeze(-1) * ((paths[:, :-1] == i) & (paths[:, 1:] == j))).sum(0)
     entropy = -(p * torch.where(p > 0, weight - total, 0.0)).sum()
     return Answers(total, state, state[-1], begins, moves, entropy, weight.max(), paths, weight)
 
@@ -95,7 +96,7 @@ def segment_chains(draw: st.DrawFn, dtypes: tuple[torch.dtype, ...] = (torch.flo
     k, n_steps, longest = draw(st.integers(2, 3)), draw(st.integers(1, 5)), draw(st.integers(1, 6))
     batch, dtype = draw(st.sampled_from([(), (2,)])), draw(st.sampled_from(dtypes))
     hole = draw(st.sampled_from([0.0, 0.3]))
-    censored, cut, ragged, shared = (draw(st.booleans()) for _ in range(4))
+    censored, cut, ragged, shared, varies = (draw(st.booleans()) for _ in range(5))
 
     def table(*shape: int, scale: float = 1.0) -> Tensor:
         values = scale * torch.randn(shape, generator=generator, dtype=dtype)
@@ -105,7 +106,8 @@ def segment_chains(draw: st.DrawFn, dtypes: tuple[torch.dtype, ...] = (torch.flo
     duration = table(*own, k, longest)
     duration[..., 0] = 0.1  # so that a path remains: states take turns
     duration = duration.log_softmax(-1)
-    transition, initial, likelihood = table(*own, k, k), table(k), table(*batch, n_steps, k, scale=3.0)
+    moves = (*batch, n_steps - 1) if varies else own
+    transition, initial, likelihood = table(*moves, k, k), table(k), table(*batch, n_steps, k, scale=3.0)
     path = torch.arange(n_steps) % 2
     initial[0], transition[..., 0, 1], transition[..., 1, 0] = 0.0, -0.5, -0.3
     likelihood[..., torch.arange(n_steps), path] = -1.0

@@ -84,7 +84,7 @@ class MarkovChain:
         check_same_kind(log_initial=log_initial, log_transition=log_transition, log_likelihood=log_likelihood)
         lengths = read_lengths(lengths)
         self.n_steps, self.n_states = check_steps("log_likelihood", log_likelihood)
-        self.varies = _check_moves(log_transition, log_likelihood)
+        self.varies = check_moves(log_transition, log_likelihood)
         self.log_initial = log_initial
         self.log_transition = log_transition
         self.log_likelihood = log_likelihood
@@ -341,7 +341,7 @@ def _expectation(belief: Tensor, table: Tensor) -> Tensor:
     return belief * table.where(belief > 0, 0)
 
 
-def _check_moves(log_transition: Tensor, log_likelihood: Tensor) -> bool:
+def check_moves(log_transition: Tensor, log_likelihood: Tensor) -> bool:
     """Raise `ValueError` unless both fit together; True if transitions vary with the step."""
     steps, states = log_likelihood.shape[-2:]
     varies = log_transition.dim() == log_likelihood.dim() + 1

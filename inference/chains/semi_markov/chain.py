@@ -33,6 +33,7 @@ from ...numerics.randomness import Seed, generator_of
 from ...numerics.scalars import check_integer
 from ...numerics.threads import sum_of_steps
 from ..contract import Filtered, Marginals, Sampled, Smoothed, Viterbi
+from ..markov.chain import check_moves
 from . import op
 from .plain import survivors
 
@@ -45,7 +46,7 @@ class SemiMarkovChain:
     Arguments:
         log_initial: [*b, K], $\log P(s_1)$, the state of the first segment.
         log_transition: [*b, K, K], $\log A(old, new)$ of the next segment's state; its diagonal is -inf, as two
-            segments of one state would be a longer one.
+            segments of one state would be a longer one. [*b, T-1, K, K]: of segments that begin at steps 2 to T.
         log_duration: [*b, K, D], $\log p_k(d)$ at index d - 1.
         log_likelihood: [*b, T, K], $\log p(x_t \mid s_t)$.
         lengths: [*b], each sequence's number of steps; None: all have T. Likelihoods after the end are ignored.
@@ -90,7 +91,9 @@ class SemiMarkovChain:
         lengths = read_lengths(lengths)
         self.n_steps, self.n_states = check_steps("log_likelihood", log_likelihood)
         k, longest = self.n_states, log_duration.shape[-1] if log_duration.dim() else 0
-        sizes = {"log_initial": (k,), "log_transition": (k, k), "log_duration": (k, max(1, longest))}
+        self.varies = check_moves(log_transition, log_likelihood)
+        moves = log_transition.shape[-3 if self.varies else -2 :]
+        sizes = {"log_initial": (k,), "log_transition": moves, "log_duration": (k, max(1, longest))}
         batches = {name: check_shape(name, table, sizes[name]) for name, table in tables.items()}
         if log_first_duration is not None:
             batches["log_first_duration"] = check_shape("log_first_duration", log_first_duration, (k, longest))
@@ -103,7 +106,7 @@ class SemiMarkovChain:
         check_start(log_initial)
         for name, table in {**tables, **first}.items():
             check_weights(name, table)
-        _check_moves(log_transition)
+        _check_stays(log_transition)
         self.log_initial = log_initial
         self.log_transition = log_transition
         self.log_duration = log_duration
@@ -149,7 +152,7 @@ class SemiMarkovChain:
         tensor([1., 1., 0., 0., 1.])
         """
         total, state, _, moves, _, _ = self._posterior()
-        return Smoothed(total, state, transition=moves)
+        return Smoothed(total, state, transition=moves.sum(-3) if self.varies else moves)
 
     def marginals(self) -> Marginals:
         """The posterior of each table, shaped like it: the expected counts of EM.
@@ -226,12 +229,13 @@ class SemiMarkovChain:
 
     def _tables(self) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
         rows = _rows(self.log_duration, self.log_first_duration, censored=self.censored)
-        return self.log_initial, self.log_transition, rows, self.log_likelihood, self.lengths
+        moves = self.log_transition if self.varies else self.log_transition.unsqueeze(-3)
+        return self.log_initial, moves, rows, self.log_likelihood, self.lengths
 
     def _posterior(self) -> list[Tensor]:
-        *results, failed = op.posterior(*self._tables())
-        self._check(failed, results[0])
-        return results
+        total, state, begins, moves, *others, failed = op.posterior(*self._tables())
+        self._check(failed, total)
+        return [total, state, begins, moves if self.varies else moves.squeeze(-3), *others]
 
     def _check(self, failed: Tensor, total: Tensor | None = None) -> None:
         ends = "" if self.censored else ", or none can end at the last one"
@@ -268,7 +272,10 @@ class SemiMarkovChain:
         lasting = table.gather(-1, (place * k + taken) * longest + duration)
         lasting = torch.where(t - begin < longest, lasting, -torch.inf)
         start = initial.double().expand(*shape[:-1], k).gather(-1, taken)
-        moved = transition.double().expand(*shape[:-1], k, k).flatten(-2).gather(-1, before * k + taken)
+        into = transition.double().flatten(-2)
+        if self.varies:
+            into = torch.nn.functional.pad(into, (0, 0, 1, 0))  # the first step has no move
+        moved = into.expand(*shape, k * k).gather(-1, (before * k + taken).unsqueeze(-1)).squeeze(-1)
         seen = likelihood.double().expand(*shape, k).gather(-1, taken.unsqueeze(-1)).squeeze(-1)
         enter = torch.where(t == 0, start, moved)
         terms = [seen.where(real, 0.0), enter.where(begins, 0.0), lasting.where(ends, 0.0)]
@@ -292,7 +299,7 @@ def _rows(log_duration: Tensor, log_first: Tensor | None, *, censored: bool) -> 
     return torch.stack([middle, last, first, only], -3)
 
 
-def _check_moves(log_transition: Tensor) -> None:
+def _check_stays(log_transition: Tensor) -> None:
     stays = log_transition.detach().diagonal(dim1=-2, dim2=-1) > -torch.inf
     if bool(stays.any()):
         state = int(stays.nonzero()[0, -1])

@@ -25,7 +25,7 @@ def _flatten(
     rows = log_durations.detach().double()
     rows = torch.cat([rows, survivors(rows[..., :: Place.FIRST, :, :])], -3)
     parts: list[Any] = []
-    for table, n_own in ((log_initial, 1), (log_transition, 2), (rows, 3), (log_likelihood, 2)):
+    for table, n_own in ((log_initial, 1), (log_transition, 3), (rows, 3), (log_likelihood, 2)):
         parts += entries(table.double(), n_own, lengths.shape)
     return Tables._make([*parts, lengths.reshape(-1).contiguous().numpy()])
 
@@ -54,7 +54,12 @@ def posterior(*tables: Tensor) -> tuple[Tensor, ...]:
     flat, lengths, dtype = _flatten(*tables), tables[-1], tables[3].dtype
     n, (n_steps, k), longest = lengths.numel(), tables[3].shape[-2:], tables[2].shape[-1]
     state, increment, begins = _zeros(n, n_steps, k), _zeros(n, n_steps), _zeros(n, n_steps, k)
-    moves, counts, entropy, failed = _zeros(n, k, k), _zeros(n, 4, k, longest), _zeros(n), torch.full((n,), -1)
+    moves, counts, entropy, failed = (
+        _zeros(n, *tables[1].shape[-3:]),
+        _zeros(n, 4, k, longest),
+        _zeros(n),
+        torch.full((n,), -1),
+    )
     _over_sequences(smooth_runs, flat, state, increment, begins, moves, counts, entropy, failed)
     results = sum_of_steps(increment), state, begins, moves, counts, entropy
     return *(_shaped(x.to(dtype), lengths) for x in results), failed.view(lengths.shape)

@@ -42,7 +42,7 @@ def best_runs(sequences: Any, tables: Any, path: Any, failed: Any) -> None:
                     work.since[j] = work.enter[j, 0]
                 else:
                     for i in range(k):
-                        work.row[i] = work.ends[i, t - 1] + table[i, j]
+                        work.row[i] = work.ends[i, t - 1] + table[min(t, len(table)) - 1, i, j]
                     origin[j, t] = _best(work.row, k)
                     work.enter[j, t] = work.row[origin[j, t]]
                 work.since[j] += likelihood[t, j]
@@ -91,7 +91,7 @@ def draw_runs(sequences: Any, tables: Any, uniform: Any, path: Any, failed: Any)
             while t >= 0:
                 last = t == length - 1
                 for i in range(k):
-                    work.row[i] = work.ends[i, t] + (0.0 if last else table[i, following])
+                    work.row[i] = work.ends[i, t] + (0.0 if last else table[min(t + 1, len(table)) - 1, i, following])
                 _cumulate(work.row, mass, k)
                 state = invert(mass, uniform[draw, b, t, 0], k)
                 n, total = min(t + 1, longest), 0.0

@@ -23,7 +23,7 @@ class Tables(NamedTuple):
 
     log_initial: Any  # [n, K]
     initial_of: Any
-    log_transition: Any  # [n, K, K]
+    log_transition: Any  # [n, S, K, K]
     transition_of: Any
     durations: Any  # [n, 6, K, D]: by `Place`, and two rows of survivors
     durations_of: Any
@@ -101,7 +101,7 @@ def sweep_forward(b: int, tables: Any, work: Any, predicted: Any, increment: Any
     for t in range(length):
         last = t == length - 1
         if t > 0:
-            _enter(work, t, table, k)
+            _enter(work, t, table[min(t, len(table)) - 1], k)
         for j in range(k):
             if t == 0:
                 work.enter[j, 0] = tables.log_initial[tables.initial_of[b], j]
@@ -251,6 +251,7 @@ def smooth_runs(
             for j in range(k):
                 surprise = _begin(j, t, length, end, work, ahead, rows, begins[b], counts[b], surprise)
             if t > 0:
-                surprise = _move(t, end, work, ahead, table, moves[b], surprise)
+                at = min(t, len(table)) - 1
+                surprise = _move(t, end, work, ahead, table[at], moves[b, at], surprise)
         entropy[b] = surprise
         _cover(length, begins[b], ahead, work.scaled, state[b])

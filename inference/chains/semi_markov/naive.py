@@ -26,7 +26,11 @@ def _one(initial: Tensor, transition: Tensor, durations: Tensor, likelihood: Ten
         last, terms = t == n_steps - 1, []
         for u in range(max(0, t + 1 - longest), t + 1):
             places = (Place.FIRST, Place.ONLY) if u == 0 else (Place.MIDDLE, Place.LAST)
-            enter = initial if u == 0 else log_sum_exp(ends[u - 1].unsqueeze(-1) + transition, 0)
+            enter = (
+                initial
+                if u == 0
+                else log_sum_exp(ends[u - 1].unsqueeze(-1) + transition[min(u, len(transition)) - 1], 0)
+            )
             terms.append(enter + durations[places[last], :, t - u] + likelihood[u : t + 1].sum(0))
         ends.append(log_sum_exp(torch.stack(terms), 0))
     return log_sum_exp(ends[-1], 0)
@@ -35,7 +39,7 @@ def _one(initial: Tensor, transition: Tensor, durations: Tensor, likelihood: Ten
 def log_normalizer(*tables: Tensor) -> Results:
     """log p(x_1..T), [*B]; failed, the last step of an impossible sequence."""
     *given, lengths = tables
-    sizes = (1, 2, 3, 2)
+    sizes = (1, 3, 3, 2)
     own = (table.shape[table.dim() - n :] for table, n in zip(given, sizes, strict=True))
     whole = (table.double().expand(*lengths.shape, *rest) for table, rest in zip(given, own, strict=True))
     initial, transition, durations, likelihood = whole

@@ -1,10 +1,11 @@
 """The operators of semi-Markov chains; `SemiMarkovChain` returns their values and raises their errors.
 
-All take `log_initial [*b, K]`, `log_transition [*b, K, K]`, `log_durations [*b, 4, K, D]`, `log_likelihood [*b, T, K]`
-and `lengths [*B]`, the batch axes of all tables broadcasting to *B. The rows of durations are those of segments in the
-middle, of the last one, of the first one, and of one that is first and last (`plain.Place`). The last result is
-`failed [*B]`, the first step of each sequence whose observation is impossible or not a number, or -1; other results of
-that sequence are invalid.
+All take `log_initial [*b, K]`, `log_transition [*b, S, K, K]`, where S is 1 if all moves have one table and T - 1
+otherwise, `log_durations [*b, 4, K, D]`, `log_likelihood [*b, T, K]` and `lengths [*B]`, the batch axes of all tables
+broadcasting to *B. The rows of durations are those of segments in the middle, of the
+last one, of the first one, and of one that is first and last (`plain.Place`). The last result is `failed [*B]`, the
+first step of each sequence whose observation is impossible or not a number, or -1; other results of that sequence are
+invalid.
 
 The gradient of log p(x) is the posterior of each table, a result of `posterior`.
 """
@@ -42,7 +43,7 @@ def _fake_posterior(
     initial: Tensor, transition: Tensor, durations: Tensor, likelihood: Tensor, lengths: Tensor
 ) -> Results:
     by_step, batch = (*lengths.shape, *likelihood.shape[-2:]), lengths.shape
-    tables = (*batch, *transition.shape[-2:]), (*batch, *durations.shape[-3:])
+    tables = (*batch, *transition.shape[-3:]), (*batch, *durations.shape[-3:])
     return *(blank(likelihood, shape) for shape in (batch, by_step, by_step, *tables, batch)), blank(lengths)
 
 

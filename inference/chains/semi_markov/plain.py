@@ -41,11 +41,15 @@ class _Steps(NamedTuple):
     """The tables in float64; a step after its sequence's end has likelihood 1 everywhere."""
 
     log_initial: Tensor  # [*B, K]
-    transition: Tensor  # [.., K, K]
+    transition: Tensor  # [.., S, K, K], where S is 1 if all moves have one table, or T - 1
     durations: Tensor  # [4, .., K, R], with R the smaller of D and T
     survivors: Tensor  # [2, .., K, R], of the rows MIDDLE and FIRST: that a run has lasted r steps or longer
     likelihood: Tensor  # [T, *B, K]
     lengths: Tensor  # [*B]
+
+    def into(self, step: int) -> Tensor:
+        """The transitions into a step but the first, [.., K, K]."""
+        return self.transition[..., min(step, self.transition.shape[-3]) - 1, :, :]
 
     @property
     def never(self) -> Tensor:
@@ -107,7 +111,7 @@ def _forward(steps: _Steps) -> _Forward:
     stops, at_end = set(steps.lengths.flatten().tolist()), torch.full_like(steps.log_initial, -torch.inf)
     for t, likelihood in enumerate(steps.likelihood.unbind(0)):
         if t:
-            enter = log_matmul(ends[-1], steps.transition)
+            enter = log_matmul(ends[-1], steps.into(t))
             runs = torch.cat([enter.unsqueeze(-1), runs[..., :-1]], -1)
         state = _plus(log_sum_exp(runs + middle_lasts, -1), since + _at(first_lasts, t, since))
         scale = log_sum_exp(state + likelihood, -1)
@@ -171,7 +175,8 @@ def filter(*tables: Tensor) -> tuple[Tensor, ...]:
 
 def posterior(*tables: Tensor) -> tuple[Tensor, ...]:
     """What EM counts: log p(x) [*B]; P(s_t | x) and P(a segment of s begins at t | x), [*B, T, K]; expected numbers of
-    moves [*B, K, K] and of segments by place, state and duration [*B, 4, K, D]; the entropy of the path [*B]; failed.
+    moves [*B, S, K, K] and of segments by place, state and duration [*B, 4, K, D]; the entropy of the path [*B];
+    failed.
     """
     steps = _steps(*tables)
     forward = _forward(steps)
@@ -184,8 +189,8 @@ def posterior(*tables: Tensor) -> tuple[Tensor, ...]:
         torch.full_like(steps.log_initial, -torch.inf),
     )
     begins, ends = [], []
-    moves = steps.log_initial.new_zeros(*steps.log_initial.shape, steps.log_initial.shape[-1])
-    entropy = moves.new_zeros(steps.lengths.shape)
+    moves, n_tables = [], steps.transition.shape[-3]
+    entropy = torch.zeros_like(forward.end)
     middle, last = torch.zeros_like(steps.never), torch.zeros_like(steps.never)
     first, only = middle, last
     for t in reversed(range(n_steps)):
@@ -208,12 +213,13 @@ def posterior(*tables: Tensor) -> tuple[Tensor, ...]:
         counted = [begin.unsqueeze(-1) * share for share in shares]
         if t:
             middle, last = middle + counted[0], last + counted[1]
-            after = log_matmul(follows, steps.transition.mT)
+            after = log_matmul(follows, steps.into(t).mT)
             ended = torch.where(inside, (forward.ends[t - 1] - end + after).exp(), 0.0)
             norm = torch.where(after.isneginf(), 0.0, after).unsqueeze(-1)
-            to = torch.where(inside.unsqueeze(-1), (steps.transition + follows.unsqueeze(-2) - norm).exp(), 0.0)
+            to = torch.where(inside.unsqueeze(-1), (steps.into(t) + follows.unsqueeze(-2) - norm).exp(), 0.0)
             entropy = entropy - (ended * torch.special.xlogy(to, _floored(to)).sum(-1)).sum(-1)
-            moves = moves + ended.unsqueeze(-1) * to
+            moved = ended.unsqueeze(-1) * to
+            moves = [moves[0] + moved] if moves and n_tables == 1 else [*moves, moved]
         else:
             first, only, ended = *counted, torch.zeros_like(begin)
             entropy = entropy - torch.special.xlogy(begin, _floored(begin)).sum(-1)
@@ -227,7 +233,8 @@ def posterior(*tables: Tensor) -> tuple[Tensor, ...]:
     counts = torch.stack([middle, last, first, only], -3)
     counts = torch.nn.functional.pad(counts, (0, tables[2].shape[-1] - n_rows))
     total, dtype = sum_of_steps(_increments(steps, forward)), tables[3].dtype
-    results = total, state, starts, moves, counts, entropy
+    none = state.new_zeros(*state.shape[:-2], n_tables, *counts.shape[-2:-1], *counts.shape[-2:-1])
+    results = total, state, starts, torch.stack(moves[::-1], -3) if moves else none, counts, entropy
     return *(x.to(dtype) for x in results), _failed(steps, forward)
 
 
@@ -247,7 +254,7 @@ def viterbi(*tables: Tensor) -> tuple[Tensor, ...]:
     for t, likelihood in enumerate(steps.likelihood.unbind(0)):
         since = since + likelihood
         if best is not None:
-            enter, origin = (best.unsqueeze(-1) + steps.transition).max(-2)
+            enter, origin = (best.unsqueeze(-1) + steps.into(t)).max(-2)
             froms.append(origin)
             runs = torch.cat([enter.unsqueeze(-1), runs[..., :-1]], -1) + likelihood.unsqueeze(-1)
         best, begin = _longest(runs + middle, since + _at(first, t, since), t)
@@ -289,7 +296,7 @@ def sample(*tables_and_uniform: Tensor) -> tuple[Tensor, ...]:
         ending = (lengths == t + 1).expand(shape)
         drawn = ending | ((begin == t + 1) & (t < lengths))
         if bool(drawn.any()):
-            from_state = _entry(forward.ends[t].unsqueeze(-2) + steps.transition.mT, state)
+            from_state = _entry(forward.ends[t].unsqueeze(-2) + steps.into(t + 1).mT, state)
             weight = torch.where(ending.unsqueeze(-1), forward.last, from_state)
             state = torch.where(drawn, _draw(weight, uniform[..., t, 0]), state)
             since = slice(max(0, t + 1 - steps.durations.shape[-1]), t + 1)
