@@ -248,7 +248,7 @@ class Problem(SeriesProblem):
 
     def marginals_of(self, chain: Chain) -> Marginals:
         """`marginals` of a chain over the paths."""
-        marginals, weights = self.dynamics.marginals(chain), self.series.weights
+        marginals, weights = self.dynamics.marginals(chain, self.series.drive), self.series.weights
         if weights is None:
             return marginals
 

@@ -289,7 +289,7 @@ class Dynamics(Named, ABC):
 
     # ---- fits ------------------------------------------------------------------------------------------------------
 
-    def marginals(self, chain: Any) -> Marginals:
+    def marginals(self, chain: Any, drive: Drive) -> Marginals:
         """What an M-step reads of the posterior of a chain of these dynamics."""
         return chain.marginals()
 

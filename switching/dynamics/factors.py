@@ -18,11 +18,11 @@ from ..emissions.conjugate import ConjugateEmission
 from ..parameters import widened
 
 LogGate = Callable[[Tensor], tuple[Tensor, Tensor]]
-Rows = MarkovTables | SemiMarkovTables
+MoveTables = MarkovTables | SemiMarkovTables
 """Tables of paths with a table of the first state, and one of transitions."""
 
 
-def _only(paths: Any, **tables: Tensor) -> Any:
+def only(paths: Any, **tables: Tensor) -> Any:
     """A message to some tables of paths; None stands for no message."""
     return type(paths)(**{name: tables.get(name) for name in paths._fields})
 
@@ -137,13 +137,13 @@ def first_state(block: str, chain: str, n_axes: int, counted: Tensor | None = No
     """E log P(s_1)."""
     mask = torch.ones((), device="cpu") if counted is None else counted[0]
 
-    def elog(paths: Rows, log_probs: Tensor) -> Tensor:
+    def elog(paths: MoveTables, log_probs: Tensor) -> Tensor:
         return (paths.initial * widened(log_probs, 1, n_axes - 1)).sum(-1)
 
-    def to_chain(paths: Rows, log_probs: Tensor) -> Rows:
-        return _only(paths, initial=widened(log_probs, 1, n_axes - 1) * mask)
+    def to_chain(paths: MoveTables, log_probs: Tensor) -> MoveTables:
+        return only(paths, initial=widened(log_probs, 1, n_axes - 1) * mask)
 
-    def to_block(paths: Rows, log_probs: Tensor) -> Tensor:
+    def to_block(paths: MoveTables, log_probs: Tensor) -> Tensor:
         return by_state(paths.initial, log_probs.shape[:-1]) * mask
 
     return Factor(named(block, elog), (chain, block), {chain: to_chain, block: to_block}, mask=mask)
@@ -154,11 +154,11 @@ def constant_start(probs: Tensor, chain: str, counted: Tensor | None = None) -> 
     mask = torch.ones((), device="cpu") if counted is None else counted[0]
     log_probs = torch.where(probs > 0, probs, 1.0).log()  # impossible states are in the base of the paths
 
-    def elog(paths: Rows) -> Tensor:
+    def elog(paths: MoveTables) -> Tensor:
         return (paths.initial * log_probs).sum(-1)
 
-    def to_chain(paths: Rows) -> Rows:
-        return _only(paths, initial=log_probs * mask)
+    def to_chain(paths: MoveTables) -> MoveTables:
+        return only(paths, initial=log_probs * mask)
 
     return Factor(named("initial", elog), (chain,), {chain: to_chain}, mask=mask)
 
@@ -166,13 +166,13 @@ def constant_start(probs: Tensor, chain: str, counted: Tensor | None = None) -> 
 def moves(block: str, chain: str, n_axes: int) -> Factor:
     """E log A[old, new] of every transition."""
 
-    def elog(paths: Rows, log_table: Tensor) -> Tensor:
+    def elog(paths: MoveTables, log_table: Tensor) -> Tensor:
         return (paths.transition * widened(log_table, 2, n_axes - 1)).sum((-2, -1))
 
-    def to_chain(paths: Rows, log_table: Tensor) -> Rows:
-        return _only(paths, transition=widened(log_table, 2, n_axes - 1))
+    def to_chain(paths: MoveTables, log_table: Tensor) -> MoveTables:
+        return only(paths, transition=widened(log_table, 2, n_axes - 1))
 
-    def to_block(paths: Rows, log_table: Tensor) -> Tensor:
+    def to_block(paths: MoveTables, log_table: Tensor) -> Tensor:
         return paths.transition.reshape(*log_table.shape[:-2], -1, *log_table.shape[-2:]).sum(-3)
 
     return Factor(named(block, elog), (chain, block), {chain: to_chain, block: to_block})
@@ -189,7 +189,7 @@ def segment_lengths(block: str, chain: str, n_axes: int, law: ConjugateEmission,
         return torch.where(used == 0, 0.0, used * table(statistics)).sum((-2, -1))
 
     def to_chain(paths: SemiMarkovTables, statistics: Tensor) -> SemiMarkovTables:
-        return _only(paths, duration=table(statistics))
+        return only(paths, duration=table(statistics))
 
     def to_block(paths: SemiMarkovTables, statistics: Tensor) -> Tensor:
         used = paths.duration

@@ -21,12 +21,12 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from ...inference.families import Gaussian, MarkovTables, VectorFamily, given_in_part
+from ...inference.families import Gaussian, VectorFamily, given_in_part
 from ...inference.message_passing.factor_graph import Factor
 from ..inputs import COEFFICIENT_SCALE
 from ..parameters import Parameter, Parameters
 from ..priors import Conjugate, Site
-from .factors import named
+from .factors import MoveTables, named, only
 from .gates import bounds_of_logit
 
 
@@ -266,11 +266,11 @@ def driven_moves(block: str, chain: str, rows: LogitRows, design: Float[Tensor, 
     def table(statistics: Tensor) -> Tensor:
         return rows.expected_logs(statistics, design)
 
-    def elog(paths: MarkovTables, statistics: Tensor) -> Tensor:
+    def elog(paths: MoveTables, statistics: Tensor) -> Tensor:
         return (paths.transition * table(statistics)).sum((-2, -1))
 
-    def to_chain(paths: MarkovTables, statistics: Tensor) -> MarkovTables:
-        return MarkovTables(None, table(statistics), None)  # type: ignore[arg-type]
+    def to_chain(paths: MoveTables, statistics: Tensor) -> MoveTables:
+        return only(paths, transition=table(statistics))
 
     return Factor(named(block, elog), (chain, block), {chain: to_chain}, convex=(block,))
 
@@ -284,10 +284,10 @@ def driven_start(
     def table(statistics: Tensor) -> Tensor:
         return rows.expected_logs(statistics, design).squeeze(-2)
 
-    def elog(paths: MarkovTables, statistics: Tensor) -> Tensor:
+    def elog(paths: MoveTables, statistics: Tensor) -> Tensor:
         return (paths.initial * table(statistics)).sum(-1)
 
-    def to_chain(paths: MarkovTables, statistics: Tensor) -> MarkovTables:
-        return MarkovTables(table(statistics) * mask, None, None)  # type: ignore[arg-type]
+    def to_chain(paths: MoveTables, statistics: Tensor) -> MoveTables:
+        return only(paths, initial=table(statistics) * mask)
 
     return Factor(named(block, elog), (chain, block), {chain: to_chain}, mask=mask, convex=(block,))

@@ -258,7 +258,7 @@ class Markov(Dynamics):
         if not isinstance(self.initial, str):
             return torch.tensor(self.initial, dtype=torch.float64).to(values["transition_probs"])
         if self.initial == "stationary" and self.n_inputs:
-            return stationary(self._log_rows(values, drive.at(slice(0, 1)), n_batch).exp().squeeze(-3))
+            return stationary(self.log_rows_at(values, drive.at(slice(0, 1)), n_batch).exp().squeeze(-3))
         if self.initial == "stationary":
             return widened(stationary(values["transition_probs"]), 1, n_batch)
         probs = widened(values["initial_probs"], 1, n_batch)
@@ -273,17 +273,17 @@ class Markov(Dynamics):
         places = columns_of(self.initial_inputs, self.reads)  # pyright: ignore[reportArgumentType]
         return select_columns(drive.inputs[..., 0, :], places)
 
-    def _log_rows(self, values: Parameters, drive: Drive, n_batch: int) -> Tensor:
+    def log_rows_at(self, values: Parameters, drive: Drive, n_batch: int) -> Tensor:
         """The logarithm of the table of each step, [*r, *b, S, K, K]."""
         assert drive.inputs is not None
         base = log_probability(widened(values["transition_probs"], 2, n_batch))
         weights = widened(values["transition_weights"], 3, n_batch)
         return log_rows(base, weights, drive.inputs[..., : self.n_inputs])
 
-    def _tables(self, values: Parameters, n_batch: int, drive: Drive, horizon: int) -> Iterator[Tensor]:
+    def tables(self, values: Parameters, n_batch: int, drive: Drive, horizon: int) -> Iterator[Tensor]:
         """The transition table of each of the `horizon` steps, [*r, *b, K, K]."""
         if self.n_inputs:
-            yield from self._log_rows(values, drive, n_batch).exp().unbind(-3)
+            yield from self.log_rows_at(values, drive, n_batch).exp().unbind(-3)
         else:
             yield from [widened(values["transition_probs"], 2, n_batch)] * horizon
 
@@ -292,14 +292,14 @@ class Markov(Dynamics):
 
     def propagate(self, values: Parameters, belief: Tensor, drive: Drive, horizon: int) -> ByGate:
         n_batch = belief.ndim - 1 - (values["transition_probs"].ndim - 2)
-        return pushed(belief, self._tables(values, n_batch, drive, horizon))
+        return pushed(belief, self.tables(values, n_batch, drive, horizon))
 
     def durations(self, values: Parameters, drive: Drive) -> Tensor:
         if not self.n_inputs:
             return 1 / (1 - values["transition_probs"].diagonal(dim1=-2, dim2=-1))
         if drive.inputs is None or not drive.inputs.numel():
             raise ValueError("inputs: got no step, but durations are averaged over steps; give a sequence.")
-        stay = self._log_rows(values, drive, 0).diagonal(dim1=-2, dim2=-1).exp()
+        stay = self.log_rows_at(values, drive, 0).diagonal(dim1=-2, dim2=-1).exp()
         return 1 / (1 - stay.flatten(0, -2).mean(0))
 
     def first(self, values: Parameters, drive: Drive) -> Tensor:
@@ -311,7 +311,7 @@ class Markov(Dynamics):
             state = draw_state(f"s_{step}", self.first(values, drive))
         elif self.n_inputs or values["transition_probs"].ndim > 2:
             if self.n_inputs:
-                table = self._log_rows(values, drive.at(slice(step - 1, step)), 0).exp().squeeze(-3)
+                table = self.log_rows_at(values, drive.at(slice(step - 1, step)), 0).exp().squeeze(-3)
             else:
                 table = values["transition_probs"]
             old = torch.nn.functional.one_hot(previous.state, self.n_states).to(table)
@@ -336,7 +336,7 @@ class Markov(Dynamics):
 
     # ---- fits ------------------------------------------------------------------------------------------------------
 
-    def marginals(self, chain: Any) -> Marginals:
+    def marginals(self, chain: Any, drive: Drive) -> Marginals:
         return chain.sums() if self.n_inputs else chain.marginals()
 
     def counts(self, marginals: Marginals, lead: torch.Size) -> dict[str, Tensor]:

@@ -12,7 +12,7 @@ Forecasts need no such belief: they are the smoothed states of the same chain wi
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -25,18 +25,21 @@ from ...inference.chains.semi_markov.chain import SemiMarkovChain
 from ...inference.families import SemiMarkovPaths, SemiMarkovTables
 from ...inference.message_passing.factor_graph import Factor
 from ...inference.numerics.logs import log_probability
+from ...inference.numerics.products import with_ones
 from ...inference.numerics.scalars import check_choice, check_integer
 from ..data.series import Drive, Series
 from ..emissions.conjugate import ConjugateEmission
 from ..emissions.contract import ByGate, Emission
+from ..inputs import Inputs, named_or_counted
 from ..known import held
-from ..parameters import Parameters, concentration, kept, prefixed, widened, with_prefix
-from ..priors import Conjugate, Probabilities
-from .contract import NOTHING, PATHS, Drawn, Dynamics, draw_state
+from ..parameters import Parameters, kept, prefixed, widened, with_prefix
+from ..priors import Conjugate
+from .contract import NOTHING, PATHS, Drawn, Dynamics, draw_state, pushed
 from .durations import AXES, PREFIX, DurationBlock, Durations, check_law, longest_of
-from .factors import by_state, constant_start, first_state, moves, segment_lengths
+from .factors import segment_lengths
 from .initial import given_start
-from .possible import PossibleProbabilities, check_paths, possible_rows, read_mask
+from .markov import Markov
+from .possible import check_paths, read_mask
 
 ROWS = "transition_probs"
 REACH = 2  # message passing counts durations of up to so many times the steps of the series
@@ -64,6 +67,10 @@ class SemiMarkov(Dynamics):
         initial_prior: Dirichlet concentration of the first state, scalar or [K].
         transition_prior: Dirichlet concentration of each row, scalar, [K] or [K, K]; its diagonal is ignored.
         mask: [K, K], False where a move is impossible; the diagonal is ignored. None: all moves are possible.
+        inputs: the inputs of the moves between segments: C names, or their number. The state of a segment that begins
+            at step t is drawn with probabilities proportional to `transition_probs[i, j] *
+            exp(transition_weights[i, j] @ inputs[t])`; see `Markov`. The weights of the first possible move of each row
+            are 0, so the states of a fit keep their order.
 
     EM, SVI and NUTS take any duration. Message passing takes those with a conjugate prior (`Poisson`, `Geometric`,
     `Categorical`) and a first segment that is "whole". It counts durations of up to twice the series' length, so its
@@ -94,6 +101,7 @@ class SemiMarkov(Dynamics):
     initial_prior: float | Sequence = 1.0
     transition_prior: float | Sequence = 1.0
     mask: Sequence[Sequence[bool]] | Any = None
+    inputs: Inputs | Sequence[str] = 0  # type: ignore[assignment]
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "n_states", check_integer("n_states", self.n_states, least=2))
@@ -107,6 +115,7 @@ class SemiMarkov(Dynamics):
                     f"max_duration: got {self.max_duration} beside {self.duration!r}, which has a limit; leave it out."
                 )
         object.__setattr__(self, "initial", given_start(self.initial, self.n_states, ("free",)))
+        object.__setattr__(self, "inputs", named_or_counted(self.inputs))
         if self.mask is not None:
             object.__setattr__(self, "mask", read_mask(self.mask, self.n_states))
         for state, possible in enumerate(self.possible.any(-1).tolist()):
@@ -124,21 +133,33 @@ class SemiMarkov(Dynamics):
     def _durations(self) -> Durations:
         return Durations(self.duration, self.max_duration)
 
+    @cached_property
+    def _moves(self) -> Markov:
+        """The states of the segments, as a Markov chain without stays."""
+        return Markov(
+            self.n_states,
+            self.initial_prior,
+            self.transition_prior,
+            inputs=self.inputs,
+            initial=self.initial,
+            mask=tuple(map(tuple, self.possible.tolist())),
+        )
+
     @property
     def forward(self) -> bool:
-        return not bool(self.possible.tril(-1).any())
+        return self._moves.forward
 
     @property
     def numbered(self) -> bool:
-        return self.mask is not None or not isinstance(self.initial, str)
+        return self.mask is not None or not isinstance(self.initial, str) or bool(self.n_inputs)
 
     @cached_property
     def blocks(self) -> Mapping[str, Conjugate]:  # type: ignore[override]
-        start: dict[str, Conjugate] = {"initial": Probabilities("initial_probs", "initial_concentration", ("state",))}
-        named = "transition_probs", "transition_concentration", ("state", "state_new")
-        rows = PossibleProbabilities(*named, possible_rows(tuple(map(tuple, self.possible.tolist()))))
-        moves_and_times = {"transition": rows, "duration": DurationBlock(self.duration)}
-        return (start if isinstance(self.initial, str) else {}) | moves_and_times
+        return {**self._moves.blocks, "duration": DurationBlock(self.duration)}
+
+    @cached_property
+    def message_blocks(self) -> Mapping[str, Conjugate]:  # type: ignore[override]
+        return {**self._moves.message_blocks, "duration": DurationBlock(self.duration)}
 
     @property
     def sizes(self) -> dict[str, int]:
@@ -146,6 +167,10 @@ class SemiMarkov(Dynamics):
 
     @property
     def not_conjugate(self) -> str | None:
+        return self._moves.not_conjugate or self.no_messages
+
+    @property
+    def no_messages(self) -> str | None:
         law = self.duration
         if self.first_segment == "cut":
             return "its first segment is cut"
@@ -154,11 +179,8 @@ class SemiMarkov(Dynamics):
         return None
 
     def default_prior(self, series: Series | None = None) -> Parameters:
-        rows = concentration(self.transition_prior, (self.n_states, self.n_states), "transition_prior")
-        prior = {"transition_concentration": rows}
-        if isinstance(self.initial, str):
-            prior["initial_concentration"] = concentration(self.initial_prior, (self.n_states,), "initial_prior")
-        return prior | prefixed(self.duration.prior_scaled(self.n_states, self._typical(series)), PREFIX)
+        of_durations = self.duration.prior_scaled(self.n_states, self._typical(series))
+        return self._moves.default_prior(series) | prefixed(of_durations, PREFIX)
 
     def _typical(self, series: Series | None) -> Float[Tensor, "N 1"] | None:
         """Counts of vague durations in a series."""
@@ -181,7 +203,7 @@ class SemiMarkov(Dynamics):
         first = self._first_rows(values, n_batch, table.shape[-2])
         return SemiMarkovChain(
             log_probability(self._start(values, n_batch)).to(table),
-            log_probability(widened(values["transition_probs"], 2, n_batch)).to(table),
+            self._log_moves(values, drive.at(slice(1, None)), n_batch).to(table),
             self._rows(values, n_batch, table.shape[-2]).to(table),
             table,
             lengths,
@@ -194,6 +216,12 @@ class SemiMarkov(Dynamics):
         if not isinstance(self.initial, str):
             return torch.tensor(self.initial, dtype=torch.float64).to(values["transition_probs"])
         return widened(values["initial_probs"], 1, n_batch)
+
+    def _log_moves(self, values: Parameters, drive: Drive, n_batch: int) -> Tensor:
+        """The logarithms of the transitions, [*r, *b, K, K]; with inputs of each step, [*r, *b, S, K, K]."""
+        if self.n_inputs:
+            return self._moves.log_rows_at(values, drive, n_batch)
+        return log_probability(widened(values[ROWS], 2, n_batch))
 
     def _rows(self, values: Parameters, n_batch: int, n_steps: int) -> Float[Tensor, "*rb K D"]:
         """log p(d) of segments in a series of so many steps."""
@@ -214,22 +242,26 @@ class SemiMarkov(Dynamics):
         return self._durations.mean(with_prefix(values, PREFIX))
 
     def ahead(self, values: Parameters, chain: Any, drive: Drive, horizon: int) -> ByGate:
-        table, lengths = chain.log_likelihood, chain.lengths
+        table, lengths, moves = chain.log_likelihood, chain.lengths, chain.log_transition
+        n_batch, n_steps = table.ndim - values[ROWS].ndim, table.shape[-2]
+        later = self._log_moves(values, drive, n_batch).to(table)
+        start, first, n_seen = chain.log_initial, self._first_rows(values, n_batch, n_steps + horizon), lengths
         if self.last_segment == "whole":  # another segment begins after the end
-            state, last = chain.filter().state, (lengths - 1)[..., None, None]
-            start = state.take_along_dim(last, -2).squeeze(-2).unsqueeze(-2) @ chain.log_transition.exp()
-            n_batch = table.ndim - values["transition_probs"].ndim
-            flat = table.new_zeros(*lengths.shape, horizon, self.n_states)
-            rows = self._rows(values, n_batch, horizon).to(flat)
-            later = SemiMarkovChain(log_probability(start.squeeze(-2)), chain.log_transition, rows, flat)
-            state = later.smooth().state
-        else:
-            steps = torch.arange(table.shape[-2] + horizon, device=table.device)
-            seen = torch.nn.functional.pad(table, (0, 0, 0, horizon))
-            seen = torch.where((steps < lengths.unsqueeze(-1)).unsqueeze(-1), seen, 0.0)
-            later = self.chain(values, ByGate(seen, seen), drive, lengths + horizon)
-            place = lengths.unsqueeze(-1) + steps[:horizon]
-            state = later.smooth().state.take_along_dim(place.unsqueeze(-1), -2)
+            state = chain.filter().state.take_along_dim((lengths - 1)[..., None, None], -2).squeeze(-2)
+            into = later[..., 0, :, :] if self.n_inputs else later
+            start, first = log_probability((state.unsqueeze(-2) @ into.exp()).squeeze(-2)), None
+            table, n_steps, n_seen = table.new_zeros(*lengths.shape, 0, self.n_states), 0, torch.zeros_like(lengths)
+            moves = later[..., 1:, :, :] if self.n_inputs else later
+        elif self.n_inputs:
+            moves = torch.cat([moves, later], -3)
+        steps = torch.arange(n_steps + horizon, device=table.device)
+        seen = torch.nn.functional.pad(table, (0, 0, 0, horizon))
+        seen = torch.where((steps < n_seen.unsqueeze(-1)).unsqueeze(-1), seen, 0.0)
+        rows = self._rows(values, n_batch, n_steps + horizon).to(table)
+        first = None if first is None else first.to(table)
+        whole = SemiMarkovChain(start, moves, rows, seen, n_seen + horizon, log_first_duration=first)
+        place = n_seen.unsqueeze(-1) + steps[:horizon]
+        state = whole.smooth().state.take_along_dim(place.unsqueeze(-1), -2)
         return ByGate(state, torch.zeros_like(state))
 
     def log_start(self, values: Parameters, drive: Drive) -> Tensor:
@@ -239,21 +271,28 @@ class SemiMarkov(Dynamics):
         return (log_probability(self._start(values, 0)).unsqueeze(-1) + rows).flatten(-2).unsqueeze(-2).to(values[ROWS])
 
     def log_ahead(self, values: Parameters, belief: Tensor, drive: Drive) -> tuple[Tensor]:
-        return (log_probability(self._moved(values, belief)).unsqueeze(-2),)
+        (table,) = self._moves.tables(values, self._n_batch(values, belief), drive, 1)
+        return (log_probability(self._moved(values, belief, table)).unsqueeze(-2),)
 
     def propagate(self, values: Parameters, belief: Tensor, drive: Drive, horizon: int) -> ByGate:
-        states = []
-        for _ in range(horizon):
-            belief = self._moved(values, belief)
+        """After a belief about the states alone, of segments that end, P(next state) of one step."""
+        tables, states = self._moves.tables(values, self._n_batch(values, belief), drive, horizon), []
+        if belief.shape[-1] == self.n_states:
+            return pushed(belief, tables)
+        for table in tables:
+            belief = self._moved(values, belief, table)
             states.append(belief.unflatten(-1, (self.n_states, -1)).sum(-1))
         state = torch.stack(states, -2)
         return ByGate(state, torch.zeros_like(state))
 
-    def _moved(self, values: Parameters, belief: Float[Tensor, "*b M"]) -> Float[Tensor, "*b M"]:
+    def _n_batch(self, values: Parameters, belief: Tensor) -> int:
+        return belief.ndim + 1 - values[ROWS].ndim
+
+    def _moved(self, values: Parameters, belief: Float[Tensor, "*b M"], table: Tensor) -> Float[Tensor, "*b M"]:
         """The belief about the state and the steps left one step later."""
-        by_left, n_batch = belief.unflatten(-1, (self.n_states, -1)), belief.ndim + 1 - values[ROWS].ndim
-        enter = by_left[..., :1].mT @ widened(values[ROWS], 2, n_batch).to(belief)
-        new = enter.mT * self._rows(values, n_batch, self._n_left()).exp().to(belief)
+        by_left = belief.unflatten(-1, (self.n_states, -1))
+        enter = (by_left[..., :1].mT @ table.to(belief)).mT
+        new = enter * self._rows(values, self._n_batch(values, belief), self._n_left()).exp().to(belief)
         return torch.nn.functional.pad(by_left[..., 1:], (0, 1)).add(new).flatten(-2)
 
     def _n_left(self) -> int:
@@ -274,7 +313,9 @@ class SemiMarkov(Dynamics):
         else:
             assert previous.left is not None
             ends, old = (previous.left == 0).unsqueeze(-1), torch.nn.functional.one_hot(previous.state, self.n_states)
-            state = draw_state(f"s_{step}", torch.where(ends, of_state(values[ROWS], previous.state), old.to(rows)))
+            table = self._log_moves(values, drive.at(slice(step - 1, step)), 0).exp()
+            moves = of_state(table.squeeze(-3) if self.n_inputs else table, previous.state)
+            state = draw_state(f"s_{step}", torch.where(ends, moves, old.to(moves)))
             less = torch.nn.functional.one_hot((previous.left - 1).clamp_min(0), rows.shape[-1])
             lasting = torch.where(ends, of_state(rows, state), less.to(rows))
         return Drawn(torch.ones_like(state), state, draw_state(f"left_{step}", lasting))
@@ -296,13 +337,18 @@ class SemiMarkov(Dynamics):
 
     # ---- fits ------------------------------------------------------------------------------------------------------
 
+    def marginals(self, chain: Any, drive: Drive) -> Marginals:
+        marginals = chain.marginals()
+        if not self.n_inputs:
+            return marginals
+        assert drive.inputs is not None
+        moved, design = marginals.transition, with_ones(drive.inputs[..., 1:, : self.n_inputs])
+        sums = torch.einsum("...sij,...sd->...ijd", moved, design.to(moved))
+        return replace(marginals, transition=None, moves=sums, leaving=moved.sum(-1))
+
     def counts(self, marginals: Marginals, lead: torch.Size) -> dict[str, Tensor]:
         """Those of the states of segments; durations have no counts of one size: see `maximize`."""
-        assert marginals.initial is not None
-        assert marginals.transition is not None
-        moved = marginals.transition.reshape(*lead, -1, self.n_states, self.n_states).sum(-3)
-        counts = {"initial": by_state(marginals.initial, lead), "transition": moved}
-        return {name: count for name, count in counts.items() if name in self.blocks}
+        return self._moves.counts(marginals, lead)
 
     def alike(self, name: str, tables: list[Tensor], values: Parameters) -> list[Tensor]:
         """Durations of all parts up to the longest one of any, beyond which the last entry counts."""
@@ -322,7 +368,7 @@ class SemiMarkov(Dynamics):
         drive: Drive,
         fixed: Parameters = NOTHING,
     ) -> Parameters:
-        modes = super().maximize(marginals, prior, values, drive, fixed)
+        modes = self._moves.maximize(marginals, prior, values, drive, fixed)
         lead, own = values[ROWS].shape[:-2], with_prefix(values, PREFIX)
         tables = [marginals.duration, marginals.first_duration]
         counts, first = (None if t is None else t.reshape(*lead, -1, *t.shape[-2:]).sum(-3) for t in tables)
@@ -333,39 +379,28 @@ class SemiMarkov(Dynamics):
         return held(modes | kept(prefixed(best, PREFIX), values), fixed, self.parameters)
 
     def start(self, labels: Tensor, series: Series) -> Parameters:
-        first, moved, lasting = _runs_of(
-            labels, series.inside, self.n_states, self._durations.n_entries(series.n_steps)
-        )
-        moved = (moved + 1) * self.possible.to(moved)
+        runs = _runs_of(labels, series.inside, self.n_states, self._durations.n_entries(series.n_steps))
         prior = with_prefix(self.default_prior(series), PREFIX)
-        values = {
-            "initial_probs": (first + 1) / (first + 1).sum(-1, keepdim=True),
-            ROWS: moved / moved.sum(-1, keepdim=True),
-        } | prefixed(self._durations.start(lasting, prior), PREFIX)
-        return {name: values[name] for name in self.parameters}
+        return self._moves.start(labels, series) | prefixed(self._durations.start(runs, prior), PREFIX)
 
     def paths(
         self, series: Series, lead: tuple[int, ...], gated: bool, alike: bool
     ) -> tuple[SemiMarkovPaths, SemiMarkovTables]:
-        shape, k, zero = (*lead, *series.batch_shape), self.n_states, series.like.new_zeros(())
-        sizes = ((k,), (k, k), (k, self._n_counted(series)), (series.n_steps, k))
-        tables = SemiMarkovTables(*(zero.expand(*shape, *size) for size in sizes))
-        first, moves = zero.new_zeros(k), torch.where(self.possible.to(zero.device), zero, -torch.inf)
-        if not isinstance(self.initial, str):
-            first = torch.where(torch.tensor(self.initial).to(zero) > 0, zero, -torch.inf)
-        base = SemiMarkovTables(first, moves, zero.new_zeros(1, 1), zero.new_zeros(1, 1))
-        return SemiMarkovPaths(series.lengths, base, censored=self.last_segment == "cut"), tables
+        family, of_moves = self._moves.paths(series, lead, gated, alike)
+        assert family.base is not None
+        initial, moves, steps = of_moves
+        durations = steps.new_zeros(()).expand(*steps.shape[:-2], self.n_states, self._n_counted(series))
+        first, possible, none = family.base
+        base = SemiMarkovTables(first, possible, none, none)
+        paths = SemiMarkovPaths(series.lengths, base, censored=self.last_segment == "cut")
+        return paths, SemiMarkovTables(initial, moves, durations, steps)
 
     def factors(self, series: Series, counted: Tensor | None, gated: bool) -> list[Factor]:
-        n_axes, law = len(series.batch_shape) + 1, self.duration
+        law, n_axes = self.duration, len(series.batch_shape) + 1
         assert isinstance(law, ConjugateEmission)
-        if isinstance(self.initial, str):
-            start = first_state("initial", PATHS, n_axes, counted)
-        else:
-            probs = torch.tensor(self.initial, dtype=torch.float64).to(series.like)
-            start = constant_start(probs, PATHS, counted)
         x = torch.arange(self._n_counted(series)).to(series.like).unsqueeze(-1)
-        return [start, moves("transition", PATHS, n_axes), segment_lengths("duration", PATHS, n_axes, law, x)]
+        of_moves = self._moves.factors(series, counted, gated)
+        return [*of_moves, segment_lengths("duration", PATHS, n_axes, law, x)]
 
     def _n_counted(self, series: Series) -> int:
         """The longest duration that message passing counts."""
@@ -388,20 +423,13 @@ def _longer(counts: Float[Tensor, "*r b K n"], log_probs: Float[Tensor, "*r K D"
 
 def _runs_of(
     labels: Int[Tensor, "*rb T"], inside: Bool[Tensor, "*b T"], n_states: int, n_entries: int
-) -> tuple[Float[Tensor, "*r K"], Float[Tensor, "*r K K"], Float[Tensor, "*r K D"]]:
-    """How often states begin a sequence, follow each other, and last so many steps; longer runs count at the end."""
+) -> Float[Tensor, "*r K D"]:
+    """How often each state lasts so many steps; longer runs count at the end."""
     lead, t = labels.shape[: labels.ndim - inside.ndim], torch.arange(labels.shape[-1], device=labels.device)
     inside = inside.expand_as(labels)
-    before, after = labels.roll(1, -1), labels.roll(-1, -1)
-    begins = inside & ((t == 0) | (before != labels))
-    ends = inside & (~inside.roll(-1, -1) | (t == t[-1]) | (after != labels))
+    begins = inside & ((t == 0) | (labels.roll(1, -1) != labels))
+    ends = inside & (~inside.roll(-1, -1) | (t == t[-1]) | (labels.roll(-1, -1) != labels))
     lasted = (t - torch.where(begins, t, 0).cummax(-1).values).clamp_max(n_entries - 1)
-
-    def counted(there: Tensor, place: Tensor, size: int) -> Tensor:
-        count = torch.zeros(*lead, size, dtype=torch.float64, device=labels.device)
-        return count.scatter_add(-1, place.reshape(*lead, -1), there.reshape(*lead, -1).double())
-
-    first = counted(begins & (t == 0), labels, n_states)
-    moved = counted(begins & (t > 0), before * n_states + labels, n_states**2)
-    runs = counted(ends, labels * n_entries + lasted, n_states * n_entries)
-    return first, moved.unflatten(-1, (n_states, n_states)), runs.unflatten(-1, (n_states, n_entries))
+    place = (labels * n_entries + lasted).reshape(*lead, -1)
+    count = torch.zeros(*lead, n_states * n_entries, dtype=torch.float64, device=labels.device)
+    return count.scatter_add(-1, place, ends.reshape(*lead, -1).double()).unflatten(-1, (n_states, n_entries))

@@ -285,6 +285,63 @@ def test_simulated_durations_have_their_distribution():
         assert abs(float(some.mean()) - rate - 1) < 5 * (rate / len(some)) ** 0.5
 
 
+# ---- inputs ----------------------------------------------------------------------------------------------------------
+
+
+WEIGHTS = torch.zeros(3, 3, 1, dtype=torch.float64)
+WEIGHTS[0, 2], WEIGHTS[1, 2], WEIGHTS[2, 1] = 0.8, -1.2, 0.4
+
+
+def driven(**options) -> sh.SwitchingSSM:
+    law = sh.Poisson()
+    model = sh.SwitchingSSM(sh.SemiMarkov(3, law, inputs=["dose"], **options), sh.Normal())
+    return model.with_values(**model_of("poisson").values, transition_weights=WEIGHTS)
+
+
+@pytest.mark.parametrize("last", ["cut", "whole"])
+def test_moves_depend_on_inputs(last, x):
+    """Each move has the table of the step at which a segment begins, in the evidence and in Pyro's program."""
+    model = driven(last_segment=last)
+    dose = torch.randn(2, 6, 1, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    chain = model.chain(x, inputs=dose)
+    logits = (WEIGHTS * dose.unsqueeze(-2)[..., 1:, :, :].unsqueeze(-2)).sum(-1)
+    table = MOVES * logits.exp()
+    assert_close(chain.log_transition.exp(), table / table.sum(-1, keepdim=True))
+    given = {"inputs": dose[:, :4], "lengths": [4, 3]}
+    expected = model.log_evidence(x[:, :4], **given).sum()
+    assert_close(enumerated_by_pyro(model, x[:, :4], **given), expected, rtol=1e-10, atol=0)
+    constant = driven(last_segment=last).with_values(**(model.values | {"transition_weights": 0 * WEIGHTS}))
+    plain = model_of("poisson", last_segment=last)
+    assert_close(constant.log_evidence(x, inputs=dose), plain.log_evidence(x))
+    assert_close(constant.forecast(x[:, :4], 2, inputs=dose).state, plain.forecast(x[:, :4], 2).state)
+
+
+def test_forecasts_and_streams_have_inputs():
+    model = driven(max_duration=20)
+    dose = torch.randn(2, 30, 1, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    x = model.simulate(25, (2,), inputs=dose[:, :25], seed=0).x
+    state = model.start((2,))
+    for t in range(25):
+        state, output = model.update(state, x[:, t], inputs=dose[:, t])
+    assert_close(output.state, model.filter(x, inputs=dose[:, :25]).state[:, -1])
+    ahead = model.dynamics.propagate(model.values, state.belief, model.read(x, inputs=dose, horizon=5).ahead, 5)
+    assert_close(model.forecast(x, 5, inputs=dose).state, ahead.redrawn)
+
+
+@pytest.mark.parametrize("method", ["em", "vmp"])
+def test_weights_of_inputs_are_found(method):
+    truth = driven().with_values(**(driven().values | {"loc": torch.tensor([[-6.0], [0.0], [6.0]])}))
+    dose = torch.randn(8, 250, 1, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    x = truth.simulate(250, (8,), inputs=dose, seed=0).x
+    model = sh.SwitchingSSM(sh.SemiMarkov(3, sh.Poisson(), inputs=["dose"], max_duration=40), sh.Normal())
+    begin = {name: value for name, value in truth.values.items() if name != "transition_weights"}
+    fit = model.fit(x, method, **QUICK, inputs=dose, start=begin, max_steps=60)
+    assert_close(fit.values["transition_weights"], WEIGHTS, rtol=0, atol=0.3)
+    assert bool((fit.objective.diff() > -1e-6).all())
+    effects = fit.plot_effect("dose")
+    assert len(effects.axes) >= 3
+
+
 # ---- fits ------------------------------------------------------------------------------------------------------------
 
 
