@@ -14,6 +14,7 @@ from torch import Tensor
 
 LARGE = 16.0  # from which the series has all digits
 VAST = 1e3  # from which its first term has six
+LEAST = 1e-200  # in place of what is not positive, so that no inf meets a weight of 0
 SERIES = 1 / 12, -1 / 360, 1 / 1260, -1 / 1680, 1 / 1188, -691 / 360360, 1 / 156
 HALF_LOG_2_PI = math.log(2 * math.pi) / 2
 
@@ -54,3 +55,11 @@ def log_beta(a: Float[Tensor, "*#n"], b: Float[Tensor, "*#n"]) -> Float[Tensor, 
     rest = stirling_rest(a) + stirling_rest(b) - stirling_rest(a + b)
     size = (torch.log(a) + torch.log(b) - torch.log(a + b)) / 2
     return HALF_LOG_2_PI - a * log_ratio(a, b) - b * log_ratio(b, a) - size + rest
+
+
+def inverse_moments(shape: Float[Tensor, "*n"]) -> tuple[Float[Tensor, "*n"], Float[Tensor, "*n"]]:
+    r"""$E\,\tau^{-1/2} = \Gamma(a - \tfrac12) / \Gamma(a)$ and $E\,\tau^{-1} = 1 / (a - 1)$ of $\tau \sim$ Gamma(a, 1);
+    about 1 / `LEAST` where they do not exist."""
+    below = (shape - 0.5).clamp_min(LEAST)
+    half = torch.full_like(below, 0.5)
+    return torch.exp(-log_rising(below, half)) / below.sqrt(), 1 / (shape - 1).clamp_min(LEAST)

@@ -10,7 +10,8 @@ infinite.
 """
 
 from collections.abc import Callable
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, ClassVar
 
 import torch
 from jaxtyping import Float
@@ -18,12 +19,12 @@ from torch import Tensor
 
 from ...inference.families import Beta, Dirichlet, Gamma, MatrixNormalWishart, NormalGamma, NormalWishart
 from ...inference.numerics.cholesky import cholesky, cholesky_inverse
+from ...inference.numerics.gammas import LEAST, inverse_moments
 from ..parameters import Parameters
 
 Moments = dict[str, tuple[Tensor, Tensor]]
 """By name of a parameter its mean and its mean square, `[*n, G, m]`."""
 
-LEAST = 1e-200  # in place of a number of degrees of freedom that has none, so that no inf meets a weight of 0
 INFINITE = 1e100  # a variance above which it is infinite
 
 
@@ -48,20 +49,23 @@ def moments(family: Any, eta: Float[Tensor, "*n G D"]) -> Moments:
     return next(of for kind, of in OF_FAMILY.items() if isinstance(family, kind))(family, eta)
 
 
-def expectation(family: Any) -> Callable[[Tensor], Tensor]:
-    """The function whose expectations a chain computes: all means, then all mean squares."""
+@dataclass(frozen=True)
+class Expectation:
+    """The function whose expectations a chain computes: all means, then all mean squares. The kernels of chains have
+    them too."""
 
-    def both(eta: Tensor) -> Tensor:
-        found = moments(family, eta).values()
+    family: Any
+    kernel: ClassVar[str] = "moments"
+
+    def __call__(self, eta: Float[Tensor, "*n G D"]) -> Float[Tensor, "*n G M"]:
+        found = moments(self.family, eta).values()
         return torch.cat([mean for mean, _ in found] + [square for _, square in found], -1)
-
-    return both
 
 
 def summarised(
     emission: Any, expected: Float[Tensor, "*n G M"], about: Float[Tensor, "F"]
 ) -> tuple[Parameters, Parameters]:
-    """Means and standard deviations by parameter, from the expectations of `expectation`."""
+    """Means and standard deviations by parameter, from those of `Expectation`."""
     shapes, lead = event_shapes(emission), expected.shape[:-2]
     n_groups = expected.shape[-2]
     sizes = [torch.Size(shape).numel() // n_groups for shape in shapes.values()]
@@ -82,8 +86,8 @@ def _positive(number: Tensor) -> Tensor:
 
 
 def _of_scale(shape: Tensor, rate: Tensor) -> tuple[Tensor, Tensor]:
-    mean = rate.sqrt() * (torch.lgamma(_positive(shape - 0.5)) - torch.lgamma(shape)).exp()
-    return mean, rate / _positive(shape - 1)
+    root, inverse = inverse_moments(shape)
+    return rate.sqrt() * root, rate * inverse
 
 
 def _normal_gamma(family: NormalGamma, eta: Tensor) -> Moments:

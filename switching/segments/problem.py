@@ -14,7 +14,7 @@ from ..dynamics.gates import log1mexp
 from ..parameters import Parameter, Parameters
 from ..priors import Site, log_prior
 from ..problem import SeriesProblem
-from .beliefs import event_shapes, expectation, shown, summarised
+from .beliefs import Expectation, event_shapes, shown, summarised
 from .durations import log_hazards
 from .hyperparameters import HAZARD, known, sites
 from .rows import Rows, block, natural
@@ -130,7 +130,7 @@ class SegmentProblem(SeriesProblem):
     @property
     def expectation(self) -> Any:
         """The function whose expectations `summarised` reads."""
-        return expectation(self.emission.family)
+        return Expectation(self.emission.family)
 
     def log_hazard(self, values: Parameters) -> tuple[Tensor, str]:
         """log P(change): `[*rb, 1]`, or by step if there are gaps, or by the length of the run."""

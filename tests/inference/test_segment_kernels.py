@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+from oracles.segmentations import enumerate_segmentations
 from oracles.segments import block_of, hazards, nile, ragged
 from samplehold import kernels
 from samplehold.inference.chains.segment import op
@@ -11,11 +12,13 @@ from samplehold.inference.chains.segment.records import Block
 from samplehold.inference.numerics.compilation import lean_kernel
 from samplehold.inference.numerics.elementary import log
 from samplehold.inference.numerics.lanes import load, store
+from samplehold.switching.segments.beliefs import INFINITE, Expectation
 from torch import Tensor
 from torch.testing import assert_close
 
 pytestmark = pytest.mark.kernels
 CLOSE = {"rtol": 1e-9, "atol": 1e-9}
+KINDS = ["normal", "poisson", "exponential", "bernoulli", "categorical"]
 
 
 def results(chain: SegmentChain) -> list[Tensor]:
@@ -33,7 +36,7 @@ def in_both_forms(work):
     return found
 
 
-@pytest.mark.parametrize("kind", ["normal", "poisson", "exponential", "bernoulli", "categorical"])
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("by", ["step", "run"])
 @pytest.mark.parametrize("tol", [0.0, 1e-6])
 def test_kernels_are_the_plain_forms(kind, by, tol):
@@ -64,6 +67,45 @@ def test_gradients_by_kernels_are_those_of_the_plain_form():
 
     for expected, ours in zip(*in_both_forms(gradients), strict=True):
         assert_close(ours, expected, **CLOSE)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_moments_in_kernels_equal_enumeration_and_the_plain_form(kind):
+    (block, base), (other, counted) = block_of(kind, 100, 4), block_of("exponential", 100, 5)
+    hazard = hazards("run", 100, 4).log() - 1
+    expect = Expectation(block.family), Expectation(other.family)
+    short = Block(block.family, block.prior, block.statistics[46:54])
+    with kernels("always"):
+        few = SegmentChain(short, hazard, base[46:54], "run").smooth(expect[:1])
+    every = enumerate_segmentations((short,), hazard.exp(), base[46:54], "run")
+    assert_close(few.expected[0], every.expected(0, expect[0]), rtol=1e-10, atol=1e-10)
+
+    def moments() -> list[Tensor]:
+        chain = SegmentChain((block, other), hazard, base + counted, "run", tol=1e-8)
+        return [*chain.filter(expect).expected, *chain.smooth(expect).expected]
+
+    for expected, ours in zip(*in_both_forms(moments), strict=True):
+        assert_close(ours, expected, **CLOSE)
+
+
+def test_moments_that_do_not_exist_are_infinite_in_kernels():
+    block, base = block_of("normal", 12, 0)
+    prior = block.prior - torch.tensor([0.0, 0.0, 1.3, 0.0], dtype=torch.float64)  # the shape is 0.2
+    chain = SegmentChain(
+        Block(block.family, prior, block.statistics), torch.tensor([0.1], dtype=torch.float64).log(), base
+    )
+    expect = Expectation(block.family)
+    plain, compiled = in_both_forms(lambda: chain.smooth(expect).expected[0])
+    assert bool((compiled[..., 2:] > INFINITE).all())
+    assert (compiled[..., :2] > INFINITE).equal(plain[..., :2] > INFINITE)
+    assert_close(compiled[..., 0], plain[..., 0], **CLOSE)
+
+
+def test_other_expectations_are_left_to_the_plain_form():
+    block, base = block_of("poisson", 30, 0)
+    hazard = torch.tensor([0.1], dtype=torch.float64).log()
+    plain, compiled = in_both_forms(lambda: SegmentChain(block, hazard, base).smooth(torch.square).expected[0])
+    assert_close(plain, compiled, **CLOSE)
 
 
 def test_the_nile_has_the_same_numbers_in_kernels():

@@ -12,6 +12,7 @@ import samplehold as sh
 import torch
 from oracles.every_segmentation import evidences, segmentations
 from samplehold.inference.families import Beta, Gamma, NormalGamma, NormalWishart
+from samplehold.inference.numerics.gammas import inverse_moments
 from samplehold.switching.segments.beliefs import moments
 from samplehold.switching.segments.durations import log_hazards, settled
 from scipy import stats
@@ -151,6 +152,8 @@ def test_moments_are_those_of_scipy():
     expected = {"loc": (0.3, t.var() + 0.3**2), "scale": (scale, precision.mean())}
     for name, pair in expected.items():
         assert [float(number) for number in found[name]] == pytest.approx(pair, rel=1e-8)
+    root, inverse = inverse_moments(table(1e6))
+    assert float(inverse - root.square()) == pytest.approx(1e-12 / 4, rel=1e-5)  # 1 / (4 a^2) and less
     matrix = [[1.5, 0.3], [0.3, 1.2]]
     wishart = NormalWishart.of_inverse(*(torch.tensor(v, dtype=FLOAT) for v in ([[0.3, 1.0]], [0.5], [7.5], [matrix])))
     mean, square = moments(NormalWishart(), wishart)["covariance"]

@@ -129,7 +129,8 @@ class SegmentChain:
 
         Arguments:
             expect: a function of natural parameters [..., D] that gives expectations [..., M], or one for each block;
-                None: the expected statistics of the family.
+                None: the expected statistics of the family. Kernels have these, and means and mean squares of the
+                parameters (`kernel = "moments"`, see `Segments`); other functions are slow on long series.
         """
         tables = self._tables()
         found, filtered = op.filter(tables, None if expect is None else self._functions(expect))

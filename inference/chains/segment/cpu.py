@@ -1,4 +1,4 @@
-"""Segments on the CPU: the kernels of `cpu_sweeps` behind `op`, sequence by sequence.
+"""Segments on the CPU: the kernels of `cpu_sweeps` and `cpu_backward` behind `op`, sequence by sequence.
 
 They know `NormalGamma` with one observation or none in each entry, `Gamma`, `Beta` and `Dirichlet`. Other families and
 statistics, and numbers that are not finite, which the plain form names, are left to the plain form.
@@ -6,6 +6,7 @@ statistics, and numbers that are not finite, which the plain form names, are lef
 
 import math
 import sys
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -14,13 +15,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ...numerics.gammas import log_rising
+from ...numerics.gammas import inverse_moments, log_rising
 from ...numerics.threads import in_parallel, ranges, sum_of_steps
 from . import op, paths, plain
-from .cpu_plates import GAMMA, NORMAL, SIMPLEX, Plates
+from .cpu_backward import Back, backward
+from .cpu_plates import GAMMA, NEGLIGIBLE, NORMAL, SIMPLEX, Plates
 from .cpu_stream import Hazards, Kinds, advance, log_evidence
-from .cpu_sweeps import Back, Passed, Steps, backward, forward
-from .plain import Forward, Live, Smoothed
+from .cpu_sweeps import Passed, Steps, forward
+from .plain import Forward, Functions, Live, Smoothed
 from .plain_stream import Belief, Rules, Updated
 from .tables import Filtered, Tables, log_one_less
 
@@ -32,14 +34,23 @@ def _takes(steps: Tensor, tables: Tables, *others: Any) -> bool:
     return all(_KINDS.get(family.kernel or "") is not None for family in tables.families)
 
 
+def _knows(tables: Tables, expect: Functions | None) -> bool:
+    """Whether kernels have these expectations."""
+    return expect is None or expect == op.means(tables) or _are_moments(expect)
+
+
+def _are_moments(expect: Functions) -> bool:
+    return all(getattr(function, "kernel", None) == "moments" for function in expect)
+
+
 @op.forwards.kernel("cpu", takes=_takes)
-def passes(steps: Tensor, tables: Tables, look: bool) -> tuple[Forward, Filtered | None]:
-    if not _is_ordinary(tables):
-        return op.plain_forward(steps, tables, look)
-    passed, kept = _forward(tables, best=False, look=look)
+def passes(steps: Tensor, tables: Tables, expect: Functions | None) -> tuple[Forward, Filtered | None]:
+    if not _knows(tables, expect) or not _is_ordinary(tables):
+        return op.plain_forward(steps, tables, expect)
+    passed, kept = _forward(tables, best=False, expect=expect)
     filtered = None
-    if look:
-        filtered = Filtered(passed.begun, passed.run, _apart(tables, passed.means))
+    if expect is not None:
+        filtered = Filtered(passed.begun, passed.run, _apart(passed.expected, _shapes(tables, expect)))
     return _found(tables, passed, kept), filtered
 
 
@@ -47,19 +58,20 @@ def passes(steps: Tensor, tables: Tables, look: bool) -> tuple[Forward, Filtered
 def viterbi(steps: Tensor, tables: Tables) -> tuple[Tensor, Tensor, Tensor]:
     if not _is_ordinary(tables):
         return paths.viterbi(tables)
-    passed, kept = _forward(tables, best=True, look=False)
+    passed, kept = _forward(tables, best=True)
     start = torch.tensor([int(start[weight.argmax()]) for start, weight in kept], dtype=torch.int64)
     begun = paths.traced(passed.source, start)
     return begun, sum_of_steps(passed.increment), passed.numbers[:, 1].long()
 
 
 @op.smooths.kernel("cpu", takes=_takes)
-def smooth(steps: Tensor, tables: Tables, found: Forward) -> Smoothed:
-    if not _is_ordinary(tables):
-        return op.plain_smooth(steps, tables, found)
-    (N, T), D = tables.log_base.shape, _width(tables)
+def smooth(steps: Tensor, tables: Tables, found: Forward, expect: Functions) -> Smoothed:
+    if not _knows(tables, expect) or not _is_ordinary(tables):
+        return op.plain_smooth(steps, tables, found, expect)
+    (N, T), shapes = tables.log_base.shape, _shapes(tables, expect)
+    M = sum(shape.numel() for shape in shapes)
     zeros = partial(torch.zeros, dtype=torch.float64)
-    back = Back(zeros(N, T + 1), zeros(N, T, D), zeros(N, D), zeros(N, T), zeros(N, T))
+    back = Back(zeros(N, T + 1), zeros(N, T, M), zeros(N, M), zeros(N, T), zeros(N, T))
     none = zeros(N, 0)
     passed = Passed(
         found.log_increment, found.log_change, found.death, found.entropy, none, none, none, none[..., None], none
@@ -67,17 +79,17 @@ def smooth(steps: Tensor, tables: Tables, found: Forward) -> Smoothed:
 
     def task(first: int, end: int) -> None:
         for n in range(first, end):
-            backward(_steps(tables, n), _plates(tables, n), _row(passed, n), _row(back, n))
+            backward(_steps(tables, n), _plates(tables, n, expect), _row(passed, n), _row(back, n))
 
     in_parallel([partial(task, *part) for part in ranges(N)])
-    means, first = _apart(tables, back.means), _apart(tables, back.first)
-    return Smoothed(back.change[:, :T], means, first, back.ended, back.last)
+    expected, first = _apart(back.expected, shapes), _apart(back.first, shapes)
+    return Smoothed(back.change[:, :T], expected, first, back.ended, back.last)
 
 
-def _forward(tables: Tables, best: bool, look: bool) -> tuple[Any, list[tuple[Any, Any]]]:
-    (N, T), D = tables.log_base.shape, _width(tables)
+def _forward(tables: Tables, best: bool, expect: Functions | None = None) -> tuple[Any, list[tuple[Any, Any]]]:
+    N, T = tables.log_base.shape
     zeros = partial(torch.zeros, dtype=torch.float64)
-    looked = T if look else 0
+    looked, M = (0, 0) if expect is None else (T, sum(shape.numel() for shape in _shapes(tables, expect)))
     passed = Passed(
         zeros(N, T),
         torch.full((N, T), -math.inf, dtype=torch.float64),
@@ -86,14 +98,15 @@ def _forward(tables: Tables, best: bool, look: bool) -> tuple[Any, list[tuple[An
         torch.zeros(N, T if best else 0, dtype=torch.int64),
         zeros(N, looked),
         zeros(N, looked),
-        zeros(N, looked, D),
+        zeros(N, looked, M),
         zeros(N, 2),
     )
     kept: list[Any] = [None] * N
 
     def task(first: int, end: int) -> None:
         for n in range(first, end):
-            kept[n] = forward(_steps(tables, n, best or tables.tol > 0), _plates(tables, n), best, _row(passed, n))
+            plates = _plates(tables, n, expect)
+            kept[n] = forward(_steps(tables, n, best or tables.tol > 0), plates, best, _row(passed, n))
 
     in_parallel([partial(task, *part) for part in ranges(N)])
     return passed, kept
@@ -140,39 +153,45 @@ def _steps(tables: Tables, n: int, bounded: bool = False) -> Steps:
     return Steps(x, base, change, hold, tables.by_run, int(tables.lengths[n]), by_hazards, tables.tol)
 
 
-def _plates(tables: Tables, n: int) -> Plates:
+def _plates(tables: Tables, n: int, expect: Functions | None) -> Plates:
     kinds = [_KINDS[family.kernel or ""] for family in tables.families]
     count = torch.arange(tables.n_steps + 1 if NORMAL in kinds else 1, dtype=torch.float64)
-    plates, priors, column = [], [], 0
-    for kind, (family, eta, _) in zip(kinds, tables.blocks(), strict=True):
+    moments = expect is not None and _are_moments(expect)
+    shapes = [prior.shape[1:] for prior in tables.priors] if expect is None else _shapes(tables, expect)
+    plates, priors, column, out = [], [], 0, 0
+    for kind, (family, eta, _), (_, width) in zip(kinds, tables.blocks(), shapes, strict=True):
         for plate in eta[n]:
-            kappa, shape, constant, digamma = 1.0, 1.0, torch.zeros_like(count), torch.zeros_like(count)
+            kappa, shape, by_count = 1.0, 1.0, [torch.zeros_like(count)] * 4
             if kind == NORMAL:
                 q = family.usual(plate)
                 kappa, shape = float(q.kappa), float(q.shape)
                 numbers = [float(q.loc), float(q.rate), math.log(q.rate), 0.0]
                 rise = log_rising(q.shape, count / 2) + count / 2 * q.shape.log()
-                constant, digamma = rise - (1 + count / q.kappa).log() / 2, torch.digamma(q.shape + count / 2)
+                constant = rise - (1 + count / q.kappa).log() / 2
+                shapes_then = q.shape + count / 2
+                by_count = [constant, torch.digamma(shapes_then), *inverse_moments(shapes_then)]
             elif kind == GAMMA:
                 numbers = [float(plate[0]), -float(plate[1]), math.log(-plate[1])]
             else:
                 numbers = [*plate.tolist(), float(plate.sum())]
-            plates.append((kind, column, len(priors), len(plate), kappa, shape, constant.numpy(), digamma.numpy()))
-            priors, column = priors + numbers, column + len(plate)
-    kind, column, row, size, kappa, shape, constant, digamma = (np.array(part) for part in zip(*plates, strict=True))
-    return Plates(kind, column, row, size, np.array(priors), kappa, shape, constant, digamma)
+            tables_of = [table.numpy() for table in by_count]
+            plates.append((kind, column, len(priors), len(plate), kappa, shape, *tables_of, out, width // 2))
+            priors, column, out = priors + numbers, column + len(plate), out + width
+    columns: Any = [np.array(part) for part in zip(*plates, strict=True)]
+    return Plates(*columns, prior=np.array(priors), moments=moments, least=NEGLIGIBLE[moments])
 
 
-def _width(tables: Tables) -> int:
-    return sum(prior.shape[1:].numel() for prior in tables.priors)
+def _shapes(tables: Tables, expect: Functions) -> list[torch.Size]:
+    """[F, M] of the expectations by block."""
+    return [function(prior[:1]).shape[1:] for function, prior in zip(expect, tables.priors, strict=True)]
 
 
-def _apart(tables: Tables, table: Tensor) -> tuple[Tensor, ...]:
+def _apart(table: Tensor, shapes: Sequence[torch.Size]) -> tuple[Tensor, ...]:
     """Columns [..., D] by block, [..., F, D]."""
-    if len(tables.priors) == 1:
-        return (table.view(*table.shape[:-1], *tables.priors[0].shape[1:]),)
-    parts = table.split([prior.shape[1:].numel() for prior in tables.priors], -1)
-    return tuple(part.unflatten(-1, prior.shape[1:]) for part, prior in zip(parts, tables.priors, strict=True))
+    if len(shapes) == 1:
+        return (table.view(*table.shape[:-1], *shapes[0]),)
+    parts = table.split([shape.numel() for shape in shapes], -1)
+    return tuple(part.unflatten(-1, shape) for part, shape in zip(parts, shapes, strict=True))
 
 
 def _takes_one(base: Tensor, belief: Belief, rules: Rules, *others: Any) -> bool:
@@ -184,7 +203,7 @@ def update(base: Tensor, belief: Belief, rules: Rules, steps: tuple[Tensor, ...]
     kinds, hazards = _constants(rules)
     if log_hazard is not None and not rules.tables.by_run:
         hazards = Hazards(_array(log_hazard), _array(log_one_less(log_hazard)), hazards.by_hazards)
-    size, width = belief.length.shape[-1], len(kinds.prior)
+    size, width, shapes = belief.length.shape[-1], len(kinds.prior), [prior.shape[1:] for prior in rules.priors]
     x, sums = (
         parts[0] if len(parts) == 1 else np.concatenate(parts, -1)
         for parts in (
@@ -199,7 +218,7 @@ def update(base: Tensor, belief: Belief, rules: Rules, steps: tuple[Tensor, ...]
         kinds, hazards, length, weight, sums, evidence, x, base.item(), tol, most
     )
     row = lambda table: torch.from_numpy(table[None])
-    parted = lambda table: _apart(rules.tables, torch.from_numpy(table.reshape(1, -1, width)))
+    parted = lambda table: _apart(torch.from_numpy(table.reshape(1, -1, width)), shapes)
     numbers = torch.from_numpy(np.array([[increment], [left_out]]))
     new = Belief(row(length), row(weight), parted(total), row(evidence))
     return new, parted(natural), numbers[0], numbers[1]

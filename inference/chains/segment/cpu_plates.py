@@ -19,7 +19,7 @@ from ...numerics.lanes import load, muladd, splat, store
 
 NORMAL, GAMMA, SIMPLEX = 0, 1, 2
 LANES = 8
-NEGLIGIBLE = 1e-60  # probabilities below it do not count in expectations
+NEGLIGIBLE = 1e-60, 1e-100  # probabilities below it do not count in expectations of statistics, and in moments
 _FEW = 8  # observations in one, such as counts, up to which log Gamma(a + s) - log Gamma(a) is the log of a product
 _EPS = 2.3e-16
 
@@ -31,11 +31,17 @@ class Plates(NamedTuple):
     column: Any  # [P], the first one in tables of statistics
     row: Any  # [P], the first row
     size: Any  # [P], the number of statistics
-    prior: Any  # [rows], the numbers of the priors
     kappa: Any  # [P], of normal priors
     shape: Any  # [P]
     constant: Any  # [P, T + 1], log Gamma(shape) - log(kappa) / 2 of normal posteriors, by n
     digamma: Any  # [P, T + 1], of their shapes
+    scale: Any  # [P, T + 1], E[scale] / sqrt(rate) of normal posteriors
+    variance: Any  # [P, T + 1], E[scale^2] / rate
+    out: Any  # [P], the first column in tables of expectations
+    n_means: Any  # [P], of which the moments are
+    prior: Any  # [rows], the numbers of the priors
+    moments: bool  # whether expectations are moments of the parameters, not their statistics
+    least: float  # see `NEGLIGIBLE`
 
 
 @inlined
@@ -125,9 +131,41 @@ def _rise(state: Any, row: int, more: float, first: int, end: int, sign: float, 
 
 
 @inlined
-def add_means(plates: Any, p: int, state: Any, capacity: int, r: int, weight: float, out: Any) -> None:
-    """Add the expected statistics of a posterior, times a weight, to a table's row."""
-    column, at = plates.column[p], plates.row[p] * capacity + r
+def add_expected(plates: Any, p: int, state: Any, capacity: int, r: int, weight: float, out: Any) -> None:
+    """Add the expectations of a posterior, times a weight, to a table's row."""
+    if plates.moments:
+        _add_moments(plates, p, state, capacity, r, weight, out)
+    else:
+        _add_means(plates, p, state, capacity, r, weight, out)
+
+
+@inlined
+def _add_moments(plates: Any, p: int, state: Any, capacity: int, r: int, weight: float, out: Any) -> None:
+    """The means of the parameters, then their mean squares."""
+    first, at, n_means = plates.out[p], plates.row[p] * capacity + r, plates.n_means[p]
+    if plates.kind[p] == NORMAL:
+        loc, rate, n = state[at], state[at + capacity], int(state[at + 3 * capacity])
+        variance = rate * plates.variance[p, n]
+        out[first] += weight * loc
+        out[first + 1] += weight * (math.sqrt(rate) * plates.scale[p, n])
+        out[first + 2] += weight * (loc * loc + variance / (plates.kappa[p] + n))
+        out[first + 3] += weight * variance
+    elif plates.kind[p] == GAMMA:
+        shape, rate = state[at], state[at + capacity]
+        out[first] += weight * (shape / rate)
+        out[first + 1] += weight * (shape / rate * ((shape + 1) / rate))
+    else:
+        whole = state[at + plates.size[p] * capacity]
+        for k in range(n_means):
+            mean = state[at + k * capacity] / whole
+            out[first + k] += weight * mean
+            out[first + n_means + k] += weight * (mean * (state[at + k * capacity] + 1) / (whole + 1))
+
+
+@inlined
+def _add_means(plates: Any, p: int, state: Any, capacity: int, r: int, weight: float, out: Any) -> None:
+    """The expected statistics."""
+    column, at = plates.out[p], plates.row[p] * capacity + r
     if plates.kind[p] == NORMAL:
         n = int(state[at + 3 * capacity])
         precision = (plates.shape[p] + 0.5 * n) / state[at + capacity]
@@ -197,12 +235,7 @@ def follow(plates: Any, p: int, x: Any, start: int, steps: int, state: Any, capa
     level."""
     column, rows = plates.column[p], plates.row[p] * capacity
     if plates.kind[p] == NORMAL:
-        _follow_normal(plates, p, x, start, steps, state, capacity)
-        shape0, constant = plates.shape[p], plates.constant
-        base = constant[p, 0] - shape0 * plates.prior[plates.row[p] + 2]
-        for i in range(steps):
-            n = int(state[rows + 3 * capacity + i])
-            level[i] += constant[p, n] - base - (shape0 + 0.5 * n) * state[rows + 2 * capacity + i]
+        _follow_normal(plates, p, x, start, steps, state, capacity, level)
         return
     size = plates.size[p]
     last = (size if plates.kind[p] == SIMPLEX else 2) * capacity + rows  # a row that holds other numbers first
@@ -237,9 +270,9 @@ def follow(plates: Any, p: int, x: Any, start: int, steps: int, state: Any, capa
 
 
 @inlined
-def _follow_normal(plates: Any, p: int, x: Any, start: int, steps: int, state: Any, capacity: int) -> None:
+def _follow_normal(plates: Any, p: int, x: Any, start: int, steps: int, state: Any, capacity: int, level: Any) -> None:
     column, rows, row = plates.column[p], plates.row[p] * capacity, plates.row[p]
-    loc, rate, n = plates.prior[row], plates.prior[row + 1], 0
+    loc, rate, n, constant = plates.prior[row], plates.prior[row + 1], 0, plates.constant[p]
     for i in range(steps):
         if x[start + i, column + 1] != 0:
             kappa, error = plates.kappa[p] + n, x[start + i, column] - loc
@@ -248,7 +281,13 @@ def _follow_normal(plates: Any, p: int, x: Any, start: int, steps: int, state: A
             rate += 0.5 * error * kappa * share
             n += 1
         state[rows + i], state[rows + capacity + i], state[rows + 3 * capacity + i] = loc, rate, n
+        level[i] += constant[n]
     logs(state, rows + capacity, rows + 2 * capacity, steps)
+    half, shape0 = splat(0.5), splat(plates.shape[p])
+    base = splat(constant[0] - plates.shape[p] * plates.prior[row + 2])
+    for i in range(0, steps, LANES):
+        shape = muladd(half, load(state, rows + 3 * capacity + i), shape0)
+        store(level, i, load(level, i) - muladd(shape, load(state, rows + 2 * capacity + i), base))
 
 
 @inlined

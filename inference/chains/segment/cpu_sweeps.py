@@ -1,4 +1,4 @@
-"""The passes of `plain` over one sequence in numba kernels, with the beginnings side by side in vectors.
+"""The forward passes of `plain` over one sequence in numba kernels, with the beginnings side by side in vectors.
 
 Numbers of beginnings lie in rows of `capacity` numbers, which grows. What a vector holds beyond the last beginning is
 not used: weights there are -inf.
@@ -12,7 +12,7 @@ import numpy as np
 from ...numerics.compilation import inlined, kernel
 from ...numerics.elementary import exp
 from ...numerics.lanes import larger, largest, load, splat, store, total
-from .cpu_plates import LANES, NEGLIGIBLE, add_means, begin, follow, log_ratio, observe
+from .cpu_plates import LANES, add_expected, begin, log_ratio, observe
 from .plain import EVERY
 
 TILE = 512  # beginnings whose numbers stay in the nearest cache
@@ -42,7 +42,7 @@ class Passed(NamedTuple):
     source: Any  # [T], of the best path
     run: Any  # [T] or [0], expected run length
     begun: Any  # [T] or [0]
-    means: Any  # [T, D] or [0, D]
+    expected: Any  # [T, M] or [0, M]
     numbers: Any  # [2], left out; the first failed step or -1
 
 
@@ -194,9 +194,9 @@ def _look(plates: Any, passed: Any, t: int, state: Any, capacity: int, start: An
     run = 0.0
     for r in range(n):
         run += share[r] * (t + 1 - start[r])
-        if share[r] > NEGLIGIBLE:
+        if share[r] > plates.least:
             for p in range(len(plates.kind)):
-                add_means(plates, p, state, capacity, r, share[r], passed.means[t])
+                add_expected(plates, p, state, capacity, r, share[r], passed.expected[t])
     passed.run[t], passed.begun[t] = run, share[n - 1]
 
 
@@ -252,68 +252,3 @@ def _shorten(
     for r in range(kept, n):
         weight[r] = -np.inf
     return kept, spent
-
-
-class Back(NamedTuple):
-    """What the pass from the last beginning to the first fills in; see `plain.Smoothed`."""
-
-    change: Any  # [T + 1]
-    means: Any  # [T, D]
-    first: Any  # [D]
-    ended: Any  # [T]
-    last: Any  # [T]
-
-
-@kernel
-def backward(steps, plates, passed, back):
-    """Segments from each beginning, the last first."""
-    length, capacity = steps.length, _longest(passed.death, steps.length) + 2 * LANES
-    state, level = np.zeros(len(plates.prior) * capacity), np.zeros(capacity)
-    later, own, last_run = np.zeros(steps.x.shape[1]), steps.log_base - passed.increment, len(steps.log_hold) - 1
-    for j in range(length - 1, -1, -1):
-        n = min(length, passed.death[j]) - j
-        if n < 1 or passed.change[j] == -np.inf:
-            continue
-        held = passed.change[j]
-        for i in range(n):
-            held += own[j + i]
-            if i:
-                held += steps.log_hold[min(i - 1, last_run)] if steps.by_run else steps.log_hold[j + i]
-            level[i] = held
-        for p in range(len(plates.kind)):
-            follow(plates, p, steps.x, j, n, state, capacity, level)
-        if steps.by_run:
-            for i in range(min(n, length - 1 - j)):
-                change = passed.change[j + i + 1]
-                level[i] += steps.log_change[min(i, last_run)] - change if change > -np.inf else -np.inf
-        for i in range(n, n + LANES):
-            level[i] = -np.inf
-        for i in range(0, n, LANES):
-            store(level, i, exp(load(level, i)))
-        begun = 0.0
-        for i in range(n):
-            t = j + i + 1
-            if t < length:
-                level[i] *= back.change[t]
-                back.ended[i] += level[i]
-            else:
-                back.last[i] += level[i]
-            begun += level[i]
-        back.change[j] = begun
-        later[:] = 0.0
-        for i in range(n - 1, -1, -1):
-            if level[i] > NEGLIGIBLE:
-                for p in range(len(plates.kind)):
-                    add_means(plates, p, state, capacity, i, level[i], later)
-            for d in range(len(later)):
-                back.means[j + i, d] += later[d]
-        for d in range(len(later)):
-            back.first[d] += later[d]
-
-
-@inlined
-def _longest(death: Any, length: int) -> int:
-    most = 1
-    for j in range(length):
-        most = max(most, min(length, death[j]) - j)
-    return most

@@ -12,17 +12,17 @@ from torch import Tensor
 
 from ...numerics.op import Variants, beyond_kernels, differentiated, dual
 from . import paths, plain, plain_stream
-from .plain import Forward, Function, Smoothed
+from .plain import Forward, Functions, Smoothed
 from .plain_stream import Belief, Rules, Updated
 from .tables import Filtered, Tables
 
 
-def plain_forward(steps: Tensor, tables: Tables, look: bool) -> tuple[Forward, Filtered | None]:
-    return plain.forward(tables, _means(tables) if look else None)
+def plain_forward(steps: Tensor, tables: Tables, expect: Functions | None) -> tuple[Forward, Filtered | None]:
+    return plain.forward(tables, expect)
 
 
-def plain_smooth(steps: Tensor, tables: Tables, found: Forward) -> Smoothed:
-    return plain.smooth(tables, found, _means(tables))
+def plain_smooth(steps: Tensor, tables: Tables, found: Forward, expect: Functions) -> Smoothed:
+    return plain.smooth(tables, found, expect)
 
 
 def _plain_viterbi(steps: Tensor, tables: Tables) -> tuple[Tensor, Tensor, Tensor]:
@@ -35,17 +35,17 @@ viterbis = Variants(_plain_viterbi, "segment_viterbi")
 
 
 def forward(tables: Tables) -> Forward:
-    return forwards(_steps(tables), tables, False)[0]
+    return forwards(_steps(tables), tables, None)[0]
 
 
-def filter(tables: Tables, expect: tuple[Function, ...] | None = None) -> tuple[Forward, Filtered]:
+def filter(tables: Tables, expect: Functions | None = None) -> tuple[Forward, Filtered]:
     """By default the expectations are those of the families' statistics."""
-    return forwards(_steps(tables), tables, True) if expect is None else plain.forward(tables, expect)  # pyright: ignore
+    return forwards(_steps(tables), tables, means(tables) if expect is None else expect)
 
 
-def smooth(tables: Tables, found: Forward, expect: tuple[Function, ...] | None = None) -> Smoothed:
+def smooth(tables: Tables, found: Forward, expect: Functions | None = None) -> Smoothed:
     """By default the expectations are those of the families' statistics."""
-    return smooths(_steps(tables), tables, found) if expect is None else plain.smooth(tables, found, expect)
+    return smooths(_steps(tables), tables, found, means(tables) if expect is None else expect)
 
 
 def viterbi(tables: Tables) -> tuple[Tensor, Tensor, Tensor]:
@@ -72,7 +72,7 @@ def log_normalizer(tables: Tables) -> tuple[Tensor, Tensor]:
     return plain.total(found), found.failed
 
 
-def _means(tables: Tables) -> tuple[Function, ...]:
+def means(tables: Tables) -> Functions:
     return tuple(family.mean for family in tables.families)
 
 

@@ -22,7 +22,8 @@ from ...numerics.logs import log_sum_exp
 from ...numerics.threads import sum_of_steps
 from .tables import Filtered, Tables
 
-Function = Callable[[Tensor], Tensor]
+Function = Callable[[Tensor], Tensor]  # kernels know it by its `kernel`, if it has that, as families have
+Functions = tuple[Function, ...]  # by block
 PAIRS = 1 << 20  # numbers of a block of beginnings and ends, for the sake of memory
 _ROWS = 256  # beginnings of a block at most
 EVERY = 8  # steps after which beginnings are left out
