@@ -1,12 +1,14 @@
 """Short forms of records that hold tensors."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import fields, is_dataclass
+from functools import cache
 from textwrap import wrap
-from typing import Any
+from typing import Any, ClassVar, TypeVar
 
 from torch import Tensor
 
+Kind = TypeVar("Kind")
 FEW, SEVERAL = 4, 4  # the most numbers and entries that are written out
 LONG, WIDTH, LINES = 60, 100, 10  # letters of an entry, and of a line
 
@@ -27,6 +29,33 @@ class Record:
 
     def __repr__(self) -> str:
         return brief(self)
+
+
+def late(kind: type[Kind], make: Callable[[str], Mapping[str, Any]], **known: Any) -> Kind:
+    """A record of which some fields are known. When another one is first read, `make` of its name gives it, and others
+    if they cost nothing more: for records that are made often and read in part."""
+    record = object.__new__(_late(kind))
+    vars(record).update(known, _make=make)
+    return record
+
+
+class _Late:
+    _kind: ClassVar[type]
+
+    def __getattr__(self, name: str) -> Any:
+        own = vars(self)
+        if "_make" not in own or name not in self._kind.__dataclass_fields__:
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+        own.update(own["_make"](name))
+        return own[name]
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return self._kind, tuple(getattr(self, name) for name in self._kind.__dataclass_fields__)
+
+
+@cache
+def _late(kind: type) -> type:
+    return type(kind.__name__, (_Late, kind), {"_kind": kind, "__doc__": kind.__doc__})
 
 
 def brief(record: Any) -> str:

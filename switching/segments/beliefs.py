@@ -70,14 +70,14 @@ def summarised(
     n_groups = expected.shape[-2]
     sizes = [torch.Size(shape).numel() // n_groups for shape in shapes.values()]
     half = expected.shape[-1] // 2
-    first, second = expected[..., :half].split(sizes, -1), expected[..., half:].split(sizes, -1)
-    means, spreads = {}, {}
-    for (name, shape), mean, square in zip(shapes.items(), first, second, strict=True):
-        variance = (square - mean.square()).clamp_min(0.0)
-        none = mean.abs() > INFINITE
-        spread = torch.where(none | (variance > INFINITE), torch.inf, variance.sqrt())
-        mean = torch.where(none, torch.inf, mean)
-        means[name], spreads[name] = mean.reshape(*lead, *shape), spread.reshape(*lead, *shape)
+    first, second = expected[..., :half], expected[..., half:]
+    variance, none = (second - first.square()).clamp_min(0.0), first.abs() > INFINITE
+    mean = torch.where(none, torch.inf, first).split(sizes, -1)
+    spread = torch.where(none | (variance > INFINITE), torch.inf, variance.sqrt()).split(sizes, -1)
+    means, spreads = (
+        {name: part.reshape(*lead, *shape) for (name, shape), part in zip(shapes.items(), parts, strict=True)}
+        for parts in (mean, spread)
+    )
     return means | ({"loc": means["loc"] + about} if "loc" in means else {}), spreads
 
 

@@ -50,7 +50,7 @@ from .hyperparameters import HAZARD, check_emission, check_hazard, given_by, hyp
 from .problem import NO_EXPORT, SegmentProblem
 from .program import segment_program
 from .records import SegmentsFiltered, SegmentsSampled, SegmentsSimulated, SegmentsSmoothed
-from .streams import MOST, TOL, SegmentsStreamOutput, SegmentsStreamState, advanced, started
+from .streams import MOST, TOL, SegmentsStreamOutput, SegmentsStreamState, advanced, extended, started
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -492,6 +492,17 @@ class Segments(Model):
         check_kind("state", state, SegmentsStreamState, "the state from start() or update()")
         with naming("x_t"):
             return advanced(self, state, x_t, inputs, dt)
+
+    def extend(
+        self, state: SegmentsStreamState, x: Any, **given: Unpack[Given]
+    ) -> tuple[SegmentsStreamState, SegmentsFiltered]:
+        """Add several observations of each stream, `x [*batch, S, F]`, at once: as `update` for each, and much faster.
+
+        `inputs [*batch, S, C]` and `dt [*batch, S]` are those of these steps. Returns the state after them, and the
+        belief after each, whose `log_normalizer` and `left_out` are those of the stream so far.
+        """
+        check_kind("state", state, SegmentsStreamState, "the state from start() or update()")
+        return extended(self, state, x, given)
 
     # ---- fits and figures ------------------------------------------------------------------------------------------
 

@@ -8,6 +8,7 @@ Locations are relative to a point near the data, so that no digits are lost. A m
 import math
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from jaxtyping import Float
 from torch import Tensor
@@ -72,6 +73,60 @@ def statistics(emission: Any, rows: Float[Tensor, "*n R"], about: Float[Tensor, 
         return _of_regressions(emission, torch.where(seen, x - about, 0.0), seen.to(x), rows[..., x.shape[-1] :])
     parts = _of_numbers(emission, torch.where(seen, x - about, 0.0), torch.ones_like(x))
     return torch.where(seen.unsqueeze(-1), parts, 0.0)
+
+
+LARGEST = 1e100  # of numbers whose squares are far from the ends of float64
+
+
+def ordinary_row(emission: Any, x: Any, about: Float[Tensor, "F"]) -> list[float] | None:
+    """The statistics of one row in float64, side by side, and its log h, without torch; None if other code has to look:
+    at missing or impossible numbers, vectors, regressions and other types."""
+    if type(x) is float or type(x) is int:
+        x = [x]
+    elif isinstance(x, Tensor | np.ndarray) and x.dtype in _DOUBLE and x.ndim < 2 and not getattr(x, "is_cuda", False):
+        x = x.tolist() if x.ndim else [x.item()]
+    if type(x) is not list or len(x) != emission.n_features or emission.name not in ORDINARY:
+        return None
+    row, base, of = [], 0.0, ORDINARY[emission.name]
+    for value, origin in zip(x, about.tolist(), strict=True):
+        found = of(emission, value, origin) if type(value) in (float, int) and abs(value) < LARGEST else None
+        if found is None:
+            return None
+        row += found[0]
+        base += found[1]
+    return [*row, base]
+
+
+def _normal(emission: Any, x: float, about: float) -> Any:
+    r = x - about
+    return (r, -0.5, 0.5, -r * r / 2), -LOG_2PI / 2
+
+
+def _poisson(emission: Any, x: float, about: float) -> Any:
+    return ((x, -1.0), -math.lgamma(x + 1)) if x >= 0 and x == int(x) else None
+
+
+def _exponential(emission: Any, x: float, about: float) -> Any:
+    return ((1.0, -x), 0.0) if x > 0 else None
+
+
+def _bernoulli(emission: Any, x: float, about: float) -> Any:
+    return ((x, 1.0 - x), 0.0) if x in (0, 1) else None
+
+
+def _categorical(emission: Any, x: float, about: float) -> Any:
+    n = emission.n_categories
+    return ([float(k == x) for k in range(n)], 0.0) if 0 <= x < n and x == int(x) else None
+
+
+ORDINARY = {
+    "Normal": _normal,
+    "Poisson": _poisson,
+    "Exponential": _exponential,
+    "Bernoulli": _bernoulli,
+    "Categorical": _categorical,
+}
+_DOUBLE = torch.float64, np.dtype(np.float64)
 
 
 def _of_numbers(emission: Any, x: Tensor, one: Tensor) -> Float[Tensor, "*n F D"]:

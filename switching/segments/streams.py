@@ -1,39 +1,49 @@
 """Streams of a `Segments` model: one observation at a time, in bounded memory."""
 
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from ...inference.chains.segment.plain_stream import CHANGE, EXPECTED, INCREMENT, LEFT_OUT, RUN, TOTAL
 from ...inference.chains.segment.records import Runs
 from ...inference.chains.segment.stream import SegmentStream
-from ...inference.numerics.records import Record
+from ...inference.numerics.records import Record, late
 from ..data.cells import to_tensor
 from ..data.design import read_inputs
 from ..data.reading import check_finite, read_row
-from ..data.series import Series
+from ..data.series import Given, Series
 from ..dynamics.gates import log1mexp
 from ..parameters import Parameters
 from .durations import log_hazards, settled
 from .hyperparameters import HAZARD
-from .rows import block
+from .problem import SegmentProblem
+from .records import SegmentsFiltered
+from .rows import block, ordinary_row
 
 LONGEST = 10_000  # steps, or more, of a segment after which its hazard is constant, under a distribution of durations
 TOL, MOST = 1e-12, 1_000
+COLUMNS = {"log_increment": INCREMENT, "change": CHANGE, "run": RUN}
 
 
 @dataclass(frozen=True, repr=False)
 class SegmentsStreamState(Record):
-    """The memory of a stream: the runs that are kept, whose number does not grow, and the log evidence so far."""
+    """The memory of a stream: the runs that are kept, whose number does not grow."""
 
     runs: Runs
-    log_evidence: Float[Tensor, "*b"] | Float[Tensor, ""]
     steps: int
     batch_shape: tuple[int, ...] = field(repr=False)
     stream: SegmentStream = field(repr=False)
-    about: Float[Tensor, "F"] = field(repr=False)  # the origin of locations
+    problem: SegmentProblem = field(repr=False)  # of the last row
+
+    @property
+    def log_evidence(self) -> Float[Tensor, "*b"] | Float[Tensor, ""]:
+        """log p(x so far)."""
+        return self.runs.log_normalizer.to(self.problem.series.like)
 
 
 @dataclass(frozen=True, repr=False)
@@ -63,14 +73,48 @@ def started(model: Any, values: Parameters, batch: tuple[int, ...], tol: float, 
     else:
         by, log_hazard = "run", log_hazards(model.duration, settled(model.duration, LONGEST)).to(like.device)
     stream = SegmentStream((one.family,), (prior,), log_hazard, by=by, tol=tol, most=most)
-    runs = stream.start()
-    return SegmentsStreamState(runs, runs.log_normalizer.to(like), 0, batch, stream, about)
+    return SegmentsStreamState(stream.start(), 0, batch, stream, problem)
 
 
 def advanced(
     model: Any, state: SegmentsStreamState, x_t: Any, inputs: Any, dt: Any
 ) -> tuple[SegmentsStreamState, SegmentsStreamOutput]:
     """The state and the belief after one more observation."""
+    stream, problem, x = state.stream, state.problem, None
+    like = problem.series.like
+    if inputs is None and dt is None and not state.batch_shape and like.dtype == torch.float64 and like.is_cpu:
+        assert problem.about is not None
+        row = ordinary_row(model.emission, x_t, problem.about)
+        x = None if row is None else torch.from_numpy(np.array([[row]]))
+    if x is None:
+        problem = _read(model, state, x_t, inputs)
+        x = _table(model, state, problem, None if dt is None else to_tensor(dt, "dt").unsqueeze(-1))
+    memory, _ = stream.advance(stream.memory(state.runs), x, (problem.expectation,))
+    runs = stream.runs(memory, state.runs.n_steps + 1)
+    output = late(SegmentsStreamOutput, partial(_field, problem, stream, memory.found))
+    return SegmentsStreamState(runs, state.steps + 1, state.batch_shape, stream, problem), output
+
+
+def _field(problem: SegmentProblem, stream: SegmentStream, found: Tensor, name: str) -> dict[str, Any]:
+    """A field of an output, or two, from the numbers of one step."""
+    if name in COLUMNS:
+        return {name: problem.each(stream.shaped(found[:, COLUMNS[name]]))}
+    means, spreads = _summarised(problem, stream, found.unsqueeze(1))
+    axis = len(problem.series.batch_shape)
+    first = lambda tables: {name: table.select(axis, 0) for name, table in tables.items()}
+    return {"mean": first(means), "sd": first(spreads)}
+
+
+def _summarised(
+    problem: SegmentProblem, stream: SegmentStream, found: Float[Tensor, "N S M"]
+) -> tuple[Parameters, Parameters]:
+    """Means and standard deviations of the parameters at S steps."""
+    expected = stream.shaped(found[..., EXPECTED:])
+    return problem.summarised(expected.unflatten(-1, (problem.rows.statistics.shape[-2], -1)))
+
+
+def _read(model: Any, state: SegmentsStreamState, x_t: Any, inputs: Any) -> SegmentProblem:
+    """The problem of one row."""
     x_t = read_row(x_t, state.batch_shape, model.n_features)
     given = read_inputs(inputs, x_t, model.inputs)
     names = None if given is None or isinstance(model.inputs, int) else model.inputs
@@ -78,33 +122,45 @@ def advanced(
     check_finite(series)
     model._check_observations(series)
     model._check_drives(series, 1)
-    problem = replace(model._problem(series), about=state.about)
-    rows = problem.rows
-    log_hazard = None if dt is None else _of_gap(model, state, x_t, dt)
-    step = rows.statistics[..., 0, :, :]
-    runs, increment = state.stream.update(state.runs, (step,), rows.log_base[..., 0], log_hazard)
-    weight = runs.log_weight.exp()
-    change = torch.where(runs.length == 1, weight, 0.0).sum(-1)
-    expected = (weight[..., None, None] * problem.expectation(runs.natural[0])).sum(-3)
-    means, spreads = problem.summarised(expected.unsqueeze(-3))
-    axis = len(state.batch_shape)
-    increment, change, run = map(problem.each, (increment, change, (weight * runs.length).sum(-1)))
-    mean, sd = ({name: table.select(axis, 0) for name, table in tables.items()} for tables in (means, spreads))
-    output = SegmentsStreamOutput(increment, change, run, mean, sd)
-    evidence = runs.log_normalizer.to(x_t)
-    return replace(state, runs=runs, log_evidence=evidence, steps=state.steps + 1), output
+    return replace(model._problem(series), about=state.problem.about)
 
 
-def _of_gap(model: Any, state: SegmentsStreamState, x_t: Tensor, dt: Any) -> Tensor | None:
-    """log P(a change in the gap before this step)."""
-    gap = to_tensor(dt, "dt").to(x_t.device).double()
+def _table(model: Any, state: SegmentsStreamState, problem: SegmentProblem, gaps: Tensor | None) -> Tensor:
+    """The rows of a problem as the stream reads them."""
+    log_hazard = None if gaps is None else _of_gaps(model, state, gaps.to(problem.series.like.device).double())
+    return state.stream.table((problem.rows.statistics,), problem.rows.log_base, log_hazard)
+
+
+def extended(
+    model: Any, state: SegmentsStreamState, x: Any, given: Given
+) -> tuple[SegmentsStreamState, SegmentsFiltered]:
+    """The state after several observations more, and the belief after each."""
+    series = model.read(x, **given)
+    if series.batch_shape != state.batch_shape or series.lengths is not None or not series.n_steps:
+        got = "lengths" if series.lengths is not None else f"shape {tuple(series.observations.shape)}"
+        expected = (*state.batch_shape, "S", model.n_features)
+        raise ValueError(f"x: got {got}, expected {expected}: S steps of each stream.")
+    problem, stream = replace(model._problem(series), about=state.problem.about), state.stream
+    x = _table(model, state, problem, series.gaps)
+    memory, found = stream.advance(stream.memory(state.runs), x, (problem.expectation,))
+    runs = stream.runs(memory, state.runs.n_steps + series.n_steps)
+    total, left_out = (problem.each(stream.shaped(memory.found[:, i])) for i in (TOTAL, LEFT_OUT))
+    increment, change, run = (problem.each(stream.shaped(found[..., i]), beyond=0) for i in (INCREMENT, CHANGE, RUN))
+    mean, sd = _summarised(problem, stream, found)
+    filtered = SegmentsFiltered(total, increment, change, run, mean, sd, left_out)
+    return SegmentsStreamState(runs, state.steps + series.n_steps, state.batch_shape, stream, problem), filtered
+
+
+def _of_gaps(model: Any, state: SegmentsStreamState, gaps: Tensor) -> Tensor:
+    """log P(a change in the gap before each step)."""
     if model.duration is not None or (model.shared and state.batch_shape):
         raise ValueError("dt: got some, but durations and shared changes take none; leave it out.")
-    if tuple(gap.shape) != state.batch_shape:
-        raise ValueError(f"dt: got shape {tuple(gap.shape)}, expected {state.batch_shape}: the gap before this step.")
+    if tuple(gaps.shape[:-1]) != state.batch_shape:
+        got = tuple(gaps.shape[:-1])
+        raise ValueError(f"dt: got shape {got}, expected {state.batch_shape}: the gap before this step.")
     if not state.steps:
-        return None
-    if not bool(((gap >= 0) & gap.isfinite()).all()):
-        raise ValueError(f"dt: got {dt}, expected the time since the previous step, a number of at least 0.")
-    hold = torch.where(gap > 0, gap, 1.0) * torch.log1p(-model.values[HAZARD].to(gap))
-    return torch.where(gap > 0, log1mexp(hold), -torch.inf)
+        gaps = torch.cat([torch.ones_like(gaps[..., :1]), gaps[..., 1:]], -1)
+    if not bool(((gaps >= 0) & gaps.isfinite()).all()):
+        raise ValueError(f"dt: got {gaps.tolist()}, expected the times since the previous steps, at least 0.")
+    hold = torch.where(gaps > 0, gaps, 1.0) * torch.log1p(-model.values[HAZARD].to(gaps))
+    return torch.where(gaps > 0, log1mexp(hold), -torch.inf)

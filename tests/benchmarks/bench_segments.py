@@ -1,11 +1,14 @@
-"""Exact segments of 1e4 steps, certified segments of 1e6 steps, and a stream: seconds warm, on two threads."""
+"""Exact segments of 1e4 steps, certified segments of 1e5 and 1e6 steps, and a stream: warm, on two threads.
+
+The model's smoothing has means and standard deviations of parameters.
+"""
 
 import math
 import time
 from collections.abc import Callable
 
 import torch
-from samplehold import kernels
+from samplehold import Normal, Segments, kernels
 from samplehold.face.chains import Block, SegmentChain, SegmentStream
 from samplehold.inference.families import NormalGamma
 
@@ -47,15 +50,44 @@ def report(name: str, x: torch.Tensor, tol: float, times: int) -> None:
     print(f"{name}: best path {seconds(lambda: chain().viterbi(), times):.3f} s", flush=True)
 
 
-def report_stream(n_runs: int = 100, n_steps: int = 300) -> None:
-    chain = normal_chain(series(n_steps, every=10 * n_steps))
+def report_model(name: str, x: torch.Tensor, tol: float, times: int) -> None:
+    model = Segments(Normal(), hazard=1 / 300, tol=tol).scaled_to(x)
+    for verb in (model.log_evidence, model.smooth, model.filter):
+        print(f"{name}, the model: {verb.__name__} {seconds(lambda verb=verb: verb(x), times):.3f} s", flush=True)
+
+
+def report_stream(n_runs: int = 100, n_steps: int = 300, n_more: int = 1000) -> None:
+    chain = normal_chain(series(n_runs + n_more, every=10 * n_steps))
     (block,) = chain.blocks
     stream = SegmentStream((block.family,), (block.prior,), chain.log_hazard, most=n_runs)
-    runs = stream.start()
-    for t in range(n_runs):
-        runs, _ = stream.update(runs, (block.statistics[t],))
-    update = lambda: [stream.update(runs, (block.statistics[t],)) for t in range(n_runs, n_steps)]
-    print(f"stream of {n_runs} run lengths: {1e6 * seconds(update) / (n_steps - n_runs):.0f} us an update")
+    runs, _ = stream.extend(stream.start(), (block.statistics[:n_runs],))
+    later = block.statistics[n_runs:]
+
+    def updates() -> None:
+        now = runs
+        for t in range(n_steps - n_runs):
+            now, _ = stream.update(now, (later[t],))
+
+    name, each = f"stream of {n_runs} run lengths", 1e6 / (n_steps - n_runs)
+    print(f"{name}: {each * seconds(updates):.0f} us an update")
+    print(f"{name}: {1e6 / n_more * seconds(lambda: stream.extend(runs, (later,))):.1f} us each of {n_more} at once")
+    x = series(n_runs + n_more, every=10 * n_steps)
+    model = Segments(Normal(), hazard=1 / 300).scaled_to(x)
+    state, _ = model.extend(model.start(most=n_runs, tol=0.0), x[:n_runs])
+    numbers = x[n_runs:n_steps].tolist()
+
+    def steps(read: bool) -> None:
+        now = state
+        for number in numbers:
+            now, output = model.update(now, number)
+            if read:
+                _ = output.change, output.mean
+
+    print(f"{name}, the model: {each * seconds(lambda: steps(False)):.0f} us an update")
+    print(f"{name}, the model: {each * seconds(lambda: steps(True)):.0f} us an update whose change and means are read")
+    print(
+        f"{name}, the model: {1e6 / n_more * seconds(lambda: model.extend(state, x[n_runs:])):.1f} us each of {n_more}"
+    )
 
 
 def main() -> None:
@@ -63,6 +95,8 @@ def main() -> None:
     with kernels("always"):
         report("T=1e4, exact", series(10_000), 0.0, 3)
         report("T=1e6, tol 1e-9", series(1_000_000), 1e-9, 1)
+        report_model("T=1e4, exact", series(10_000), 0.0, 3)
+        report_model("T=1e5, tol 1e-9", series(100_000), 1e-9, 3)
         report_stream()
 
 

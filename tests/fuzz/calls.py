@@ -1119,8 +1119,14 @@ def _segments(r: Draw) -> tuple[sh.Segments, Tensor, dict[str, Any]]:
 @function("Segments verbs", 5)
 def _(r: Draw) -> Call:
     model, x, inputs = _segments(r)
-    verbs = "log_evidence filter smooth viterbi sample_posterior segments states simulate forecast update"
+    verbs = "log_evidence filter smooth viterbi sample_posterior segments states simulate forecast update extend"
     method = r.one(*verbs.split())
+    if method == "extend":
+
+        def several(batch_shape: Any, x: Any, **given: Any) -> Any:
+            return model.extend(model.start(batch_shape), x, **given)
+
+        return Call(several, {"batch_shape": r.batch, "x": x} | inputs, also=("prior",), finite=False)
     if method == "update":
 
         def run(batch_shape: Any, x_t: Any, **given: Any) -> Any:

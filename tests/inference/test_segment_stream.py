@@ -1,5 +1,9 @@
 """The stream of segments against the chain of all observations so far."""
 
+import math
+import pickle
+from dataclasses import fields, replace
+
 import pytest
 import torch
 from oracles.segments import block_of
@@ -8,6 +12,7 @@ from samplehold.inference.chains.segment.chain import SegmentChain
 from samplehold.inference.chains.segment.records import Block, Runs
 from samplehold.inference.chains.segment.stream import SegmentStream
 from samplehold.inference.families import Gamma
+from samplehold.switching.segments.beliefs import Expectation
 from torch import Tensor
 from torch.testing import assert_close
 
@@ -88,6 +93,37 @@ def test_errors_name_what_is_wrong():
         stream.update(stream.update(stream.start(), (statistics[0],))[0], (statistics[1],), log_hazard=hazard[0] + 9)
 
 
+@pytest.mark.parametrize("by", ["step", "run"])
+def test_many_observations_at_once_are_one_after_another(by):
+    prior, statistics, base = counts(30, 2)
+    hazard = torch.tensor([0.05] if by == "step" else [0.01, 0.02, 0.1], dtype=torch.float64).log()
+    chain = SegmentChain(Block(Gamma(), prior, statistics), hazard, base, by)
+    stream = SegmentStream((Gamma(),), (prior.expand(2, 1, 2),), hazard, by)
+    first, _ = stream.extend(stream.start(), (statistics[:, :12],), base[:, :12])
+    runs, found = stream.extend(first, (statistics[:, 12:],), base[:, 12:], expect=(Gamma().mean,))
+    expected = chain.filter()
+    for name in ("log_increment", "change", "run"):
+        assert_close(getattr(found, name), getattr(expected, name)[:, 12:], **TIGHT)
+    assert_close(found.expected[0], expected.expected[0][:, 12:], **TIGHT)
+    assert_close(found.log_normalizer, expected.log_normalizer, **TIGHT)
+    assert_close(runs.log_weight, chain.runs().log_weight, **TIGHT)
+    statistics[1, 3] = torch.nan
+    with pytest.raises(ValueError, match="sequence 1 at step 3"):
+        stream.extend(runs, (statistics,))
+
+
+def test_the_belief_of_a_stream_is_a_record():
+    prior, statistics, base = counts(5)
+    stream = SegmentStream((Gamma(),), (prior,), torch.tensor([0.1], dtype=torch.float64).log())
+    runs, _ = streamed(stream, statistics, base)
+    assert "Runs(length: [5]" in repr(pickle.loads(pickle.dumps(runs)))
+    assert_close(replace(runs, n_steps=runs.n_steps + 1).log_weight, runs.log_weight)
+    again = Runs(*(getattr(runs, field.name) for field in fields(runs)))
+    assert_close(stream.update(again, (statistics[0],))[1], stream.update(runs, (statistics[0],))[1], rtol=0, atol=0)
+    with pytest.raises(AttributeError, match="nothing"):
+        runs.nothing  # noqa: B018
+
+
 @pytest.mark.kernels
 @pytest.mark.parametrize("kind", ["normal", "poisson", "bernoulli"])
 @pytest.mark.parametrize("by", ["step", "run"])
@@ -106,3 +142,21 @@ def test_the_kernel_of_a_stream_is_the_plain_form(kind, by, tol, most):
     assert_close(compiled.log_weight, plain.log_weight, rtol=1e-8, atol=1e-8)
     assert_close(compiled.natural[0], plain.natural[0], **TIGHT)
     assert_close(compiled.left_out, plain.left_out, rtol=1e-6, atol=1e-15)
+
+
+@pytest.mark.kernels
+@pytest.mark.parametrize("kind", ["normal", "poisson", "exponential", "bernoulli", "categorical"])
+@pytest.mark.parametrize("never", [False, True])
+def test_moments_of_a_stream_are_those_of_the_chain(kind, never):
+    block, base = block_of(kind, 40, 2)
+    weighed = Block(block.family, block.prior, block.statistics * (0.7 if never else 1.0))  # not in tables by count
+    hazard = torch.tensor([-torch.inf if never else math.log(0.05)], dtype=torch.float64)
+    stream = SegmentStream((block.family,), (block.prior,), hazard)
+    expect, given = (Expectation(block.family),), hazard.expand(40)
+    with kernels("always"):
+        _, found = stream.extend(stream.start(), (weighed.statistics,), base, given, expect)
+    with kernels("never"):
+        expected = SegmentChain(weighed, hazard, base).filter(expect)
+    for name in ("log_normalizer", "log_increment", "change", "run"):
+        assert_close(getattr(found, name), getattr(expected, name), rtol=1e-9, atol=1e-9)
+    assert_close(found.expected[0], expected.expected[0], rtol=1e-9, atol=1e-9)

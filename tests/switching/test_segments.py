@@ -1,6 +1,7 @@
 """Segments: exact inference over all segmentations, for every conjugate emission."""
 
 import math
+import pickle
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from samplehold.inference.families import Beta, Gamma, NormalGamma, NormalWishar
 from samplehold.inference.numerics.gammas import inverse_moments
 from samplehold.switching.segments.beliefs import moments
 from samplehold.switching.segments.durations import log_hazards, settled
+from samplehold.switching.segments.rows import ordinary_row
 from scipy import stats
 from torch import Tensor
 
@@ -326,6 +328,56 @@ def test_a_stream_is_the_filter(name, shared):
             torch.testing.assert_close(output.sd[key], filtered.sd[key][:, t], rtol=1e-5, atol=1e-7)
     torch.testing.assert_close(state.log_evidence, model.log_evidence(both, **inputs), rtol=1e-9, atol=1e-9)
     assert state.steps == len(x)
+
+
+@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("shared", [False, True])
+def test_a_stream_takes_many_observations_at_once(name, shared):
+    model, x, given = case(name, shared=shared)
+    both = torch.stack([x, x.flip(0)])
+    inputs = {key: torch.stack([value, value.flip(0)]) for key, value in given.items()}
+    part = lambda first, end: {key: value[:, first:end] for key, value in inputs.items()}
+    expected = model.filter(both, **inputs)
+    state, _ = model.extend(model.start((2,)), both[:, :2], **part(0, 2))
+    state, found = model.extend(state, both[:, 2:], **part(2, len(x)))
+    for key in ("log_increment", "change", "run"):
+        torch.testing.assert_close(getattr(found, key), getattr(expected, key)[:, 2:], rtol=1e-8, atol=1e-9)
+    for key, mean in found.mean.items():
+        torch.testing.assert_close(mean, expected.mean[key][:, 2:], rtol=1e-8, atol=1e-9)
+        torch.testing.assert_close(found.sd[key], expected.sd[key][:, 2:], rtol=1e-5, atol=1e-7)
+    torch.testing.assert_close(found.log_normalizer, state.log_evidence.expand(2), rtol=0, atol=0)
+    assert state.steps == len(x)
+    with pytest.raises(ValueError, match="S steps of each stream"):
+        model.extend(state, x, **given)
+
+
+def test_many_observations_have_gaps():
+    model, x, _ = case("Normal")
+    gaps = torch.tensor([NAN, 2.0, 0.0, 1.5], dtype=FLOAT)
+    state, _ = model.extend(model.start(), x[:2], dt=gaps[:2])
+    state, _ = model.extend(state, x[2:4], dt=gaps[2:])
+    torch.testing.assert_close(state.log_evidence, model.log_evidence(x[:4], dt=gaps), rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("name", ["Normal", "Poisson", "Exponential", "Bernoulli", "Categorical"])
+def test_rows_of_a_stream_are_read_without_torch_as_with_it(name):
+    model, x, _ = case(name)
+    state = other = model.start()
+    for row in x.nan_to_num(1.0):
+        plain = ordinary_row(model.emission, row, state.problem.about)
+        assert plain is not None
+        values = row.tolist()
+        assert plain == ordinary_row(model.emission, values, state.problem.about)
+        state, output = model.update(state, row)
+        other, expected = model.update(other, pd.Series(values))
+        for key in ("log_increment", "change", "run"):
+            torch.testing.assert_close(getattr(output, key), getattr(expected, key), rtol=1e-12, atol=1e-12)
+        for key, mean in output.mean.items():
+            torch.testing.assert_close(mean, expected.mean[key], rtol=1e-12, atol=1e-12)
+    assert "log_increment" in repr(pickle.loads(pickle.dumps(output)))
+    for row in ([NAN] * model.n_features, [-1.5] * (model.n_features + 1), [True] * model.n_features, "x"):
+        assert ordinary_row(model.emission, row, state.problem.about) is None
+    assert model.update(state, x.nan_to_num(1.0)[0].float())[1].run.dtype == torch.float32
 
 
 def test_a_stream_has_bounded_memory():

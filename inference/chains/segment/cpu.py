@@ -9,7 +9,6 @@ import sys
 from collections.abc import Sequence
 from functools import partial
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
@@ -20,11 +19,11 @@ from ...numerics.threads import in_parallel, ranges, sum_of_steps
 from . import op, paths, plain
 from .cpu_backward import Back, backward
 from .cpu_plates import GAMMA, NEGLIGIBLE, NORMAL, SIMPLEX, Plates
-from .cpu_stream import Hazards, Kinds, advance, log_evidence
+from .cpu_stream import Hazards, Kinds, advance, kinds_of
 from .cpu_sweeps import Passed, Steps, forward
 from .plain import Forward, Functions, Live, Smoothed
-from .plain_stream import Belief, Rules, Updated
-from .tables import Filtered, Tables, log_one_less
+from .plain_stream import EXPECTED, Memory, Rules
+from .tables import Filtered, Tables
 
 _KINDS = {"normal_gamma": NORMAL, "gamma": GAMMA, "simplex": SIMPLEX}
 _LARGEST = 1e150  # of numbers whose squares are finite
@@ -194,58 +193,37 @@ def _apart(table: Tensor, shapes: Sequence[torch.Size]) -> tuple[Tensor, ...]:
     return tuple(part.unflatten(-1, shape) for part, shape in zip(parts, shapes, strict=True))
 
 
-def _takes_one(base: Tensor, belief: Belief, rules: Rules, *others: Any) -> bool:
-    return len(base) == 1 and _takes(base, rules.tables)
+def _takes_one(x: Tensor, memory: Memory, rules: Rules, expect: Functions | None) -> bool:
+    return len(x) == 1 and _takes(x, rules.tables) and (expect is None or _are_moments(expect))
 
 
 @op.updates.kernel("cpu", takes=_takes_one)
-def update(base: Tensor, belief: Belief, rules: Rules, steps: tuple[Tensor, ...], log_hazard: Tensor | None) -> Updated:
-    kinds, hazards = _constants(rules)
-    if log_hazard is not None and not rules.tables.by_run:
-        hazards = Hazards(_array(log_hazard), _array(log_one_less(log_hazard)), hazards.by_hazards)
-    size, width, shapes = belief.length.shape[-1], len(kinds.prior), [prior.shape[1:] for prior in rules.priors]
-    x, sums = (
-        parts[0] if len(parts) == 1 else np.concatenate(parts, -1)
-        for parts in (
-            [_array(step).reshape(-1) for step in steps],
-            [_array(table).reshape(size, table.shape[2] * table.shape[3]) for table in belief.sums],
-        )
-    )
+def update(x: Tensor, memory: Memory, rules: Rules, expect: Functions | None) -> tuple[Memory, Tensor]:
+    kinds, hazards = _constants(rules, expect)
+    steps, old, last = x.numpy()[0], memory.rows.numpy()[0], memory.found.numpy()[0]
     most = sys.maxsize if rules.most is None else rules.most
-    length, weight, evidence = _array(belief.length)[0], _array(belief.weight)[0], _array(belief.evidence)[0]
-    tol = rules.tables.tol
-    length, weight, total, evidence, natural, increment, left_out = advance(
-        kinds, hazards, length, weight, sums, evidence, x, base.item(), tol, most
-    )
-    row = lambda table: torch.from_numpy(table[None])
-    parted = lambda table: _apart(torch.from_numpy(table.reshape(1, -1, width)), shapes)
-    numbers = torch.from_numpy(np.array([[increment], [left_out]]))
-    new = Belief(row(length), row(weight), parted(total), row(evidence))
-    return new, parted(natural), numbers[0], numbers[1]
+    rows = np.empty((min(len(old) + len(steps), max(len(old), most) + 1), old.shape[1]))
+    rows[: len(old)] = old
+    found = np.zeros((len(steps), EXPECTED + 2 * kinds.n_means))
+    n = advance(kinds, hazards, rows, len(old), steps, last, rules.tables.tol, most, found)
+    memory = Memory(torch.from_numpy(rows[None, :n]), torch.from_numpy(found[-1:]))
+    return memory, torch.from_numpy(found[None])
 
 
 def _array(table: Tensor) -> Any:
     return table.resolve_neg().numpy()
 
 
-def _constants(rules: Rules) -> tuple[Kinds, Hazards]:
+def _constants(rules: Rules, expect: Functions | None) -> tuple[Kinds, Hazards]:
     """Computed once for each stream."""
-    found = _CONSTANTS.get(rules)
+    found = rules.constants.get(expect)
     if found is None:
-        kind, column, sizes, tables = [], [], [], rules.tables
-        for family, prior in zip(tables.families, tables.priors, strict=True):
-            for _ in range(prior.shape[1]):
-                column.append(sum(sizes))
-                kind.append(_KINDS[family.kernel or ""])
-                sizes.append(prior.shape[2])
-        eta = torch.cat([prior[0].flatten() for prior in tables.priors]).numpy()
-        kinds = Kinds(np.array(kind), np.array(column), np.array(sizes), eta, 0.0)
-        none = np.zeros((1, len(eta)))
-        kinds = kinds._replace(evidence=float(log_evidence(kinds, none)))
+        tables, plates = rules.tables, []
+        widths = [0] * len(tables.priors) if expect is None else [shape[1] for shape in _shapes(tables, expect)]
+        for family, prior, width in zip(tables.families, tables.priors, widths, strict=True):
+            plates += [(_KINDS[family.kernel or ""], prior.shape[2], width // 2)] * prior.shape[1]
+        eta = torch.cat([prior[0].flatten() for prior in tables.priors])
         by_hazards = np.zeros(0) if rules.by_hazards is None else rules.by_hazards[0].numpy()
-        found = kinds, Hazards(_array(tables.log_change)[0], _array(tables.log_hold)[0], by_hazards)
-        _CONSTANTS[rules] = found
+        hazards = Hazards(_array(tables.log_change)[0], _array(tables.log_hold)[0], by_hazards, tables.by_run)
+        found = rules.constants[expect] = kinds_of(plates, eta), hazards
     return found
-
-
-_CONSTANTS: WeakKeyDictionary[Rules, tuple[Kinds, Hazards]] = WeakKeyDictionary()

@@ -13,7 +13,7 @@ from torch import Tensor
 from ...numerics.op import Variants, beyond_kernels, differentiated, dual
 from . import paths, plain, plain_stream
 from .plain import Forward, Functions, Smoothed
-from .plain_stream import Belief, Rules, Updated
+from .plain_stream import Memory, Rules
 from .tables import Filtered, Tables
 
 
@@ -56,9 +56,9 @@ def viterbi(tables: Tables) -> tuple[Tensor, Tensor, Tensor]:
 updates = Variants(plain_stream.update, "segment_update")
 
 
-def update(belief: Belief, rules: Rules, steps: tuple[Tensor, ...], base: Tensor, log_hazard: Tensor | None) -> Updated:
-    """One observation more, see `plain_stream.update`."""
-    return updates(base, belief, rules, steps, log_hazard)
+def update(x: Tensor, memory: Memory, rules: Rules, expect: Functions | None = None) -> tuple[Memory, Tensor]:
+    """Some observations more, see `plain_stream.update`."""
+    return updates(x, memory, rules, expect)
 
 
 def log_normalizer(tables: Tables) -> tuple[Tensor, Tensor]:

@@ -2,17 +2,22 @@
 
 import math
 from collections.abc import Sequence
+from functools import partial
+from typing import Any
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from ...numerics.checks import check_same_kind, check_shape, check_table, common_batch
+from ...numerics.records import late
 from ...numerics.scalars import check_choice, check_integer, check_probability
 from . import op
 from .checks import check_hazard, check_prior
-from .plain_stream import Belief, rules_of
-from .records import Conjugate, Runs
+from .plain import Functions
+from .plain_stream import CHANGE, EXPECTED, INCREMENT, LEFT_OUT, RUN, TOTAL, Memory, rules_of
+from .records import Conjugate, FilteredSegments, Runs
+from .tables import log_one_less
 
 
 class SegmentStream:
@@ -65,7 +70,7 @@ class SegmentStream:
         for i, (family, prior) in enumerate(zip(self.families, self.priors, strict=True)):
             check_prior(f"priors[{i}]", family, prior)
         self._dtype = log_hazard.dtype
-        hazard, flat = self._flat(log_hazard, 1), tuple(self._flat(prior, 2) for prior in self.priors)
+        hazard, flat = self._flat(log_hazard.detach(), 1), tuple(self._flat(p.detach(), 2) for p in self.priors)
         self._rules = rules_of(self.families, flat, hazard, self.by == "run", self.tol, self.most)
 
     def start(self) -> Runs:
@@ -77,7 +82,6 @@ class SegmentStream:
         empty = zero.unsqueeze(-1)[..., :0]
         return Runs(count.unsqueeze(-1)[..., :0], empty, none, none, empty, zero, zero, count)
 
-    @torch.no_grad()
     def update(
         self,
         runs: Runs,
@@ -96,39 +100,103 @@ class SegmentStream:
         Raises:
             ValueError: shapes that do not fit; an observation that is impossible or not a number.
         """
-        rules, N, size = self._rules, self.batch_shape.numel(), runs.length.shape[-1]
-        steps = tuple(
-            self._flat(check_table(f"statistics[{i}]", step, *prior.shape[-2:]), 2)
-            for i, (step, prior) in enumerate(zip(statistics, self.priors, strict=True))
-        )
-        base = rules.evidence.new_zeros(N) if log_base is None else self._flat(log_base, 0)
-        sums = tuple(self._flat(table, 3) for table in runs.statistics)
-        weight, evidence = (self._flat(table, 1) for table in (runs.log_weight, runs.evidence))
-        belief = Belief(runs.length.reshape(N, size), weight, sums, evidence)
-        hazard = None
-        if log_hazard is not None:
-            check_hazard("log_hazard", log_hazard)
-            hazard = self._flat(log_hazard, 0)
-        belief, natural, increment, left_out = op.update(belief, rules, steps, base, hazard)
-        impossible = [n for n, value in enumerate(increment.tolist()) if not math.isfinite(value)]
-        if impossible:
+        one = (None if table is None else table.unsqueeze(-1) for table in (log_base, log_hazard))
+        x = self.table(tuple(step.unsqueeze(-3) for step in statistics), *one)
+        memory, found = self.advance(self.memory(runs), x)
+        return self.runs(memory, runs.n_steps + 1), self.shaped(found[:, 0, INCREMENT])
+
+    @torch.no_grad()
+    def extend(
+        self,
+        runs: Runs,
+        statistics: Sequence[Tensor],
+        log_base: Tensor | None = None,
+        log_hazard: Tensor | None = None,
+        expect: Functions | None = None,
+    ) -> tuple[Runs, FilteredSegments]:
+        """The belief after S more observations, and what is known after each; arguments as those of `update` with an
+        axis of steps after `*b`.
+
+        Arguments:
+            expect: by block, a function of natural parameters, as in `SegmentChain.filter`; None: no expectations.
+        """
+        memory, found = self.advance(self.memory(runs), self.table(statistics, log_base, log_hazard), expect)
+        increment, change, run = (self.shaped(found[..., i]) for i in (INCREMENT, CHANGE, RUN))
+        expected, first = [], EXPECTED
+        for function, prior in zip(expect or (), self._rules.priors, strict=expect is not None):
+            shape = function(prior[:1]).shape[1:]
+            part = found[..., first : first + shape.numel()].unflatten(-1, shape)
+            expected, first = [*expected, self.shaped(part)], first + shape.numel()
+        total, left_out = (self.shaped(memory.found[:, i]) for i in (TOTAL, LEFT_OUT))
+        filtered = FilteredSegments(total, increment, change, run, tuple(expected), left_out)
+        return self.runs(memory, runs.n_steps + found.shape[1]), filtered
+
+    def advance(self, memory: Memory, x: Tensor, expect: Functions | None = None) -> tuple[Memory, Tensor]:
+        """See `plain_stream.update`.
+
+        Raises:
+            ValueError: an observation that is impossible or not a number.
+        """
+        memory, found = op.update(x, memory, self._rules, expect)
+        if not all(math.isfinite(row[TOTAL]) for row in memory.found.tolist()):
+            sequence, step = (~found[..., INCREMENT].isfinite()).nonzero()[0].tolist()
+            where = f" at step {step}" if len(found[0]) > 1 else ""
             raise ValueError(
-                f"statistics: the observation of sequence {impossible[0]} is impossible or not a number; make it "
+                f"statistics: the observation of sequence {sequence}{where} is impossible or not a number; make it "
                 "missing (all statistics 0)."
             )
-        increment, lost = self._shaped(increment), runs.left_out
-        if rules.bounded:
-            lost = (lost + self._shaped(left_out)).clamp_max(1.0)
-        length = self._numbers(belief.length)
-        weight, evidence = self._shaped(belief.weight), self._shaped(belief.evidence)
-        sums, naturals = tuple(map(self._shaped, belief.sums)), tuple(map(self._shaped, natural))
-        total = runs.log_normalizer + increment
-        return Runs(length, weight, sums, naturals, evidence, total, lost, runs.n_steps + 1), increment
+        return memory, found
 
-    def _numbers(self, table: Tensor) -> Tensor:
-        return table.squeeze(0) if self.batch_shape == () else table.reshape(*self.batch_shape, table.shape[-1])
+    @torch.no_grad()
+    def table(
+        self, statistics: Sequence[Tensor], log_base: Tensor | None = None, log_hazard: Tensor | None = None
+    ) -> Tensor:
+        """[N, S, D + 1] or [N, S, D + 3], as `advance` reads observations."""
+        S = max((step.shape[-3] for step in statistics if step.dim() > 2), default=1)
+        parts = [
+            self._flat(check_table(f"statistics[{i}]", step, S, *prior.shape[-2:]), 3).flatten(2)
+            for i, (step, prior) in enumerate(zip(statistics, self.priors, strict=True))
+        ]
+        numbers = [torch.zeros_like(parts[0][..., 0]) if log_base is None else self._flat(log_base, 1)]
+        if log_hazard is not None and self.by == "step":
+            check_hazard("log_hazard", log_hazard)
+            hazard = self._flat(log_hazard, 1)
+            numbers += [hazard, log_one_less(hazard)]
+        return torch.cat([*parts, torch.stack([number.expand_as(numbers[0]) for number in numbers], -1)], -1)
 
-    def _shaped(self, table: Tensor) -> Tensor:
+    def runs(self, memory: Memory, n_steps: Tensor) -> Runs:
+        """The belief that is remembered, after so many steps [*b]."""
+        return late(Runs, partial(self._fields, memory), _memory=memory, n_steps=n_steps)
+
+    def memory(self, runs: Runs) -> Memory:
+        """What is remembered of a belief."""
+        kept = vars(runs).get("_memory")
+        if kept is not None:
+            return kept
+        tables = runs.length.to(runs.log_weight), runs.log_weight, runs.evidence
+        sums = (self._flat(table, 3).flatten(2) for table in runs.statistics)
+        rows = torch.cat([torch.stack([self._flat(table, 1) for table in tables], -1), *sums], -1)
+        found = rows.new_zeros(len(rows), EXPECTED)
+        found[:, TOTAL], found[:, LEFT_OUT] = self._flat(runs.log_normalizer, 0), self._flat(runs.left_out, 0)
+        return Memory(rows, found)
+
+    def _fields(self, memory: Memory, name: str) -> dict[str, Any]:
+        """Of `Runs`."""
+        belief = memory.belief(self._rules)
+        natural = (prior.unsqueeze(1) + part for prior, part in zip(self._rules.priors, belief.sums, strict=True))
+        total, left_out = (self.shaped(memory.found[:, i]) for i in (TOTAL, LEFT_OUT))
+        return {
+            "length": belief.length.reshape(*self.batch_shape, belief.length.shape[-1]),
+            "log_weight": self.shaped(belief.weight),
+            "statistics": tuple(map(self.shaped, belief.sums)),
+            "natural": tuple(map(self.shaped, natural)),
+            "evidence": self.shaped(belief.evidence),
+            "log_normalizer": total,
+            "left_out": left_out,
+        }
+
+    def shaped(self, table: Tensor) -> Tensor:
+        """A table `[N, ...]` as `[*b, ...]`, in the dtype of the stream."""
         if self.batch_shape == () and table.dtype == self._dtype:  # at once: a stream has many updates
             return table.squeeze(0)
         return table.reshape((*self.batch_shape, *table.shape[1:])).to(self._dtype)
