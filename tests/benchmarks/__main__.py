@@ -25,6 +25,7 @@ TITLES = {
     "bench_linear": "Linear models",
     "bench_networks": "Networks",
     "bench_portable": "This machine's devices",
+    "bench_segments": "Segments",
     "bench_stack": "Stacks",
     "bench_startup": "A new process",
     "bench_structures": "Structures of one series",
