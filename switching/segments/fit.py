@@ -25,7 +25,8 @@ from ..fitting.result import Result, diagnostics
 from ..fitting.sampling import run_nuts, sampled_diagnostics
 from ..fitting.search import multi_start
 from ..parameters import Parameters, check_parameters, read_tables
-from .hyperparameters import HAZARD, OF_LOCATION, check_hazard, sites, widened
+from .hazards import INTERCEPT, near, of_hazard
+from .hyperparameters import OF_LOCATION, check_hazard, sites, widened
 from .problem import SegmentProblem
 
 LENGTHS = 30.0, 8.0  # expected steps of a segment at a start, at most half of the series
@@ -46,12 +47,12 @@ class SegmentDensity(FreeDensity):
     def __init__(self, problem: SegmentProblem, center: Parameters, near: Parameters, volume: bool) -> None:
         self.problem, self.volume = problem, volume
         self._transforms: dict[str, Any] = {}
-        for site in sites(problem.parameters, center):
+        for site in sites(problem.parameters, center, problem.hazard):
             if site.name in problem.fixed:
                 continue
             support = problem.parameters[site.name].support
             to: Transform = free_coordinates(support)
-            if support is constraints.real:
+            if support is constraints.real and site.name != INTERCEPT:
                 law: Any = site.distribution(center)
                 to = AffineTransform(law.mean, law.stddev)
             self._transforms[site.name] = to
@@ -136,13 +137,14 @@ def starts(
     problem: SegmentProblem, center: Parameters, known: Parameters, options: Options
 ) -> tuple[Parameters, list[str]]:
     """Values `[R, ...]` from which a fit starts, and their kinds."""
-    plain = {name: center[name] for name in problem.parameters if name != HAZARD}
+    moves = of_hazard(problem.hazard)
+    plain = {name: center[name] for name in problem.parameters if name not in moves}
     made: list[tuple[Parameters, str]] = [(known, "own")] if known else []
     for times in COUNTS if OF_LOCATION in plain else COUNTS[:1]:
         spread = plain | ({OF_LOCATION: plain[OF_LOCATION] * times} if times != 1 else {})
-        for length in LENGTHS if HAZARD in problem.parameters else LENGTHS[:1]:
+        for length in LENGTHS if moves else LENGTHS[:1]:
             hazard = 1 / min(length, max(2.0, problem.series.n_steps / 2))
-            some = {HAZARD: next(iter(plain.values())).new_tensor(hazard)} if HAZARD in problem.parameters else {}
+            some = near(problem.hazard, hazard, next(iter(plain.values())))
             made.append((some | spread, f"segments of {1 / hazard:.0f} steps" + ", near" * (times != 1)))
     made = made[: max(1, options.restarts)]
     tables = [{**values, **problem.fixed} for values, _ in made]
@@ -161,7 +163,7 @@ def held(model: Any, fixed: Any) -> Parameters:
     if fixed and set(fixed) == set(model.known):
         raise ValueError("fixed: got all parameters, which leaves nothing to fit; use model.with_values(...).")
     known = {name: parameter for name, parameter in model.known.items() if name in (fixed or {})}
-    tables = widened(model.emission, model.duration, read_tables(fixed)) if fixed else {}
+    tables = widened(model.emission, model.hazard, read_tables(fixed)) if fixed else {}
     checked = check_parameters(known, tables, model.sizes, model.name)
     check_hazard(checked)
     return checked

@@ -23,7 +23,6 @@ from ..forecast import Forecast
 from ..mixture import StateMixture
 from ..parameters import Parameters
 from .durations import log_hazards
-from .hyperparameters import HAZARD
 from .predictive import predicted
 from .problem import SegmentProblem
 from .rows import natural
@@ -88,6 +87,7 @@ def log_survival(
         last = (length.unsqueeze(-2) - 1).clamp_min(0)
         later, before = torch.broadcast_tensors(beyond[last + ahead.unsqueeze(-1)], beyond[last])
         return torch.where(later == -torch.inf, later, later - before)  # no run is longer than durations can be
-    gaps = problem.series.ahead.gaps
-    passed = ahead.double() if gaps is None else gaps.double().cumsum(-1)
-    return (torch.log1p(-values[HAZARD]) * passed).unsqueeze(-1)
+    drive = problem.series.ahead
+    log_hold = problem.log_gate(values, drive)[1]
+    passed = torch.ones_like(ahead, dtype=torch.float64) if drive.gaps is None else drive.gaps.double()
+    return (log_hold * passed).cumsum(-1).unsqueeze(-1)

@@ -33,11 +33,12 @@ from ..emissions.multivariate_normal import MultivariateNormal
 from ..emissions.normal import Normal
 from ..emissions.positive import Exponential
 from ..emissions.regression import LinearRegression
+from ..inputs import count_inputs
 from ..parameters import Parameter, Parameters
 from ..priors import Site
 from ..user_priors import hyperparameters as numbers_of
+from .hazards import HAZARD, OF_HAZARD, inputs_of, of_hazard, sites_of
 
-HAZARD = "hazard"
 OF_LOCATION = "count"  # the weight of the prior of a location
 WIDE = 1.5  # the standard deviation of the logarithm of a hyperparameter under its weak prior
 FEATURE = ("feature",)
@@ -88,10 +89,14 @@ def hyperparameters(emission: Emission) -> dict[str, Parameter]:
     return KINDS[type(emission)](emission)
 
 
-def known(emission: Emission, duration: Any) -> dict[str, Parameter]:
-    """The parameters of a model: the hazard, unless there is a distribution of durations, and the hyperparameters."""
-    of_hazard = {HAZARD: Parameter((), constraints.unit_interval)} if duration is None else {}
-    return of_hazard | hyperparameters(emission)
+def known(emission: Emission, hazard: Any) -> dict[str, Parameter]:
+    """The parameters of a model: those of the hazard, and the hyperparameters."""
+    return of_hazard(hazard) | hyperparameters(emission)
+
+
+def sizes_of(emission: Emission, hazard: Any) -> dict[str, int]:
+    """The lengths of the parameters' axes."""
+    return emission.sizes | {"input": count_inputs(inputs_of(hazard))}
 
 
 def check_hazard(values: Parameters) -> None:
@@ -100,9 +105,10 @@ def check_hazard(values: Parameters) -> None:
         check_probability(HAZARD, values[HAZARD], proper=True)
 
 
-def widened(emission: Emission, duration: Any, tables: Parameters) -> Parameters:
+def widened(emission: Emission, hazard: Any, tables: Parameters) -> Parameters:
     """Values or hyperparameters of which single numbers stand for all entries of their tables."""
-    shapes = {name: [emission.sizes[dim] for dim in p.dims] for name, p in known(emission, duration).items()}
+    sizes = sizes_of(emission, hazard)
+    shapes = {name: [sizes[dim] for dim in p.dims] for name, p in known(emission, hazard).items()}
     single = {name for name, table in tables.items() if name in shapes and not table.ndim}
     return {name: table.expand(shapes[name]).clone() if name in single else table for name, table in tables.items()}
 
@@ -115,12 +121,16 @@ def given_by(emission: Emission) -> frozenset[str]:
     return frozenset(name for prior in emission.user_priors.values() for name in numbers_of(prior, plain))
 
 
-def sites(known: Mapping[str, Parameter], center: Parameters) -> list[Site]:
+def sites(known: Mapping[str, Parameter], center: Parameters, hazard: Any = None) -> list[Site]:
     """The prior of the hyperparameters and of the hazard, as Pyro sites, about a default."""
+    by_inputs = sites_of(hazard, center[OF_HAZARD]) if count_inputs(inputs_of(hazard)) else {}
     made = []
     for name, parameter in known.items():
+        if name in by_inputs:
+            made.append(by_inputs[name])
+            continue
         if name == HAZARD:
-            change, hold = center["hazard_concentration"].unbind(-1)
+            change, hold = center[OF_HAZARD].unbind(-1)
             prior: Any = dist.Beta(change, hold)
         elif parameter.support is constraints.real:
             prior = dist.Normal(center[name], _spread(center).sqrt())

@@ -31,22 +31,35 @@ from ...inference.numerics.scalars import (
     check_probability,
 )
 from ..base import Model, Probabilities
+from ..data.design import check_rank
 from ..data.ragged import by_sequence
 from ..data.series import Given, Series, place
 from ..emissions.contract import Emission
 from ..emissions.multivariate_normal import MultivariateNormal
 from ..emissions.spread import check_squares
 from ..fitting.options import Options
-from ..inputs import Inputs
+from ..inputs import Inputs, all_inputs
 from ..parameters import Parameter, Parameters, check_parameters, read_tables
 from ..peers import explains_options
 from ..priors import sample_sites
 from ..seeding import seeded
-from ..user_priors import is_distribution, kind_of, shortly
+from ..user_priors import is_distribution, shortly
 from .beliefs import event_shapes
 from .durations import is_duration
 from .forecast import SegmentsForecast, forecast
-from .hyperparameters import HAZARD, check_emission, check_hazard, given_by, hyperparameters, known, widened
+from .hazards import (
+    HAZARD,
+    OF_HAZARD,
+    Hazard,
+    check_shared,
+    inputs_of,
+    is_beta,
+    of_hazard,
+    prior_of,
+    read_hazard,
+    with_prior,
+)
+from .hyperparameters import check_emission, check_hazard, given_by, hyperparameters, known, sizes_of, widened
 from .problem import NO_EXPORT, SegmentProblem
 from .program import segment_program
 from .records import SegmentsFiltered, SegmentsSampled, SegmentsSimulated, SegmentsSmoothed
@@ -57,23 +70,6 @@ if TYPE_CHECKING:
 
     from ..fit import Fit
 
-OF_HAZARD = "hazard_concentration"
-WEAK = (2.0, 2.0)  # the prior of the hazard: one change and one step without a change
-
-
-def read_hazard(hazard: Any) -> Any:
-    """A probability, a Beta distribution, a distribution of durations, or None."""
-    if hazard is None or is_duration(hazard):
-        return hazard
-    if isinstance(hazard, torch.distributions.Beta) and not hazard.batch_shape:
-        return hazard
-    if is_distribution(hazard):
-        raise TypeError(
-            f"hazard: got {kind_of(hazard)}, expected a probability between 0 and 1, a Beta of one number as "
-            "its prior, or a distribution of the steps after the first of a segment, such as dist.Poisson(20.0)."
-        )
-    return check_probability("hazard", hazard, proper=True)
-
 
 class Segments(Model):
     """A series of segments, each with parameters of its own, drawn from a conjugate prior.
@@ -82,15 +78,17 @@ class Segments(Model):
         emission: the distribution of an observation: `Normal`, `Poisson`, `Bernoulli`, `Categorical`, `Exponential`,
             `MultivariateNormal` or `LinearRegression`. Its conjugate prior is that of each segment's parameters.
         hazard: P(change) before each step after the first: a probability, or its prior, a Beta distribution, with which
-            a fit estimates it. Or a distribution on 0, 1, 2, ... of the steps of a segment after its first one, such as
-            `dist.NegativeBinomial`; the hazard then depends on the run. None: a Beta(2, 2) prior.
+            a fit estimates it. Names of inputs on which it depends, `["dose"]`: see `switching.segments.hazards`. Or a
+            distribution on 0, 1, 2, ... of the steps of a segment after its first one, such as `dist.NegativeBinomial`;
+            the hazard then depends on the run. None: a Beta(2, 2) prior.
         tol: 0: exact, in a time that grows with the square of the length. A number above 0: segmentations whose share
             of the posterior is at most `tol` in total are left out, which is much faster for long series.
         shared: whether all sequences change at the same steps, with parameters of their own.
 
     The values are the hazard and the hyperparameters of the prior of a segment's parameters: see
     `switching.segments.hyperparameters`. The emission's `prior` gives them, or `with_prior`, or a fit. Methods take x
-    as those of `SwitchingSSM`, with `lengths`, `dt`, and `inputs` of a `LinearRegression`. Missing values are NaN.
+    as those of `SwitchingSSM`, with `lengths`, `dt`, and `inputs` of the hazard or a `LinearRegression`. Missing values
+    are NaN.
 
     Raises:
         TypeError: an emission without a conjugate prior; a hazard of another kind.
@@ -107,7 +105,7 @@ class Segments(Model):
 
     made_of = ("emission", "hazard", "tol", "shared")
     methods = ("em", "nuts")
-    reading = "LinearRegression(n_features, inputs=[...])"
+    reading = "hazard=[...]"
     emission: Any
     hazard: Any
     tol: float
@@ -119,8 +117,8 @@ class Segments(Model):
         if tol >= 1:
             raise ValueError(f"tol: got {tol}, expected a share of the posterior, less than 1, such as 1e-9.")
         super().__init__(emission=emission, hazard=hazard, tol=tol, shared=check_flag("shared", shared))
-        of_hazard = {OF_HAZARD} if isinstance(hazard, torch.distributions.Beta) else set()
-        vars(self).update(_chosen=given_by(emission) | of_hazard)
+        _ = self.inputs  # raises an error if parts do not fit together
+        vars(self).update(_chosen=given_by(emission) | ({OF_HAZARD} if is_beta(hazard) else set()))
         vars(self).update(values=self._implied(self._chosen))
 
     @classmethod
@@ -153,21 +151,26 @@ class Segments(Model):
 
     @property
     def inputs(self) -> Inputs:
-        """The inputs that the emission reads."""
-        return self.emission.inputs
+        """The inputs that the model reads: those of the hazard, then the others of the emission."""
+        return all_inputs((inputs_of(self.hazard), self.emission.inputs))
+
+    @property
+    def inputs_of(self) -> dict[str, Inputs]:
+        """The inputs along each axis of parameters, by the name of the axis."""
+        return {"input": inputs_of(self.hazard)} | self.emission.inputs_of
 
     @property
     def known(self) -> dict[str, Parameter]:
         """The axes, support and displayed form of each parameter."""
-        return known(self.emission, self.duration)
+        return known(self.emission, self.hazard)
 
     @property
     def sizes(self) -> dict[str, int]:
         """The lengths of the parameters' axes."""
-        return self.emission.sizes
+        return sizes_of(self.emission, self.hazard)
 
     def _checked(self, values: Parameters) -> Parameters:
-        wide = widened(self.emission, self.duration, values)
+        wide = widened(self.emission, self.hazard, values)
         checked = check_parameters(self.known, wide, self.sizes, self.name)
         check_hazard(checked)
         return checked
@@ -177,10 +180,8 @@ class Segments(Model):
         like = torch.zeros((), dtype=torch.float64, device="cpu") if rows is None else rows
         prior = self.emission.prior_scaled(1, rows)
         tables = {n: t[0].to(like).clone(memory_format=torch.contiguous_format) for n, t in prior.items()}
-        numbers: Any = WEAK
-        if isinstance(self.hazard, torch.distributions.Beta):
-            numbers = float(self.hazard.concentration1), float(self.hazard.concentration0)
-        return ({} if self.duration is not None else {OF_HAZARD: like.new_tensor(numbers)}) | tables
+        has_prior = bool(of_hazard(self.hazard))
+        return ({OF_HAZARD: like.new_tensor(prior_of(self.hazard))} if has_prior else {}) | tables
 
     def _check_prior(self, prior: Parameters) -> None:
         check_parameters(hyperparameters(self.emission), prior, self.sizes, self.name)
@@ -233,7 +234,7 @@ class Segments(Model):
         model = self._under(laws) if laws else self
         tables = {name: value for name, value in prior.items() if name not in laws}
         single = {name: value for name, value in tables.items() if name in self.known}
-        tables |= widened(self.emission, self.duration, read_tables(single)) if single else {}
+        tables |= widened(self.emission, self.hazard, read_tables(single)) if single else {}
         prepared = model._with_tables(tables)
         vars(prepared).update(values=prepared._implied(prepared._chosen) or dict(self.values))
         return prepared
@@ -243,7 +244,7 @@ class Segments(Model):
 
     def _under(self, laws: Mapping[str, Any]) -> "Segments":
         """The model with distributions as priors of the emission's parameters and of the hazard."""
-        hazard = laws.get(HAZARD, self.hazard)
+        hazard = with_prior(self.hazard, laws[HAZARD]) if HAZARD in laws else self.hazard
         of_emission = {name: law for name, law in laws.items() if name != HAZARD}
         emission = self.emission.with_user_priors(of_emission) if of_emission else self.emission
         made = type(self)(emission, hazard, tol=self.tol, shared=self.shared)
@@ -265,8 +266,7 @@ class Segments(Model):
     def _values(self) -> Parameters:
         if self.values:
             return self.values
-        open_now = [name for name in self.known if name != HAZARD and name not in self._chosen]
-        missing = [*([] if self._has_rate or self.duration is not None else [HAZARD]), *open_now]
+        missing = [name for name in self.known if name not in self._chosen and not (name == HAZARD and self._has_rate)]
         raise ValueError(
             f"model: has no values of {', '.join(missing)} yet; use model.fit(x).model, model.with_values(...), or, "
             "with a number as hazard, model.scaled_to(x) for a weak prior."
@@ -306,6 +306,8 @@ class Segments(Model):
         if series.design is not None and series.n_sequences:
             largest = series.design.detach().double().abs().flatten(0, -2).amax(0)
             check_squares("inputs", largest.clamp_min(1.0), torch.float64, series.drivers, "reaches")
+            if self.shared and isinstance(self.hazard, Hazard):
+                check_shared(series, self.hazard)
 
     def _check_drive(self, series: Series, n_steps: int) -> None:
         gaps = series.gaps
@@ -330,7 +332,7 @@ class Segments(Model):
     def _problem(self, series: Series) -> SegmentProblem:
         prior = {name: table.to(series.like) for name, table in self.prior.items()}
         shared = self.shared and bool(series.batch_shape) and series.n_sequences > 0
-        return SegmentProblem(self.emission, series, self.duration, self.tol, shared, prior)
+        return SegmentProblem(self.emission, series, self.hazard, self.tol, shared, prior)
 
     # ---- the Pyro program ------------------------------------------------------------------------------------------
 
@@ -347,7 +349,7 @@ class Segments(Model):
         self, n_steps: int, batch_shape: tuple[int, ...] = (), *, seed: Seed = None, **given: Unpack[Given]
     ) -> SegmentsSimulated:
         """A draw of changes, parameters and observations. A seed makes the draw repeatable and does not touch global
-        state. A `LinearRegression` takes the `inputs`, and a hazard the `dt`, of all steps."""
+        state. `inputs` and `dt` are those of all steps."""
         problem = self._extent(None, n_steps, batch_shape, given)
         values, series = self.values_like(problem.series.like), problem.series
         with seeded(seed, series.like), pyro.poutine.block():
@@ -575,6 +577,7 @@ class Segments(Model):
         from .segment_fit import SegmentFit
 
         check_enough(series, 1)
+        check_rank(series, inputs_of(self.hazard))
         model, fixed, start = self.scaled_to(series), held(self, options.fixed), begun(self, options.start)
 
         def double(tables: Parameters) -> Parameters:

@@ -9,14 +9,15 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from ...inference.chains.segment.chain import SegmentChain
-from ..data.series import Series
-from ..dynamics.gates import log1mexp
+from ..data.series import Drive, Series
+from ..inputs import count_inputs
 from ..parameters import Parameter, Parameters
 from ..priors import Site, log_prior
 from ..problem import SeriesProblem
 from .beliefs import Expectation, event_shapes, shown, summarised
-from .durations import log_hazards
-from .hyperparameters import HAZARD, known, sites
+from .durations import is_duration, log_hazards
+from .hazards import inputs_of, log_change_in, log_gate
+from .hyperparameters import known, sites
 from .rows import Rows, block, natural
 
 NO_EXPORT = (
@@ -30,14 +31,14 @@ class SegmentProblem(SeriesProblem):
     """As `Problem`, for segments.
 
     Attributes:
-        emission, duration, tol, shared: as in the model; `duration` is None if the hazard is a parameter.
+        emission, hazard, tol, shared: as in the model.
         series, prior, fixed: as in `Problem`.
         about: the origin of locations; None: the mean of the series.
     """
 
     emission: Any
     series: Series
-    duration: Any = None
+    hazard: Any = None
     tol: float = 0.0
     shared: bool = False
     prior: Parameters | None = None
@@ -52,14 +53,14 @@ class SegmentProblem(SeriesProblem):
     @cached_property
     def parameters(self) -> dict[str, Parameter]:
         """The axes and supports of the parameters, by name."""
-        return known(self.emission, self.duration)
+        return known(self.emission, self.hazard)
 
     @cached_property
     def sites(self) -> list[Site]:
         """The prior of the parameters as Pyro sites."""
         if self.prior is None:
             raise ValueError("prior: got None, but the parameters need a distribution; give a prior.")
-        return [site for site in sites(self.parameters, self.prior) if site.name not in self.fixed]
+        return [site for site in sites(self.parameters, self.prior, self.hazard) if site.name not in self.fixed]
 
     def log_prior(self, values: Parameters) -> Float[Tensor, "*r"]:
         if self.prior is None or not self.sites:
@@ -132,18 +133,31 @@ class SegmentProblem(SeriesProblem):
         """The function whose expectations `summarised` reads."""
         return Expectation(self.emission.family)
 
+    @property
+    def duration(self) -> Any:
+        """The distribution of a segment's steps after the first; None if the hazard has parameters."""
+        return self.hazard if is_duration(self.hazard) else None
+
     def log_hazard(self, values: Parameters) -> tuple[Tensor, str]:
-        """log P(change): `[*rb, 1]`, or by step if there are gaps, or by the length of the run."""
-        axes = [1] * len(self.batch_shape)
+        """log P(change): `[*rb, 1]`, or by step if there are gaps or inputs, or by the length of the run."""
         if self.duration is not None:
             return log_hazards(self.duration, self.series.n_steps).to(self.series.like.device), "run"
-        hazard = values[HAZARD].reshape(*values[HAZARD].shape, *axes, 1)
+        log_change, log_hold = self.log_gate(values, self.series.drive)
         if self.series.gaps is None:
-            return hazard.log(), "step"
+            return log_change, "step"
         gaps = self.series.drive.gaps.double().clone()  # type: ignore[union-attr]
         gaps[..., 0] = 1.0  # a segment begins at the first step
-        log_hold = torch.where(gaps > 0, gaps, 1.0) * torch.log1p(-hazard)
-        return torch.where(gaps > 0, log1mexp(log_hold), -torch.inf), "step"
+        return log_change_in(gaps, log_hold), "step"
+
+    def log_gate(self, values: Parameters, drive: Drive) -> tuple[Tensor, Tensor]:
+        """log P(change) and log P(no change) in a gap of one step, at the steps of a drive of this series."""
+        inputs, n_inputs = None, count_inputs(inputs_of(self.hazard))
+        if n_inputs:
+            assert drive.inputs is not None
+            inputs = drive.inputs[..., :n_inputs].double()
+            if self.shared:  # those of all sequences are alike
+                inputs = inputs.flatten(0, -3)[self.series.last.flatten().argmax()]
+        return log_gate(self.hazard, values, inputs, len(self.batch_shape))
 
     def summarised(self, expected: Float[Tensor, "*b T G M"]) -> tuple[Parameters, Parameters]:
         """Means and standard deviations of the parameters at each step, in the dtype of the series."""

@@ -17,10 +17,9 @@ from ..data.cells import to_tensor
 from ..data.design import read_inputs
 from ..data.reading import check_finite, read_row
 from ..data.series import Given, Series
-from ..dynamics.gates import log1mexp
 from ..parameters import Parameters
 from .durations import log_hazards, settled
-from .hyperparameters import HAZARD
+from .hazards import HAZARD, Hazard, log_change_in
 from .problem import SegmentProblem
 from .records import SegmentsFiltered
 from .rows import block, ordinary_row
@@ -62,16 +61,17 @@ def started(model: Any, values: Parameters, batch: tuple[int, ...], tol: float, 
     like = next(iter(values.values()))
     series = Series(like.new_full((*batch, 1, model.n_features), torch.nan))
     if model.n_inputs:
-        series = replace(series, inputs=like.new_zeros(*batch, 1, model.n_inputs))
+        names = None if isinstance(model.inputs, int) else model.inputs
+        series = replace(series, inputs=like.new_zeros(*batch, 1, model.n_inputs), drivers=names)
     about = values.get("loc", like.new_zeros(model.n_features)).double()
     problem = replace(model._problem(series), about=about)
     double = {name: value.double() for name, value in values.items()}
     one = block(model.emission, double, problem.rows)
     prior = one.prior.expand(*problem.batch_shape, *one.prior.shape[-2:])
-    if model.duration is None:
-        by, log_hazard = "step", double[HAZARD].log().reshape(1)
-    else:
+    if model.duration is not None:
         by, log_hazard = "run", log_hazards(model.duration, settled(model.duration, LONGEST)).to(like.device)
+    else:  # one that depends on inputs comes with each update
+        by, log_hazard = "step", double.get(HAZARD, torch.full_like(about[0], 0.5)).log().reshape(1)
     stream = SegmentStream((one.family,), (prior,), log_hazard, by=by, tol=tol, most=most)
     return SegmentsStreamState(stream.start(), 0, batch, stream, problem)
 
@@ -82,7 +82,8 @@ def advanced(
     """The state and the belief after one more observation."""
     stream, problem, x = state.stream, state.problem, None
     like = problem.series.like
-    if inputs is None and dt is None and not state.batch_shape and like.dtype == torch.float64 and like.is_cpu:
+    plain = inputs is None and dt is None and not model.n_inputs and not state.batch_shape
+    if plain and like.dtype == torch.float64 and like.is_cpu:
         assert problem.about is not None
         row = ordinary_row(model.emission, x_t, problem.about)
         x = None if row is None else torch.from_numpy(np.array([[row]]))
@@ -127,7 +128,7 @@ def _read(model: Any, state: SegmentsStreamState, x_t: Any, inputs: Any) -> Segm
 
 def _table(model: Any, state: SegmentsStreamState, problem: SegmentProblem, gaps: Tensor | None) -> Tensor:
     """The rows of a problem as the stream reads them."""
-    log_hazard = None if gaps is None else _of_gaps(model, state, gaps.to(problem.series.like.device).double())
+    log_hazard = _of_steps(model, state, problem, gaps)
     return state.stream.table((problem.rows.statistics,), problem.rows.log_base, log_hazard)
 
 
@@ -151,8 +152,20 @@ def extended(
     return SegmentsStreamState(runs, state.steps + series.n_steps, state.batch_shape, stream, problem), filtered
 
 
-def _of_gaps(model: Any, state: SegmentsStreamState, gaps: Tensor) -> Tensor:
-    """log P(a change in the gap before each step)."""
+def _of_steps(
+    model: Any, state: SegmentsStreamState, problem: SegmentProblem, gaps: Tensor | None
+) -> Tensor | None:
+    """log P(a change before each step), if inputs or gaps say it."""
+    read = None if gaps is None else _read_gaps(model, state, gaps.to(problem.series.like.device).double())
+    if read is None and not isinstance(model.hazard, Hazard):
+        return None
+    values = {name: value.double() for name, value in model.values_like(problem.series.like).items()}
+    log_change, log_hold = problem.log_gate(values, problem.series.drive)
+    return log_change if read is None else log_change_in(read, log_hold)
+
+
+def _read_gaps(model: Any, state: SegmentsStreamState, gaps: Tensor) -> Tensor:
+    """The gap before each step; that of the first step of a stream is not used."""
     if model.duration is not None or (model.shared and state.batch_shape):
         raise ValueError("dt: got some, but durations and shared changes take none; leave it out.")
     if tuple(gaps.shape[:-1]) != state.batch_shape:
@@ -162,5 +175,4 @@ def _of_gaps(model: Any, state: SegmentsStreamState, gaps: Tensor) -> Tensor:
         gaps = torch.cat([torch.ones_like(gaps[..., :1]), gaps[..., 1:]], -1)
     if not bool(((gaps >= 0) & gaps.isfinite()).all()):
         raise ValueError(f"dt: got {gaps.tolist()}, expected the times since the previous steps, at least 0.")
-    hold = torch.where(gaps > 0, gaps, 1.0) * torch.log1p(-model.values[HAZARD].to(gaps))
-    return torch.where(gaps > 0, log1mexp(hold), -torch.inf)
+    return gaps

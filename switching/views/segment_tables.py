@@ -84,6 +84,6 @@ def labels(model: Any, series: Any, dim: str) -> list[Any]:
     n = model.sizes[dim]
     if dim in ("feature", "feature_new") and series.features is not None and not isinstance(series.features[0], tuple):
         return list(series.features)
-    if dim == "regressor" and not isinstance(model.inputs, int):
-        return list(model.inputs)
+    if dim == "regressor" and not isinstance(model.inputs_of[dim], int):
+        return list(model.inputs_of[dim])
     return list(range(n))

@@ -1102,18 +1102,22 @@ def _segments(r: Draw) -> tuple[sh.Segments, Tensor, dict[str, Any]]:
         "Normal", "Poisson", "Bernoulli", "Categorical", "Exponential", "MultivariateNormal", "LinearRegression"
     )
     r.F = 1 if kind == "Categorical" else r.F
-    arguments = {"Categorical": (3,), "LinearRegression": (r.F, 1)}.get(kind, (r.F,))
+    arguments = {"Categorical": (3,), "LinearRegression": (r.F, ["a"])}.get(kind, (r.F,))
     emission, shape = getattr(sh, kind)(*arguments), (*r.batch, r.T, r.F)
     x = r.table(*shape)
     if kind in ("Poisson", "Bernoulli", "Categorical"):
         x = torch.randint(2, shape).to(r.dtype)
     x = x.abs() if kind == "Exponential" else x
     inputs = {"inputs": r.table(*r.batch, r.T, 1)} if kind == "LinearRegression" else {}
-    law = r.one(0.2, 0.9, dist.Poisson(2.0))
+    law = r.one(0.2, 0.9, dist.Poisson(2.0), ["a"])
     model = sh.Segments(emission, law, tol=r.one(0.0, 1e-3), shared=r.one(False, True))
-    chosen: dict[str, Any] = {name: 1.0 for name in model.known if name != "hazard"}
+    chosen: dict[str, Any] = {name: 1.0 for name in model.known if not name.startswith("hazard")}
     special = {"df": r.F + 1.0, "inverse_scale": torch.eye(r.F, dtype=torch.float64)}
-    return model.with_prior(chosen | {name: special[name] for name in special if name in chosen}), x, inputs
+    model = model.with_prior(chosen | {name: special[name] for name in special if name in chosen})
+    if law == ["a"]:
+        model = model.with_values(hazard_intercept=r.one(-1.0, 2.0), hazard_weights=[r.one(0.5, -3.0)])
+        inputs = {"inputs": r.table(r.T, 1).expand(*r.batch, r.T, 1).contiguous()}  # alike, if changes are shared
+    return model, x, inputs
 
 
 @function("Segments verbs", 5)
