@@ -27,12 +27,13 @@ from ...numerics.checks import (
     read_lengths,
 )
 from ...numerics.randomness import Seed, generator_of
-from ...numerics.scalars import check_choice, check_integer, check_probability
+from ...numerics.scalars import check_choice, check_integer, check_kind, check_probability
 from ..contract import Viterbi
 from . import op, paths, plain
-from .checks import check_hazard, check_prior, parts, read_blocks, shapes_of
+from .checks import check_hazard, check_part, check_prior, parts, read_blocks, shapes_of
+from .part import SegmentPart
 from .plain import Forward, Function
-from .records import Block, FilteredSegments, Runs, SampledSegments, SmoothedSegments, tables_of
+from .records import Block, FilteredSegments, Later, Runs, SampledSegments, SmoothedSegments, tables_of
 from .tables import Tables, log_one_less
 
 Expect = Function | Sequence[Function] | None
@@ -215,6 +216,41 @@ class SegmentChain:
         weight, evidence = shaped((live.weight, live.normalizer))
         total, left_out = shaped((plain.total(found), found.left_out))
         return Runs(length, weight, shaped(live.sums), shaped(natural), evidence, total, left_out, self.lengths)
+
+    def between(self, before: Runs | None, after: Later | None) -> SegmentPart:
+        """These steps as a part of a longer chain, exact for every `tol`; see `Chain.between`. Parts share a step.
+
+        Arguments:
+            before: the belief about the segment in force at the first step, given it and all earlier steps: `runs()` of
+                the part before. It replaces the tables' entries of the first step.
+            after: the weight of all steps after the last one: `later()` of the part after.
+
+        Raises:
+            TypeError: other records.
+            ValueError: records with other batch axes or other blocks.
+
+        >>> import torch, samplehold as sh
+        >>> from samplehold.inference.families import Gamma
+        >>> counts = torch.tensor([1.0, 0, 2, 1, 9, 7, 8])
+        >>> def part(x):
+        ...     block = sh.chains.Block(
+        ...         Gamma(), torch.tensor([[1.0, -0.5]]), torch.stack([x, -torch.ones(len(x))], -1).unsqueeze(-2)
+        ...     )
+        ...     return sh.chains.SegmentChain(block, torch.tensor([0.1]).log(), -torch.lgamma(x + 1))
+        >>> first, last = part(counts[:4]), part(counts[3:])
+        >>> last.between(first.runs(), None).smooth().change, part(counts).smooth().change[3:]
+        (tensor([0.0988, 0.9544, 0.0143, 0.0139]), tensor([0.0988, 0.9544, 0.0143, 0.0139]))
+        >>> torch.allclose(first.between(None, last.later()).log_normalizer(), part(counts).log_normalizer())
+        True
+        """
+        for name, given, kind, cure in (("before", before, Runs, "runs()"), ("after", after, Later, "later()")):
+            if given is not None:
+                check_part(name, check_kind(name, given, kind, f"{cure} of another part"), self)
+        return SegmentPart(self, before, after)
+
+    def later(self) -> Later:
+        """The weight of all steps after the first, given the segment in force there; see `between`."""
+        return self.between(None, None).later()
 
     def _forward(self) -> Forward:
         if self._found is None:

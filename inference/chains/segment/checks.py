@@ -61,3 +61,18 @@ def shapes_of(blocks: tuple[Block, ...]) -> tuple[int, dict[str, Sequence[int] |
         name = f"blocks[{i}].statistics"
         shapes[name] = check_shape(name, block.statistics, (steps, *block.prior.shape[-2:]))
     return steps, shapes
+
+
+def check_part(name: str, given: Any, chain: Any) -> None:
+    """Raise `ValueError` unless a record of another part has the batch axes and the blocks of a chain."""
+    n_last = 1 if hasattr(given, "length") else 2
+    batch, expected = given.log_weight.shape[:-n_last], chain.batch_shape
+    if batch != expected:
+        raise ValueError(f"{name}: got batch axes {list(batch)}, but this part has {list(expected)}; make them equal.")
+    shapes = [list(table.shape[-2:]) for table in given.statistics]
+    own = [list(block.prior.shape[-2:]) for block in chain.blocks]
+    if shapes != own:
+        raise ValueError(f"{name}: got blocks of shape {shapes}, but this part has {own}; give parts of one series.")
+    runs, hazards = given.log_weight.shape[-2] if n_last == 2 else 0, chain.log_hazard.shape[-1]
+    if n_last == 2 and runs != (hazards if chain.by == "run" else 1):
+        raise ValueError(f"{name}: its hazards are not those of this part; give parts of one series.")

@@ -93,6 +93,18 @@ class Runs(Record):
     n_steps: Int[Tensor, "*b"]  # seen so far
 
 
+@dataclass(frozen=True, repr=False)
+class Later(Record):
+    """What the later steps say about the segment in force, by its end: E possible ends.
+
+    With e the sum of statistics of its later steps, the weight of all later steps at a parameter theta is the sum over
+    ends of exp(log_weight + <e, t(theta)>).
+    """
+
+    log_weight: Float[Tensor, "*b R E"]  # after runs of 1, 2, ..., R or more steps; R is 1 for hazards by step
+    statistics: tuple[Float[Tensor, "*b E _ _"], ...]  # by block, the sum over the later steps of this segment
+
+
 def tables_of(point: Any) -> tuple[Tensor, ...]:
     """The tensors of a point of a family."""
     return (point,) if isinstance(point, torch.Tensor) else tuple(vars(point).values())
