@@ -325,8 +325,8 @@ class Fit(Result, Generic[Model]):
         return self._model.forecast(self._given(x), 1 if horizon is None else horizon, **self._numbered(given))
 
     def residuals(self, x: Any = None, *, seed: Seed = 0, **given: Any) -> "Residuals":
-        """One-step-ahead pseudo-residuals at the fitted values, of a model of states: the normal score of each
-        observation under its distribution given the observations before it, a mixture over the predicted states.
+        """One-step-ahead pseudo-residuals at the fitted values, of a model of states or of segments: the normal score
+        of each observation under its distribution given the observations before it, a mixture over predicted states.
 
         They have the index of the data, NaN where an observation or a lag is missing, and are standard normal and
         independent if the model is true: see `judging.residuals`. Those of several features are of each feature alone.

@@ -25,9 +25,8 @@ from scipy.stats import jarque_bera
 from ...inference.numerics.randomness import Seed
 from ..data.series import Series
 from ..data.timeline import label_text
-from ..problem import Problem
 from ..views.summary import on_points, states_table
-from .residuals import LAGS, Residuals, residuals
+from .residuals import LAGS, Residuals, has_residuals, residuals
 
 VALUES, STEPS, SHORTEST, CERTAIN, LEVEL, FAR = 10, 5.0, 1.5, 0.8, 0.01, 4.0
 FEWEST = 8  # residuals that can be tested
@@ -79,7 +78,7 @@ def diagnose(fit: Any, series: Series, seed: Seed = 0) -> Diagnosis:
         findings.append(_durations(fit, series))
     if of_states:
         findings.append(_certainty(fit, series))
-    if isinstance(fit.model.problem(series), Problem):
+    if has_residuals(fit.model.problem(series)):
         findings += _tests(residuals(fit.model, series, seed))
     return Diagnosis(tuple(findings))
 

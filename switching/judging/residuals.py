@@ -2,9 +2,10 @@ r"""Pseudo-residuals: each observation as a normal score of its distribution giv
 
 $$u_t = P(X_t \le x_t \mid x_{1:t-1}), \qquad r_t = \Phi^{-1}(u_t),$$
 
-under the mixture over predicted states (Zucchini, MacDonald & Langrock 2016, section 6.2). At the true parameters the
-residuals of a feature are independent and standard normal. Where the distribution jumps, as for counts, $u_t$ is drawn
-between its two limits (Dunn & Smyth 1996). At the parameters of a fit, they are slightly too regular.
+under the mixture over predicted states, or over beginnings of the segment in force (Zucchini, MacDonald & Langrock
+2016, section 6.2). At the true parameters the residuals of a feature are independent and standard normal. Where the
+distribution jumps, as for counts, $u_t$ is drawn between its two limits (Dunn & Smyth 1996). At the parameters of a
+fit, they are slightly too regular.
 """
 
 from dataclasses import dataclass
@@ -135,12 +136,12 @@ class Residuals:
 def residuals(model: Any, x: Any, seed: Seed = 0, **given: Unpack[Given]) -> Residuals:
     """The pseudo-residuals of x under a model with values: see `Fit.residuals`."""
     problem = model.problem(x, **given)
-    if not isinstance(problem, Problem):
-        raise TypeError(f"model: got a {model.name}, but pseudo-residuals are those of a SwitchingSSM.")
+    if not has_residuals(problem):
+        raise TypeError(f"model: got a {model.name}, but pseudo-residuals are those of a SwitchingSSM or of Segments.")
     whole = problem.double()
     values = model.product_of(model.values_like(whole.series.like))
     with naming("x"), seeded(seed, whole.series.like):
-        ends = whole.steps(lambda part: _limits(part, values))
+        ends = whole.steps(lambda part: limits_before(part, values))
     below, at = (ends[name].cpu().numpy() for name in ("below", "at"))
     share = torch.rand(below.shape, dtype=torch.float64, generator=generator_of(seed), device="cpu").numpy()
     scores = ndtri(np.clip(below + share * (at - below), LEAST, 1 - LEAST))
@@ -149,8 +150,15 @@ def residuals(model: Any, x: Any, seed: Seed = 0, **given: Unpack[Given]) -> Res
     return Residuals(table, _by_sequence(series, scores), series.frame)
 
 
-def _limits(problem: Problem, values: Parameters) -> dict[str, Tensor]:
+def has_residuals(problem: Any) -> bool:
+    """Whether the distribution of each observation given those before it is known."""
+    return isinstance(problem, Problem) or hasattr(problem, "limits_before")
+
+
+def limits_before(problem: Any, values: Parameters) -> dict[str, Tensor]:
     """P(X_t < x_t) and P(X_t <= x_t) given the observations before; NaN where the model gives no density."""
+    if not isinstance(problem, Problem):
+        return problem.limits_before(values)
     series = problem.series
     weights = problem.before_each(values, problem.chain(values).filter())
     known = scored(of_one(problem.emission), series)

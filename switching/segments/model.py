@@ -60,7 +60,7 @@ from .hazards import (
     with_prior,
 )
 from .hyperparameters import check_emission, check_hazard, given_by, hyperparameters, known, sizes_of, widened
-from .problem import NO_EXPORT, SegmentProblem
+from .problem import SegmentProblem
 from .program import segment_program
 from .records import SegmentsFiltered, SegmentsSampled, SegmentsSimulated, SegmentsSmoothed
 from .streams import MOST, TOL, SegmentsStreamOutput, SegmentsStreamState, advanced, extended, started
@@ -435,7 +435,7 @@ class Segments(Model):
         return segments(self, self.problem(x, **given))
 
     def probabilities(self, chain: SegmentChain, values: Parameters) -> Probabilities:
-        raise TypeError(NO_EXPORT)
+        return {"change_probability": (chain.change_probability().to(next(iter(values.values()))), ())}
 
     def states(self, x: Any, **given: Unpack[Given]) -> "pd.DataFrame | Any":
         """The belief about each step given the whole sequence, a row for each step.

@@ -134,7 +134,7 @@ class VectorT(_Marginal):
 
 
 def predicted(
-    emission: Any, eta: Float[Tensor, "*b M G D"], about: Float[Tensor, "F"], inputs: Float[Tensor, "*b H C"] | None
+    emission: Any, eta: Float[Tensor, "*#b M G D"], about: Float[Tensor, "F"], inputs: Float[Tensor, "*#b H C"] | None
 ) -> Predicted:
     """The observation under each of M beliefs about the parameters, at H steps with these inputs, or at one."""
     n, eta = emission.n_features, eta.unsqueeze(-4)

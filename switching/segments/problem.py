@@ -14,16 +14,12 @@ from ..inputs import count_inputs
 from ..parameters import Parameter, Parameters
 from ..priors import Site, log_prior
 from ..problem import SeriesProblem
+from .ahead import draws_ahead, draws_along, limits_before
 from .beliefs import Expectation, event_shapes, shown, summarised
 from .durations import is_duration, log_hazards
 from .hazards import inputs_of, log_change_in, log_gate
 from .hyperparameters import known, sites
 from .rows import Rows, block, natural
-
-NO_EXPORT = (
-    "to_arviz: Segments have no export to ArviZ; fit.posterior.sample(n) has draws of the parameters, and "
-    "sample_posterior(x, n) draws of segmentations."
-)
 
 
 @dataclass(frozen=True, repr=False)
@@ -165,23 +161,31 @@ class SegmentProblem(SeriesProblem):
         like = self.series.like
         return {n: t.to(like) for n, t in means.items()}, {n: t.to(like) for n, t in spreads.items()}
 
-    def parameters_at(self, point: Any, lead: int = 1) -> Parameters:
-        """Parameters in their displayed form `[*lead, *b, T, ...]`, from a point `[*lead, *b, T, G, ...]` of the
-        family; NaN where it is NaN."""
+    def own_at(self, point: Any, lead: int = 1) -> Parameters:
+        """Parameters `[*lead, *b, T, ...]` as the emission reads them, from a point `[*lead, *b, T, G, ...]` of the
+        family."""
         n_axes, tables = lead + len(self.series.batch_shape) + 1, {}
         shapes, values = event_shapes(self.emission), self.emission.values(point)
-        for (name, shape), (own, table) in zip(shapes.items(), values.items(), strict=True):
+        for shape, (own, table) in zip(shapes.values(), values.items(), strict=True):
             table = self.apart(table, lead + 1 - table.ndim, lead)
-            tables[name] = shown(self.emission, own, table.reshape(*table.shape[:n_axes], *shape))
-        if "loc" in tables:
-            tables["loc"] = tables["loc"] + self.rows.about
-        return {name: table.to(self.series.like) for name, table in tables.items()}
+            tables[own] = table.reshape(*table.shape[:n_axes], *shape)
+        return tables | ({"loc": tables["loc"] + self.rows.about} if "loc" in tables else {})
+
+    def parameters_at(self, point: Any, lead: int = 1) -> Parameters:
+        """The same in their displayed form; NaN where the point is NaN."""
+        names, own = event_shapes(self.emission), self.own_at(point, lead)
+        tables = zip(names, own.items(), strict=True)
+        return {name: shown(self.emission, key, table).to(self.series.like) for name, (key, table) in tables}
 
     def draws_ahead(self, values: Parameters, filtered: Any, each: int) -> Tensor:
-        raise TypeError(NO_EXPORT)
+        return draws_ahead(self, values, each)
 
     def draws_along(self, values: Parameters, drawn: Any) -> Tensor:
-        raise TypeError(NO_EXPORT)
+        return draws_along(self, drawn)
+
+    def limits_before(self, values: Parameters) -> dict[str, Tensor]:
+        """As `judging.residuals` wants them; see `ahead`."""
+        return limits_before(self, values)
 
     def best(self, values: Parameters) -> tuple[Int[Tensor, "B T"], tuple[Parameters, Parameters]]:
         """The number of the segment at each step of the most probable segmentation, -1 after the end of a sequence; and

@@ -47,7 +47,9 @@ def to_arviz(
 ) -> "az.InferenceData":
     """A fit, or a model at its values, and the series x as ArviZ `InferenceData`.
 
-    Models of several chains have one `state_probability_d` for each chain, and a column of `redraw_probability`.
+    `Segments` have the hazard and the hyperparameters as parameters, no states, and as `change_probability` that of a
+    new segment; the parameters of segments are integrated out. Models of several chains have one `state_probability_d`
+    for each chain, and a column of `redraw_probability`.
 
     A fit with a posterior enters by independent draws from it. Chains of NUTS stay separate, with all their draws; if
     `draws` is given, each is thinned evenly, so that there are `draws` draws together. A fit by EM is a point. It
@@ -66,7 +68,7 @@ def to_arviz(
         reads some), NaN where a feature lacks these; without `feature` if there is only one. If sequences were observed
         at different times, `x (observation, feature)`, with the coordinates `of_sequence` and `of_time`.
         log_likelihood: `x`, log p(x_t | x_1..t-1, parameters), one number per time, with the same axes except
-        `feature`.
+        `feature`; of `Segments` whose sequences change together, that of all sequences, without their axis.
         posterior_predictive: `x`, draws from that density, with the axes of `observed_data`; `az.plot_loo_pit` and
         `az.plot_ppc` compare them with it. With several features, `az.plot_loo_pit` takes one at a time, as arrays. For
         a `SwitchingLinearSSM` these draws are coarser: before each step the filter's densities of the states, one
@@ -163,8 +165,10 @@ def groups_of(
     if summary.ahead is not None:
         ahead = (("chain", "draw", *at.axes, *feature), _drawn(observed(summary.ahead), shape))
         groups["posterior_predictive"] = _dataset({"x": ahead}, sampled | at.coords)
-    log_likelihood = (("chain", "draw", *at.axes), _drawn(at.take(summary.log_increment), shape))
-    groups["log_likelihood"] = _dataset({"x": log_likelihood}, sampled | at.coords)
+    together = summary.log_increment.ndim <= seen.ndim
+    scored_at = _observed(seen.reshape(-1, seen.shape[-1]).any(0), coords, ("time",)) if together else at
+    log_likelihood = (("chain", "draw", *scored_at.axes), _drawn(scored_at.take(summary.log_increment), shape))
+    groups["log_likelihood"] = _dataset({"x": log_likelihood}, sampled | scored_at.coords)
     seen_x = (
         (*at.axes, *feature),
         observed(torch.where(scored, series.observations, torch.nan).unsqueeze(0))[0].cpu().numpy(),
@@ -208,7 +212,7 @@ def _observed(seen: Tensor, coords: dict[str, Any], step: tuple[str, ...]) -> Ob
 class GeneratedQuantities:
     """The results of parameter draws `[n, ...]` for a series."""
 
-    log_increment: Float[Tensor, "n *b T"]  # log p(x_t | x_1..t-1), 0 without an observation
+    log_increment: Float[Tensor, "n *together T"]  # log p(x_t | x_1..t-1), 0 without an observation
     ahead: Float[Tensor, "total *b T F"] | None  # draws of the same density
     replicates: Float[Tensor, "total *b T F"] | None
     smoothed: dict[str, tuple[Tensor, tuple[str, ...]]]  # means over draws [*b, T, ...], and their axes after time
@@ -225,11 +229,12 @@ def generated_quantities(model: Any, values: Parameters, total: int, series: Ser
             product = model.product_of(some)
             chain = problem.chain(product)
             filtered = chain.filter()
-            increments.append(filtered.log_increment.where(series.inside, 0.0))
+            increments.append(_ended(filtered.log_increment, series))
             if total:
                 ahead.append(problem.draws_ahead(product, filtered, total // n))
                 replicates.append(problem.draws_along(product, chain.sample(total // n, generator)))
             for name, (probability, axes) in model.probabilities(chain, some).items():
+                probability = _of_each(probability, series, len(axes))
                 before = smoothed[name][0] if name in smoothed else 0.0
                 smoothed[name] = before + probability.sum(0) / n, axes
     outside = ~series.inside
@@ -242,6 +247,20 @@ def generated_quantities(model: Any, values: Parameters, total: int, series: Ser
         return GeneratedQuantities(torch.cat(increments), None, None, means)
     replicated = torch.cat(replicates).masked_fill(outside.unsqueeze(-1), torch.nan)
     return GeneratedQuantities(torch.cat(increments), torch.cat(ahead), replicated, means)
+
+
+def _ended(increment: Float[Tensor, "n *b T"], series: Series) -> Float[Tensor, "n *b T"]:
+    """Increments of log p(x), 0 after the end of a sequence. Those of sequences that change together are of all."""
+    together = increment.ndim <= series.inside.ndim
+    return increment.to(series.like) if together else increment.to(series.like).where(series.inside, 0.0)
+
+
+def _of_each(table: Tensor, series: Series, n_axes: int) -> Tensor:
+    """A table `[n, *b, T, ...]`; one of sequences that change together, `[n, T, ...]`, is repeated for each."""
+    batch = series.batch_shape
+    if table.ndim - n_axes == 2 + len(batch):
+        return table
+    return table.reshape(len(table), *[1] * len(batch), *table.shape[1:]).expand(-1, *batch, *table.shape[1:])
 
 
 # ---- their names ---------------------------------------------------------------------------------------------------

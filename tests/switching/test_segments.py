@@ -509,7 +509,6 @@ REFUSED = {
         lambda: case("Normal")[0].smooth(NUMBERS, states=[0] * 6),
         ValueError,
     ),
-    "to_arviz: Segments have no export": (lambda: case("Normal")[0].to_arviz(NUMBERS), TypeError),
 }
 
 

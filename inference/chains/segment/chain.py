@@ -10,7 +10,7 @@ are sums from their beginnings, never differences of sums. See `plain` for the r
 `tol` leaves out.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -30,6 +30,7 @@ from ...numerics.randomness import Seed, generator_of
 from ...numerics.scalars import check_choice, check_integer, check_kind, check_probability
 from ..contract import Viterbi
 from . import op, paths, plain
+from .ahead import before_each
 from .checks import check_hazard, check_part, check_prior, parts, read_blocks, shapes_of
 from .part import SegmentPart
 from .plain import Forward, Function
@@ -216,6 +217,13 @@ class SegmentChain:
         weight, evidence = shaped((live.weight, live.normalizer))
         total, left_out = shaped((plain.total(found), found.left_out))
         return Runs(length, weight, shaped(live.sums), shaped(natural), evidence, total, left_out, self.lengths)
+
+    @torch.no_grad()
+    def before_each(self) -> Iterator[tuple[Float[Tensor, "*b R"], tuple[Float[Tensor, "*b R _ _"], ...]]]:
+        """At each step in turn, given the steps before it: the probability of each beginning of its segment, the last
+        one that of a change, and by block the natural parameters of the posterior under each."""
+        for weight, natural in before_each(self._tables()):
+            yield self._shaped(weight), tuple(map(self._shaped, natural))
 
     def between(self, before: Runs | None, after: Later | None) -> SegmentPart:
         """These steps as a part of a longer chain, exact for every `tol`; see `Chain.between`. Parts share a step.
