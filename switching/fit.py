@@ -157,7 +157,10 @@ class Fit(Result, Generic[Model]):
         """
         from .views.effects import plot_effect
 
-        if not getattr(self.model, "chain_sizes", ()) or isinstance(self._model.inputs, int):
+        if not self._model.chain_sizes:
+            kind = self._model.name
+            raise ValueError(f"name: got {name!r}, but a {kind} has no states whose parts read inputs; see summary().")
+        if isinstance(self._model.inputs, int):
             raise ValueError(f"name: got {name!r}, but the model reads no inputs by name.")
         return plot_effect(self, name, level)
 

@@ -19,6 +19,7 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.distributions import constraints
 
+from ...inference.numerics.deferred import refuse_if
 from ...inference.numerics.logs import log_sigmoid
 from ...inference.numerics.scalars import check_probability
 from ..dynamics.copy import RedrawWeights
@@ -124,7 +125,15 @@ def log_gate(
     assert inputs is not None
     weights = widened(values[WEIGHTS], 1, n_batch + 1)
     logit = widened(values[INTERCEPT], 0, n_batch + 1) + (inputs * weights).sum(-1)
+    refuse_if(logit.detach().isnan().any(), _not_a_number)
     return log_sigmoid(logit), log_sigmoid(-logit)
+
+
+def _not_a_number() -> None:
+    raise ValueError(
+        f"{WEIGHTS}: times the inputs they are too large for the logit of the hazard; give smaller weights, and inputs "
+        "of about unit variance."
+    )
 
 
 def log_change_in(gaps: Float[Tensor, "*#n"], log_hold: Float[Tensor, "*#n"]) -> Float[Tensor, "..."]:

@@ -173,11 +173,14 @@ def _(r: Draw) -> Call:
     }
     method = r.one("log_normalizer", "filter", "smooth", "viterbi", "entropy", "change_probability", "sample", "runs")
     own: dict[str, Any] = {"sample": {"n": 3, "seed": r.seed()}}.get(method, {})
+    place = r.one("alone", "whole", "between")  # as a part of a longer series
 
     def run(**given: Any) -> Any:
         block = sh.chains.Block(families.Dirichlet(), given["prior"], given["statistics"])
         rest = {name: given[name] for name in arguments if name not in ("prior", "statistics")}
-        made = sh.chains.SegmentChain(block, **rest)
+        made: Any = sh.chains.SegmentChain(block, **rest)
+        if place != "alone":
+            made = made.between(made.runs(), made.later()) if place == "between" else made.between(None, None)
         return getattr(made, method)(**{name: given[name] for name in own})
 
     return Call(run, arguments | own, also=("blocks",), finite=method != "sample")  # NaN after the end

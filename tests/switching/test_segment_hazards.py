@@ -138,6 +138,10 @@ def test_the_emission_may_read_other_inputs():
     two = constant.with_values(hazard=1 - 1e-14).log_evidence(X[:2], inputs={"dose": INPUTS[:2, 0]})
     expected = torch.logaddexp(one + torch.log1p(-chances[1]), two + chances[1].log())
     torch.testing.assert_close(gained, expected, rtol=1e-9, atol=1e-9)
+    state = model.start()
+    for t in range(2):
+        state, _ = model.update(state, X[t], inputs={"dose": INPUTS[t, 0], "age": INPUTS[t, 1]})
+    torch.testing.assert_close(state.log_evidence, gained, rtol=1e-9, atol=1e-10)
     columns = "change loc loc_sd coefficients coefficients_sd scale scale_sd"
     assert [*model.states(X, inputs=both)] == columns.split()
 
@@ -232,6 +236,18 @@ REFUSED = {
     ),
     "model: has no values of hazard_intercept, hazard_weights, shape, rate yet": (
         lambda: sh.Segments(sh.Poisson(), NAMES).smooth(X, inputs=INPUTS),
+        ValueError,
+    ),
+    "hazard_weights: times the inputs they are too large": (
+        lambda: by_inputs().with_values({**VALUES, "hazard_weights": [1.0, 1e300]}).smooth(X.float(), inputs=INPUTS),
+        ValueError,
+    ),
+    "name: got 'dose', but a Segments has no states": (
+        lambda: (
+            sh.Segments(sh.Poisson(), NAMES)
+            .fit(X, inputs=INPUTS, restarts=1, max_steps=1, progress=False)
+            .plot_effect("dose")
+        ),
         ValueError,
     ),
     "inputs: missing": (lambda: by_inputs().update(by_inputs().start(), [1.0]), ValueError),

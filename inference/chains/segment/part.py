@@ -56,8 +56,8 @@ def segments_of(tables: Tables, before: Runs | None) -> EverySegment:
         length, at_start = torch.ones(N, 1, dtype=torch.int64, device=device), tables.evidence(sums)
         begun = at_start - prior.unsqueeze(-1) + tables.log_base[:, :1]
     else:
-        sums = tuple(table.double().reshape(N, -1, *table.shape[-2:]) for table in before.statistics)
-        length, begun = (table.reshape(N, -1) for table in (before.length, before.log_weight.double()))
+        sums = tuple(table.double().reshape(N, *table.shape[-3:]) for table in before.statistics)
+        length, begun = (table.reshape(N, table.shape[-1]) for table in (before.length, before.log_weight.double()))
         at_start = tables.evidence(sums)
     R = length.shape[-1]
     start = torch.cat([steps.new_zeros(R), steps[1:]])
@@ -119,7 +119,7 @@ class SegmentPart:
         run = every.first + (self._tables.lengths.unsqueeze(-1) - 1 - every.start).clamp_min(0)
         row = run.clamp(1, weight.shape[1]) - 1
         weight = weight.gather(1, row.unsqueeze(-1).expand(*row.shape, weight.shape[-1]))
-        later = (table.double().reshape(N, 1, -1, *table.shape[-2:]) for table in self.after.statistics)
+        later = (table.double().reshape(N, 1, *table.shape[-3:]) for table in self.after.statistics)
         sums = tuple(end + more for end, more in zip(ends, later, strict=True))
         return weight + self._tables.evidence(sums) - every.evidence[..., -1:], sums
 
@@ -262,7 +262,7 @@ class SegmentPart:
         )
         belief = self._shaped(weight - value.unsqueeze(-1))
         known = self._shaped(every.evidence[..., -1]), self._shaped(value), self._left_out()
-        return Runs(run.reshape(*self.batch_shape, -1), belief, sums, natural, *known, self.lengths)
+        return Runs(run.reshape(*self.batch_shape, run.shape[-1]), belief, sums, natural, *known, self.lengths)
 
     @torch.no_grad()
     def later(self) -> Later:
@@ -291,7 +291,7 @@ class SegmentPart:
             beyond = self.after.log_weight.double().reshape(N, *self.after.log_weight.shape[-2:])
             row = (run[:, :1] + tables.lengths - 1).mT.clamp(1, beyond.shape[1]) - 1  # [N, H]
             beyond = beyond.gather(1, row.unsqueeze(-1).expand(N, H, beyond.shape[-1]))
-            flat = (table.double().reshape(N, -1, *table.shape[-2:]) for table in self.after.statistics)
+            flat = (table.double().reshape(N, *table.shape[-3:]) for table in self.after.statistics)
             more = [table[:, -1:] + after for table, after in zip(sums, flat, strict=True)]
         weight = torch.cat([ended, passed[..., -1:] + beyond], -1)
         both = tuple(self._shaped(torch.cat([a, b], 1)) for a, b in zip(sums, more, strict=True))
