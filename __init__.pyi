@@ -50,6 +50,7 @@ from .switching.dynamics.continuous import ContinuousMarkov as ContinuousMarkov
 from .switching.dynamics.copy import Copy as Copy
 from .switching.dynamics.markov import Markov as Markov
 from .switching.dynamics.semi_markov import SemiMarkov as SemiMarkov
+from .switching.dynamics.sticky_hdp import StickyHDP as StickyHDP
 from .switching.emissions.autoregression import AutoRegressive as AutoRegressive
 from .switching.emissions.components import Mixture as Mixture
 from .switching.emissions.conjugate import ConjugateEmission as ConjugateEmission

@@ -53,6 +53,7 @@ class MethodName(StrEnum):
     VMP = "vmp"
     SVI = "svi"
     NUTS = "nuts"
+    GIBBS = "gibbs"
 
 
 def _checked(check: Callable[[Path], None]) -> Callable[[Path], Path]:

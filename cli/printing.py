@@ -134,11 +134,11 @@ def _search(restarts: pd.DataFrame) -> str:
 
 def show_diagnostics(console: Console, fit: Fit) -> None:
     """Print how the fit ended, and warnings."""
-    more = "--num-samples" if fit.method == "nuts" else "--max-steps"
+    more = "--num-samples" if fit.method in ("nuts", "gibbs") else "--max-steps"
     end = "converged" if fit.converged else f"not converged: raise {more}"
     if fit.interrupted:
         end = "interrupted, the best so far"
-    tried = f"{len(fit.restarts)} chains" if fit.method == "nuts" else _search(fit.restarts)
+    tried = f"{len(fit.restarts)} chains" if fit.method in ("nuts", "gibbs") else _search(fit.restarts)
     console.print(
         f"{fit.method.upper()}: objective {float(fit.objective[-1]):.6g} after {fit.steps} steps, {end}; {tried}.",
         soft_wrap=True,

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
     from .judging.diagnosis import Diagnosis
     from .judging.residuals import Residuals
+    from .judging.states_used import StatesUsed
     from .views.summary import Summary
 
 Model = TypeVar("Model")
@@ -346,6 +347,29 @@ class Fit(Result, Generic[Model]):
         from .judging.residuals import residuals
 
         return residuals(self._model, self._given(x), seed, **self._numbered(given))
+
+    def n_states_used(
+        self, x: Any = None, *, draws: int | None = None, least_steps: int = 1, seed: Seed = 0
+    ) -> "StatesUsed":
+        """How many states the series uses: the posterior probability of each number, of a `SwitchingSSM`.
+
+        A draw of the whole path of all sequences visits some of the states. A fit by "gibbs" has such draws of the
+        fitted series. Other fits draw parameters from their posterior, and a path given each; EM draws paths given its
+        values. `.probability [K]` is that of 1 to K states, `.mode` the most probable number; `.mean`, `.interval()`.
+
+        Arguments:
+            x: the series; by default the fitted one.
+            draws: number of paths; None: 1000, or all of "gibbs".
+            least_steps: a state is used if so many steps are in it.
+            seed: of the draws.
+
+        Raises:
+            TypeError: a model of another kind, or with parameters by subject.
+            ValueError: numbers below 1.
+        """
+        from .judging.states_used import states_used
+
+        return states_used(self, x, draws, least_steps, seed)
 
     @needs_gradients
     def diagnose(self, *, seed: Seed = 0) -> "Diagnosis":

@@ -30,7 +30,7 @@ from ..inference.numerics.delegation import delegated
 from .definite import free_coordinates
 from .entries import Entries, PossibleRows
 from .parameters import Parameter, Parameters, is_simplex
-from .priors import Conjugate, Site
+from .priors import NONE, Conjugate, Site
 
 NO_AXES = torch.Size()
 ENDED = torch.distributions.Beta, torch.distributions.Gamma  # whose density may be 0 or infinite at an end of its range
@@ -259,8 +259,10 @@ def _known_site(site: Site, table: Tensor | None, support: Constraint) -> Site:
     if table is None:
         return site
     if is_simplex(support):
+        if is_whole(table) and bool((table > 0).all()):
+            return site
         concentration = _concentration(site.distribution({}))
-        if concentration is None or (is_whole(table) and bool((table > 0).all())):
+        if concentration is None:
             return site
         rows = cast(PossibleRows, support_beside(support, table))
         whole = PossibleDirichlet(concentration, rows)
@@ -307,6 +309,9 @@ class FixedBlock(Conjugate):
     reordered = delegated("block")
     point = delegated("block")
     values = delegated("block")
+
+    def drawn(self, eta: Tensor, values: Parameters, at: Parameters = NONE) -> Parameters:
+        return self.block.drawn(eta, values, self.at)
 
     def prior_factor(self, block: str, prior: Parameters, share: float) -> Factor:
         """The prior factor of the free parameters."""

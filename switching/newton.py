@@ -43,7 +43,7 @@ class NewtonAscent(Ascent):
 
     def _begin(self) -> None:
         self.heights, self.slopes, curvature = cast(Curved, self.density).curved(self.point)
-        self.inverse = _inverse(curvature, self.slopes)
+        self.inverse = capped_inverse(curvature, self.slopes)
 
     def _advance(self, move: Tensor, promised: Tensor, going: Tensor) -> None:
         density, before, point = cast(Curved, self.density), self.height(), self.point.clone()
@@ -62,7 +62,7 @@ class NewtonAscent(Ascent):
         heights, slopes, curvature = density.curved(point[moved])
         self.point, self.heights = point, before.index_copy(0, moved, heights)
         self.slopes = self.slopes.index_copy(0, moved, slopes)
-        self.inverse = self.inverse.index_copy(0, moved, _inverse(curvature, slopes))
+        self.inverse = self.inverse.index_copy(0, moved, capped_inverse(curvature, slopes))
         self._remember_peak(moved, curvature)
 
     def _remember_peak(self, moved: Tensor, curvature: Float[Tensor, "n P P"]) -> None:
@@ -91,11 +91,11 @@ def uphill(
     there = curvature.isfinite().all(-1).all(-1) & slopes[0].isfinite().all(-1)
     curvature = torch.where(there[:, None, None], (curvature + curvature.mT) / 2, 0.0)
     slope = torch.where(there.unsqueeze(-1), slopes[0], 0.0)
-    step = (_inverse(curvature, slope, FAR) @ slope.unsqueeze(-1)).squeeze(-1)
+    step = (capped_inverse(curvature, slope, FAR) @ slope.unsqueeze(-1)).squeeze(-1)
     return step, (step * slope).sum(-1)
 
 
-def _inverse(
+def capped_inverse(
     curvature: Float[Tensor, "R P P"], slopes: Float[Tensor, "R P"], radius: float = RADIUS
 ) -> Float[Tensor, "R P P"]:
     """The inverse of minus the curvature with the absolute values of its eigenvalues.

@@ -45,6 +45,9 @@ from ..inference.numerics.delegation import delegated
 from .definite import Wishart
 from .parameters import Parameter, Parameters, reordered, with_prefix
 
+NONE: Parameters = {}
+"""No parameters."""
+
 
 class Site(NamedTuple):
     """A named parameter and its prior, given the values of the sites before it."""
@@ -326,6 +329,16 @@ class Conjugate(ABC):
     def expected(self, eta: Tensor) -> Parameters:
         """Expected parameters."""
         return self.values(self.family.expected(eta))
+
+    def drawn(self, eta: Tensor, values: Parameters, at: Parameters = NONE) -> Parameters:
+        """A draw of the parameters given everything else, with these natural parameters of the family `[*r, ...]`.
+
+        Arguments:
+            values: before the draw, from which a block without a closed form draws the next ones.
+            at: those that are held.
+        """
+        family = self.given(at) if at else self.family
+        return {name: draw[0] for name, draw in self.values(family.sample(eta, 1)).items()}
 
     def reordered(self, eta: Tensor, order: Int[Tensor, "K"]) -> Tensor:
         """The same density with state `order[k]` as state k."""

@@ -64,6 +64,8 @@ class Dynamics(Named, ABC):
     may_need_states: ClassVar[bool] = False
     arguments: ClassVar[Mapping[str, tuple[str, ...]]] = {}
     """The arguments of the constructor with the hyperparameters of each parameter that takes a `prior`."""
+    not_maximal: ClassVar[str] = ""
+    """Why the posterior has no mode, in words; empty if it has one."""
     counts_by_step: ClassVar[bool] = False
     """Whether an M-step reads the expected moves of each step, beside the gaps of the series."""
     at_once: ClassVar[bool] = True

@@ -72,6 +72,9 @@ class ConjugateEmission(Conjugate, Emission):
     """Whether missing features of a step are imputed under the parameters. The expected log-likelihood is then convex
     in their statistics, and linear only if no step has missing single features."""
 
+    mixes: ClassVar[bool] = False
+    """Whether the message has expectations of hidden variables of each step, beside the state."""
+
     @abstractmethod
     def message(
         self, x: Float[Tensor, "N F"], weights: Float[Tensor, "*r N K"], near: Parameters | None = None

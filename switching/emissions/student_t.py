@@ -73,6 +73,7 @@ class StudentT(ConjugateEmission):
     prior: Any = field(default=None, kw_only=True, repr=False, compare=False)
     family = Tailed()
     have_unit = True
+    mixes = True
     adds_up = False  # type: ignore[assignment] mixing variables weigh each observation
     typical = 1.0
     parameters = {  # noqa: RUF012 the same for all instances

@@ -20,16 +20,22 @@ FIRST_DECIDES = 1e-3  # what the first feature counts more than later ones: more
 def match_states(problem: Problem, draws: Parameters, reference: Parameters) -> Int[Tensor, "n K"]:
     """For each draw of `[n, ...]`, the numbers of its states that match states 0, 1, ... of the reference. Known
     states match themselves."""
-    from scipy.optimize import linear_sum_assignment  # slow to import
-
     expected = problem.chain(reference).smooth().state.reshape(-1, problem.n_states)
-    known = torch.zeros(problem.n_states, device=expected.device).to(expected)
-    known[problem.known_states] = 1.0 + len(expected)  # more than all steps: these keep their numbers
     orders = []
     for some in problem.in_turns(draws):
         state = problem.chain(some).smooth().state
-        shared = expected.mT @ state.reshape(state.shape[0], -1, problem.n_states) + known.diag()
-        orders += [linear_sum_assignment(table, maximize=True)[1] for table in shared.cpu().numpy()]
+        orders.append(match_shared(problem, expected.mT @ state.reshape(state.shape[0], -1, problem.n_states)))
+    return torch.cat(orders)
+
+
+def match_shared(problem: Problem, shared: Float[Tensor, "n K K"]) -> Int[Tensor, "n K"]:
+    """`match_states` from the expected numbers of steps that each state of the reference shares with each state of a
+    draw."""
+    from scipy.optimize import linear_sum_assignment  # slow to import
+
+    known = torch.zeros(problem.n_states, device=shared.device).to(shared)
+    known[problem.known_states] = 1.0 + problem.series.n_sequences * problem.series.n_steps  # these keep their numbers
+    orders = [linear_sum_assignment(table, maximize=True)[1] for table in (shared + known.diag()).cpu().numpy()]
     return torch.stack([torch.from_numpy(order) for order in orders]).to(problem.series.like.device)
 
 

@@ -20,9 +20,10 @@ from .ascent_in_parts import AscentInParts
 from .chain_graph import check_held, is_curved, renumbered
 from .em import EM
 from .em_in_parts import EMInParts, adds_up
+from .gibbs import check_gibbs, fit_gibbs
 from .initialization import Initialization, with_fixed
 from .message_passing import fit_vmp
-from .options import Options
+from .options import SAMPLERS, Options
 from .perturbation import End
 from .points import RESTS
 from .posterior import VariationalPosterior
@@ -46,6 +47,11 @@ def fit(problem: Problem, options: Options, whole: Whole | None = None) -> Resul
         problem = with_fixed(problem, options.fixed)
         if whole is not None:  # beyond the sample too
             together(whole, lambda: _check_states(problem, whole.series))
+        if options.method == "em" and problem.dynamics.not_maximal:
+            raise TypeError(
+                f'method: got "em", but {problem.dynamics.name} has no maximum: {problem.dynamics.not_maximal}; use '
+                'method="vmp" or "gibbs".'
+            )
         if problem.prior is not None:
             check_fit(problem.dynamics.any_priors, problem.series, problem.fixed)
             for block in problem.dynamics.any_priors:
@@ -54,7 +60,9 @@ def fit(problem: Problem, options: Options, whole: Whole | None = None) -> Resul
         by_messages = options.method == "vmp" or (options.method != "em" and _passes_messages(problem))
         if options.method == "vmp":
             check_held(problem)
-        by_draws = options.method in ("svi", "nuts")
+        if options.method == "gibbs":
+            check_gibbs(problem)
+        by_draws = options.method in ("svi", *SAMPLERS)
         begin = Initialization.of(problem, options, near_prior=by_messages, whole=whole, of_sample=by_draws)
         result = _by_draws(begin, options, by_messages, whole) if by_draws else _climb(by_messages)(begin, options)
         return replace(result, fixed=tuple(problem.fixed), held=problem.fixed)
@@ -102,8 +110,12 @@ def _by_draws(begin: Initialization, options: Options, by_messages: bool, whole:
         return sampled
     if start.interrupted:
         return start
-    sampled = (fit_svi if options.method == "svi" else fit_nuts)(problem, options, near)
+    sampled = SAMPLED[options.method](problem, options, near)
     return sampled if sampled is not None else replace(start, interrupted=True)
+
+
+SAMPLED = {"svi": fit_svi, "nuts": fit_nuts, "gibbs": fit_gibbs}
+"""Samplers by the name of their method."""
 
 
 @contextmanager

@@ -10,7 +10,8 @@ from ...inference.numerics.scalars import check_choice, check_flag, check_intege
 from ..seeding import number_of
 from .checkpoint import Checkpoint
 
-METHODS = ("em", "vmp", "svi", "nuts")
+METHODS = ("em", "vmp", "svi", "nuts", "gibbs")
+SAMPLERS = ("nuts", "gibbs")
 TRIALS = 4  # brief runs for each restart
 SAMPLES = 500  # the default number of steps, and of draws in each chain
 KEPT = 0.25  # of the restarts are run to convergence at least
@@ -72,19 +73,21 @@ class Options:
     def _check_draws(self) -> None:
         words = {name: getattr(self, name) for name in ("num_samples", "warmup_steps")}
         for name, value in words.items():
-            if value is not None and self.method != "nuts":
-                raise ValueError(f'{name}: got {value}, but method="{self.method}" is no sampler; use method="nuts".')
+            if value is not None and self.method not in SAMPLERS:
+                raise ValueError(
+                    f'{name}: got {value}, but method="{self.method}" is no sampler; use method="nuts" or "gibbs".'
+                )
             if value is not None:
                 object.__setattr__(self, name, check_integer(name, value))
-        if self.method == "nuts" and self.max_steps != SAMPLES:
+        if self.method in SAMPLERS and self.max_steps != SAMPLES:
             raise ValueError(
-                f'max_steps: got {self.max_steps}, but method="nuts" takes num_samples, the draws of each chain, and '
-                "warmup_steps before them."
+                f'max_steps: got {self.max_steps}, but method="{self.method}" takes num_samples, the draws of each '
+                "chain, and warmup_steps before them."
             )
 
     def before_subjects(self) -> "Options":
         """Those of the fit with common parameters, from which a fit by subject starts."""
-        by_draws = self.method in ("svi", "nuts")
+        by_draws = self.method in ("svi", *SAMPLERS)
         return replace(self.before_draws("em") if by_draws else self, pooled="complete")
 
     def before_draws(self, method: str) -> "Options":
@@ -93,12 +96,12 @@ class Options:
 
     @property
     def n_draws(self) -> int:
-        """The number of draws in each chain of NUTS."""
+        """The number of draws in each chain of a sampler."""
         return SAMPLES if self.num_samples is None else self.num_samples
 
     @property
     def n_warmup(self) -> int:
-        """The number of draws of each chain of NUTS that are thrown away."""
+        """The number of draws of each chain of a sampler that are thrown away."""
         return max(1, self.n_draws // 2) if self.warmup_steps is None else self.warmup_steps
 
     @property

@@ -45,10 +45,15 @@ EXPORTED = 100  # in an export
 MOST = 300  # parameters of all subjects that are refined together
 
 
-def _too_many(problem: Problem | None, values: Parameters) -> bool:
-    """Whether there is no problem, or the parameters of all its subjects are too many for one curvature."""
+def _not_refined(problem: Problem | None, values: Parameters) -> bool:
+    """Whether there is no problem, or its density has no peak that is typical of it, or the parameters of all its
+    subjects are too many for one curvature."""
     by_subject = problem is not None and problem.series.subjects is not None
-    return problem is None or (by_subject and sum(value.numel() for value in values.values()) > MOST)
+    return (
+        problem is None
+        or bool(problem.dynamics.not_maximal)
+        or (by_subject and sum(value.numel() for value in values.values()) > MOST)
+    )
 
 
 class ParameterPosterior(ABC):
@@ -232,7 +237,7 @@ class VariationalPosterior(Posterior):
     @cached_property
     def refined(self) -> ParameterPosterior:  # pyright: ignore[reportIncompatibleMethodOverride]
         """Draws of the posterior itself: see `RefinedPosterior`."""
-        if not self.whole or _too_many(self.problem, self.mean):
+        if not self.whole or _not_refined(self.problem, self.mean):
             return self
         return RefinedPosterior.of(self.problem, self.mean, self.model)  # type: ignore[arg-type]
 
@@ -337,17 +342,21 @@ class DrawnPosterior(DrawnParameters, Posterior):
         problem: the problem that was fitted, if the draws come from an approximation; None: they come from the
             posterior itself, or the data are not all in memory, and there are no `refined` draws.
         diverging: the sampler's draws at which its path diverged; it may have missed regions near them.
+        visits: the steps in each state of the path of each draw, from a Gibbs sampler.
     """
 
     draws: Parameters
     problem: Problem | None = None
     diverging: Bool[Tensor, "chains draws"] | None = None
     model: Reader | None = None
+    visits: Int[Tensor, "chains draws K"] | None = None
 
     @cached_property
     def refined(self) -> ParameterPosterior:  # pyright: ignore[reportIncompatibleMethodOverride]
         """Draws of the posterior itself: see `RefinedPosterior`."""
-        return self if _too_many(self.problem, self.mean) else RefinedPosterior.of(self.problem, self.mean, self.model)  # type: ignore[arg-type]
+        return (
+            self if _not_refined(self.problem, self.mean) else RefinedPosterior.of(self.problem, self.mean, self.model)
+        )  # type: ignore[arg-type]
 
     def smooth(self, x: Any, **given: Unpack[Given]) -> Smoothed:
         """The mean over the draws; log p(x) is the log density of the mixture of all draws."""

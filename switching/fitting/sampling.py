@@ -73,7 +73,7 @@ def fit_svi(problem: Problem, options: Options, start: Parameters, whole: Whole 
     every = problem.hold(units.back(free)) | fixed
     draws = {name: every[name] for name in start}
     posterior = DrawnPosterior(draws, problem if whole is None else None)  # whose density would take all data
-    return _result(problem, "svi", posterior, sampled_diagnostics(*bound_of(losses), interrupted), whole)
+    return result_of_draws(problem, "svi", posterior, sampled_diagnostics(*bound_of(losses), interrupted), whole)
 
 
 def _program(problem: Problem, whole: Whole | None) -> Tensor:
@@ -237,7 +237,7 @@ def fit_nuts(problem: Problem, options: Options, start: Parameters) -> Result | 
         flat = reordered(problem.parameters, flat, match_states(problem, flat, start))
         draws = {name: value.unflatten(0, shape) for name, value in flat.items()}
     how = sampled_diagnostics(chains.objective, len(chains.diverging), *chains.judged(draws), chains.interrupted)
-    return _result(problem, "nuts", DrawnPosterior(draws, diverging=chains.diverging), how)
+    return result_of_draws(problem, "nuts", DrawnPosterior(draws, diverging=chains.diverging), how)
 
 
 def draw_guide(guide: AutoNormal, name: str) -> Tensor:
@@ -359,9 +359,10 @@ def sampled_diagnostics(trace: Tensor, n_runs: int, converged: bool, reason: str
     }
 
 
-def _result(
+def result_of_draws(
     problem: Problem, method: str, posterior: DrawnPosterior, how: dict[str, Any], whole: Whole | None = None
 ) -> Result:
+    """A result by draws, whose values are the posterior means."""
     values = problem.hold(posterior.mean)
     empty = (problem.occupancy(values) if whole is None else occupancy(problem, whole, values)) < 1.0
     collapsed = torch.zeros_like(empty)

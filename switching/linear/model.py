@@ -94,7 +94,7 @@ class LinearSSM(Model):
     """
 
     made_of = ("dynamics", "emission")
-    methods = METHODS
+    methods = METHODS[:4]
     in_any_basis = IN_ANY_BASIS
     reading = "LocalLevel() + Regression(inputs=[...])"
     dynamics: LinearDynamics

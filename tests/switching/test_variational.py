@@ -539,7 +539,7 @@ def test_float32_data_give_a_float32_fit_close_to_that_in_float64():
     [
         ({"factorization": "full"}, "factorization: got 'full'"),
         ({"prior": None}, "prior: got None"),
-        ({"method": "gibbs"}, "method: got 'gibbs'"),
+        ({"method": "hmc"}, "method: got 'hmc'"),
         ({"factorization": "mean_field", "dt": torch.tensor([1.0, 0.0, 1.0])}, "dt: got a gap of 0"),
     ],
 )
