@@ -200,7 +200,7 @@ class SwitchingSSM(Model):
         return self.dynamics.default_prior(series) | self.emission.prior_scaled(self.n_states, rows)
 
     def _check_prior(self, prior: Parameters) -> None:
-        typical = self.emission.start(prior)
+        typical = self.emission.start(prior) | self.dynamics.typical(prior)
         with pyro.validation_enabled(True):  # torch.compile switches it off for the whole process
             for site in self.emission.sites(prior) + self.dynamics.sites(prior):
                 site.distribution(typical)

@@ -140,6 +140,10 @@ class Dynamics(Named, ABC):
     def default_prior(self, series: Series | None = None) -> Parameters:
         """The concentrations of the constructor, as tables; what has the unit of time is scaled to a series."""
 
+    def typical(self, prior: Parameters) -> Parameters:
+        """Values of the parameters on which priors of others depend, in the middle of this prior."""
+        return {}
+
     @property
     def parameters(self) -> dict[str, Parameter]:
         """The description of each parameter, by name."""

@@ -112,7 +112,7 @@ class HierarchicalRows(VectorFamily[HierarchicalPoint]):
         counts = base.new_zeros(self.n_states * (self.n_states + 1))
         return torch.cat([counts, base * sign, row * sign, stickiness])
 
-    def counts(self, eta: Float[Tensor, "*r P"]) -> Float[Tensor, "*r K+1 K"]:
+    def counts(self, eta: Float[Tensor, "*r P"]) -> Float[Tensor, "*r J K"]:
         """The counts of moves, and in the last row of first states."""
         return eta[..., :-N_HYPER].unflatten(-1, (self.n_states + 1, self.n_states))
 

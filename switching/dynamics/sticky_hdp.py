@@ -120,6 +120,12 @@ class StickyHDP(Dynamics):
     def default_prior(self, series: Series | None = None) -> Parameters:
         return {table: concentration(getattr(self, argument), (2,), argument) for table, argument in PRIORS.values()}
 
+    def typical(self, prior: Parameters) -> Parameters:
+        base, row, stay = (prior[table] for table, _ in PRIORS.values())
+        means = base[0] / base[1], row[0] / row[1], stay[0] / stay.sum()
+        uniform = base.new_full((self.max_states,), 1 / self.max_states)
+        return dict(zip(PRIORS, means, strict=True)) | {"base_probs": uniform}
+
     def hyperparameters(self, distributions: Mapping[str, Any]) -> Parameters:
         kinds = dict.fromkeys(PRIORS, torch.distributions.Gamma) | {"stickiness": torch.distributions.Beta}
         tables: Parameters = {}
@@ -158,13 +164,9 @@ class StickyHDP(Dynamics):
 
     def start(self, labels: Int[Tensor, "*rb T"], series: Series) -> Parameters:
         rows = self._markov.start(labels, series)
-        like, prior = rows["initial_probs"], self.default_prior()
-        shares = rows["transition_probs"].mean(-2)
-        mean = [pair[0] / pair[1] for pair in (prior["base_shape_rate"], prior["row_shape_rate"])]
-        stay = prior["stickiness_concentration"]
-        numbers = dict(zip(PRIORS, (*mean, stay[0] / stay.sum()), strict=True))
-        scalars = {name: number.to(like).expand(like.shape[:-1]).clone() for name, number in numbers.items()}
-        return scalars | {"base_probs": shares} | rows
+        like, typical = rows["initial_probs"], self.typical(self.default_prior())
+        numbers = {name: typical[name].to(like).expand(like.shape[:-1]).clone() for name in PRIORS}
+        return numbers | {"base_probs": rows["transition_probs"].mean(-2)} | rows
 
     def factors(self, series: Series, counted: Tensor | None, gated: bool) -> list[Factor]:
         n_axes, block, k = len(series.batch_shape) + 1, "transition", self.max_states

@@ -70,11 +70,11 @@ def draw_concentrations(eta: Float[Tensor, "*r P"], values: Parameters, at: Para
     return {name: now[name].to(values[name]) for name in values}
 
 
-def _counts(eta: Tensor, k: int) -> Int[Tensor, "*r L+1 L"]:
+def _counts(eta: Tensor, k: int) -> Int[Tensor, "*r J L"]:
     return eta[..., :-N_HYPER].unflatten(-1, (k + 1, k)).round().long()
 
 
-def _draw_hyper(n: Int[Tensor, "*r L+1 L"], prior: Float[Tensor, "*r 6"], now: Parameters) -> Parameters:
+def _draw_hyper(n: Int[Tensor, "*r J L"], prior: Float[Tensor, "*r 6"], now: Parameters) -> Parameters:
     """Base and concentrations given the counts, with the rows integrated out."""
     total, share = now["row_concentration"], now["stickiness"]
     moved, first = concentrations(now["base_probs"], total, share)
@@ -97,7 +97,7 @@ def _draw_hyper(n: Int[Tensor, "*r L+1 L"], prior: Float[Tensor, "*r 6"], now: P
     }
 
 
-def _split(tables: Int[Tensor, "*r L+1 L"], moved: Tensor, first: Tensor) -> tuple[Tensor, Tensor]:
+def _split(tables: Int[Tensor, "*r J L"], moved: Tensor, first: Tensor) -> tuple[Tensor, Tensor]:
     """The numbers of tables of each dish that come from the base, `[*r, L]`, and of those that do not."""
     stay = tables[..., :-1, :].diagonal(dim1=-2, dim2=-1).double()
     from_base = (first / moved.diagonal(dim1=-2, dim2=-1)).clamp(0.0, 1.0)

@@ -56,6 +56,17 @@ def check_gibbs(problem: Problem) -> None:
     reason = dynamics.no_messages or dynamics.not_conjugate
     if reason:
         raise TypeError(f"dynamics: {reason}, so {dynamics.name} has no conjugate prior, {INSTEAD}")
+    for factor in dynamics.factors(series, None, gated=len(problem.emission.parts) > 1):
+        bounded = {
+            name
+            for name in factor.blocks
+            if name in factor.curved or not (factor.is_affine(name) or name in factor.messages)
+        }
+        if bounded:
+            raise TypeError(
+                f"dynamics: its {', '.join(sorted(bounded))} depends on inputs or gaps, so {dynamics.name} has no "
+                f"conjugate prior, {INSTEAD}"
+            )
     for part in problem.emission.parts:
         emission = part.emission
         if not isinstance(emission, ConjugateEmission) or not emission.is_conjugate or emission.mixes:

@@ -75,6 +75,11 @@ class Pooling:
                 f"pooled: got {pooled!r}, but {reason}, which parameters by subject need; give one, or leave pooled= "
                 "out."
             )
+        if dynamics.not_maximal:
+            raise ValueError(
+                f"pooled: got {pooled!r}, but {dynamics.name} takes only parameters that all subjects share; leave "
+                "pooled= out, or use Markov."
+            )
         common = tuple(name for name in dynamics.blocks if words[name] == POOLED[0])
         if 0 < len(common) < len(dynamics.blocks) and (dynamics.not_conjugate or dynamics.inputs):
             raise ValueError(
@@ -110,6 +115,11 @@ def check_subjects(
         raise ValueError(
             f"pooled: got parameters by subject, but {dynamics.not_conjugate}, which message passing takes only if all "
             'parameters are common; use pooled="none", for some blocks or for all, with method="em", "svi" or "nuts".'
+        )
+    if options.method == "gibbs":
+        raise ValueError(
+            'pooled: got parameters by subject, but method="gibbs" draws those that all subjects share; use '
+            'method="nuts", or leave pooled= out.'
         )
     seen = torch.zeros(len(series.subject_names), dtype=torch.long, device=series.like.device)
     seen = seen.index_add(0, series.subjects, n_scored)

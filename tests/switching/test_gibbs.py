@@ -1,382 +1,387 @@
-"""Gibbs samplers of regimes and latents: every conditional exactly, and the whole beside enumeration and a grid."""
+"""Blocked Gibbs sampling: conditionals against prior and enumeration, kept draws, interrupts, and refusals."""
 
-import jaxtyping
+import itertools
+import math
+
 import pytest
+import samplehold as sh
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
-from oracles.regime_paths import enumerate_paths, on_grid, random_regimes, tables, two_chains
-from samplehold.inference.chains.switching_gaussian.paths import Paths, draw_polya_gamma
-from samplehold.switching.slds import gibbs as module
-from samplehold.switching.slds.gibbs import SwitchingSampled, gibbs
-from samplehold.switching.slds.joint import Regimes
+from pyro.ops.stats import effective_sample_size
+from samplehold.switching.dynamics.hierarchical_rows import concentrations
+from samplehold.switching.dynamics.table_counts import draw_concentrations, draw_normalizer, draw_tables
+from samplehold.switching.fitting import gibbs
+from samplehold.switching.fitting.options import Options
 from torch import Tensor
+from torch.distributions import Beta, Dirichlet, Gamma, Multinomial
 from torch.testing import assert_close
 
-TIGHT = {"rtol": 1e-10, "atol": 1e-10}
-MODELS = {
-    "seed": st.integers(0, 2**31),
-    "regimes": st.integers(1, 3),
-    "latent": st.integers(1, 3),
-    "features": st.integers(1, 2),
-}
+QUICK = {"restarts": 1, "progress": False}
 
 
-def series(regimes: Regimes, n_steps: int, seed: int, missing: float) -> Tensor:
-    x = regimes.simulate(n_steps, (1,), seed=seed).x
-    holes = torch.rand(x.shape, generator=torch.Generator().manual_seed(seed)) < missing
-    return x.masked_fill(holes, torch.nan)
+def within(draws: Tensor, expected: float, errors: float = 5.0) -> bool:
+    """Whether the mean of chains `[C, n]` of draws is near a number, in its standard errors."""
+    size = effective_sample_size(draws.double(), chain_dim=0, sample_dim=1).clamp_min(4.0)
+    return bool((draws.double().mean() - expected).abs() < errors * draws.double().std() / size.sqrt() + 1e-9)
 
 
-def four_chains(regimes: Regimes, x: Tensor, seed: int) -> tuple[Paths, Tensor]:
-    path = torch.randint(regimes.n_regimes, (4, x.shape[-2]), generator=torch.Generator().manual_seed(seed))
-    return Paths(regimes.tables(), x, torch.full((4,), x.shape[-2])), path
+def runs(model: sh.SwitchingSSM, x: Tensor, values: dict, n: int, **given) -> gibbs._Run:
+    """Draws of four chains from these values, states as they were drawn."""
+    problem = model.problem(x, **given)
+    start = {name: torch.as_tensor(table, dtype=torch.float64) for name, table in values.items()}
+    run = gibbs._Run.of(problem, start)
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        run.draw(problem, Options("gibbs", progress=False, num_samples=n, warmup_steps=50))
+    return run
 
 
-# ---- each conditional
+def kept(run: gibbs._Run, name: str) -> Tensor:
+    return torch.stack([draw[name] for draw in run.draws], 1)
 
 
-@pytest.mark.slow
-@pytest.mark.kernels
-@pytest.mark.cpu("numba's kernels")
-@given(**MODELS, rank=st.integers(0, 3), n_steps=st.integers(1, 6), missing=st.sampled_from([0.0, 0.4]))
-def test_each_regime_is_drawn_from_its_probability_given_all_others(seed, rank, n_steps, missing, **sizes):
-    """P(z_t | z_-t, x) from the evidence of the K paths that differ in step t, those before it as they were drawn."""
-    regimes = random_regimes(seed, rank=min(rank, sizes["latent"]), **sizes)
-    x = series(regimes, n_steps, seed, missing)
-    paths, path = four_chains(regimes, x, seed)
-    drawn, state, failed = paths.collapsed(path, torch.Generator().manual_seed(seed))
-    assert bool((failed < 0).all())
-    for t in range(n_steps):
-        choices = path.unsqueeze(1).repeat(1, regimes.n_regimes, 1)
-        choices[..., t] = torch.arange(regimes.n_regimes)
-        log_weight = regimes.along(x[0], choices).log_normalizer() + regimes.log_prob(choices)
-        assert_close(state[:, t], log_weight.softmax(-1), rtol=1e-8, atol=1e-10)
-        path[:, t] = drawn[:, t]
+# ---- auxiliary variables ---------------------------------------------------------------------------------------------
 
 
-@pytest.mark.slow
-@pytest.mark.kernels
-@pytest.mark.cpu("numba's kernels")
-@pytest.mark.parametrize(("n_particles", "rank"), [(2, 2), (3, 1), (16, 0)])
-def test_whole_paths_drawn_from_paths_of_the_posterior_are_of_the_posterior(n_particles, rank):
-    """Independent draws from all paths by weight, each redrawn once: frequencies within five standard errors."""
-    regimes, n = random_regimes(8, regimes=3, latent=2, rank=rank), 20000
-    x = series(regimes, 4, 2, 0.3)
-    expected, generator = enumerate_paths(regimes, x[0]), torch.Generator().manual_seed(n_particles)
-    path = expected.path[torch.multinomial(expected.weight, n, True, generator=generator)].contiguous()
-    paths = Paths(regimes.tables(), x, torch.full((n,), 4))
-    drawn, failed = paths.redrawn(path, n_particles, generator)
-    assert bool((failed < 0).all())
-    assert float((drawn != path).double().mean()) > 0.01
-    found = torch.bincount((drawn * 3 ** torch.arange(3, -1, -1)).sum(-1), minlength=81) / n
-    error = (expected.weight * (1 - expected.weight) / n).sqrt() + 1 / n
-    assert bool(((found - expected.weight).abs() < 5 * error).all())
+def test_numbers_of_tables_have_their_probabilities():
+    """P(m) of n = 3 customers: c^m s(3, m) / (c (c + 1) (c + 2)), with Stirling numbers 2, 3, 1."""
+    torch.manual_seed(0)
+    c, n = 0.7, 40_000
+    drawn = draw_tables(torch.full((n,), 3), torch.full((n,), c, dtype=torch.float64))
+    weights = torch.tensor([2.0, 3.0, 1.0]) * c ** torch.tensor([1.0, 2.0, 3.0])
+    expected = weights / weights.sum()
+    shares = torch.bincount(drawn, minlength=4)[1:] / n
+    assert_close(shares, expected, rtol=0, atol=5 * 0.5 / math.sqrt(n))
+    assert draw_tables(torch.tensor([0, 5]), torch.tensor([1.0, 1e-30])).tolist() == [0, 1]
 
 
-@pytest.mark.slow
-@pytest.mark.kernels
-@pytest.mark.cpu("numba's kernels")
-@given(**MODELS, rank=st.integers(0, 3), n_steps=st.integers(1, 6), missing=st.sampled_from([0.0, 0.4]))
-def test_latents_given_regimes_have_the_smoothers_moments(seed, rank, n_steps, missing, **sizes):
-    regimes = random_regimes(seed, rank=min(rank, sizes["latent"]), **sizes)
-    x = series(regimes, n_steps, seed, missing)
-    paths, path = four_chains(regimes, x, seed)
-    found, failed = paths.latents(path, x.new_zeros(4, n_steps, 0), torch.Generator().manual_seed(seed))
-    expected = regimes.along(x[0], path).smooth()
-    assert bool((failed < 0).all())
-    assert_close(found.mean, expected.mean, **TIGHT)
-    assert_close(found.covariance, expected.covariance, **TIGHT)
+def test_auxiliary_variables_leave_the_normaliser():
+    """E over (t, u) of c'^-t u^c' / (c^-t u^c) is the ratio of Gamma(c) / Gamma(c + n) at c' and at c."""
+    torch.manual_seed(0)
+    c, other, n = torch.tensor(1.3).double(), torch.tensor(1.6).double(), 4
+    t, log_u = draw_normalizer(c.expand(200_000), torch.tensor(n).expand(200_000))
+    ratio = ((c.log() - other.log()) * t + (other - c) * log_u).exp()
+    expected = (torch.lgamma(other) - torch.lgamma(other + n) - torch.lgamma(c) + torch.lgamma(c + n)).exp()
+    assert abs(float(ratio.mean() - expected)) < 5 * float(ratio.std()) / math.sqrt(200_000)
 
 
-@pytest.mark.slow
-@pytest.mark.kernels
-@pytest.mark.cpu("numba's kernels")
-@pytest.mark.parametrize(("rank", "missing"), [(2, 0.0), (1, 0.4), (0, 0.2)])
-def test_latents_are_drawn_with_these_moments(rank, missing):
-    """Means, covariances and those of neighbours of 50000 draws, within five standard errors."""
-    regimes, n = random_regimes(1, latent=2, rank=rank), 50000
-    x = series(regimes, 5, 3, missing)
-    path = torch.tensor([0, 1, 1, 0, 1]).repeat(n, 1)
-    paths = Paths(regimes.tables(), x, torch.full((n,), 5))
-    found, _ = paths.latents(path, x.new_zeros(n, 5, 0), torch.Generator().manual_seed(0))
-    expected = regimes.along(x[0], path[0]).smooth()
-    gap = found.drawn - expected.mean
-    scale = expected.covariance.diagonal(dim1=-2, dim2=-1).sqrt()
-    assert bool((gap.mean(0).abs() <= 5 * scale / n**0.5 + 1e-12).all())
-    spread = torch.einsum("bti,btj->tij", gap, gap) / n
-    allowed = 5 * (2 / n) ** 0.5 * scale.unsqueeze(-1) * scale.unsqueeze(-2) + 1e-12
-    assert bool(((spread - expected.covariance).abs() <= allowed).all())
-    cross = torch.einsum("bti,btj->tij", gap[:, 1:], gap[:, :-1]) / n
-    allowed = 5 * (2 / n) ** 0.5 * scale[1:].unsqueeze(-1) * scale[:-1].unsqueeze(-2) + 1e-12
-    assert bool(((cross - expected.cross_covariance).abs() <= allowed).all())
-
-
-@pytest.mark.kernels
-@pytest.mark.cpu("numba's kernels")
-def test_what_latents_say_of_regimes_is_their_density():
-    regimes = random_regimes(2, regimes=3, latent=2, features=2)
-    x = series(regimes, 5, 3, 0.0)
-    paths, path = four_chains(regimes, x, 0)
-    drawn = paths.latents(path, x.new_zeros(4, 5, 0), torch.Generator().manual_seed(0))[0].drawn
-    normal = torch.distributions.MultivariateNormal
-    for t in range(5):
-        for k in range(3):
-            seen = regimes.emission[k] @ drawn[:, t, :, None]
-            value = normal(seen.squeeze(-1) + regimes.emission_offset[k], regimes.observation_noise[k]).log_prob(
-                x[0, t]
-            )
-            if t:
-                moved = (regimes.transition[k] @ drawn[:, t - 1, :, None]).squeeze(-1) + regimes.transition_offset[k]
-                value = value + normal(moved, regimes.state_noise[k]).log_prob(drawn[:, t])
-            else:
-                first = normal(regimes.initial_mean[k], regimes.initial_covariance[k])
-                value = value + first.log_prob(drawn[:, 0])
-            assert_close(paths.log_likelihood(drawn)[:, t, k], value, **TIGHT)
-
-
-@pytest.mark.kernels
-@pytest.mark.cpu("numba's kernels")
-@pytest.mark.parametrize("c", [0.0, 0.4, 2.0, -3.0, 8.0, 40.0, 200.0])
-def test_polya_gamma_numbers_have_their_moments_and_transform(c):
-    """Mean tanh(c/2) / 2c, and E exp(-s w) = cosh(c/2) / cosh(sqrt(c^2/4 + s/2)); within five standard errors."""
-    n = 200000
-    at = torch.tensor(abs(c) or 1e-6, dtype=torch.float64)
-    drawn = draw_polya_gamma(
-        torch.full((100, n // 100), c, dtype=torch.float64), torch.Generator().manual_seed(1)
-    ).flatten()
-    mean = (at / 2).tanh() / (2 * at)
-    assert float((drawn.mean() - mean).abs()) < 5 * float(drawn.std()) / n**0.5
-    for s in (0.5, 5.0, 50.0):
-        far = (at.square() / 4 + s / 2).sqrt()
-        log_cosh = lambda u: u + torch.nn.functional.softplus(-2 * u)  # less log 2
-        expected = (log_cosh(at / 2) - log_cosh(far)).exp()
-        values = (-s * drawn).exp()
-        assert float((values.mean() - expected).abs()) < 5 * float(values.std()) / n**0.5
-    assert bool((drawn > 0).all())
-
-
-@pytest.mark.kernels
-@pytest.mark.cpu("numba's kernels")
-def test_polya_gamma_numbers_far_out_are_their_mean():
-    drawn = draw_polya_gamma(torch.tensor([[1e4, 1e8, -1e100]], dtype=torch.float64))
-    assert_close(
-        drawn * torch.tensor([[2e4, 2e8, 2e100]], dtype=torch.float64), torch.ones(1, 3).double(), rtol=0.1, atol=0
-    )
-
-
-# ---- the whole
-
-
-def close_to(found: SwitchingSampled, state: Tensor, mean: Tensor) -> None:
-    """Within six standard errors of as many draws as the shares are worth."""
-    n = float(found.effective_size.min())
-    assert_close(found.state, state, rtol=0, atol=6 * 0.5 / n**0.5)
-    spread = found.covariance.diagonal(dim1=-2, dim2=-1).amax().sqrt()
-    assert_close(found.mean, mean, rtol=0, atol=float(6 * spread / n**0.5))
-    assert bool((found.r_hat < 1.1).all())
-    assert n > 100
-
-
-@pytest.mark.few(1)
-@pytest.mark.parametrize("moves", ["alternating", "collapsed", "both"])
-@pytest.mark.slow
-def test_both_kinds_of_moves_have_the_enumerated_posterior(moves):
-    """Two chains side by side, with missing numbers; probabilities, moments and the pairs of draws."""
-    regimes = near_regimes()
-    x = regimes.simulate(6, seed=1).x
-    x[2] = torch.nan
-    found, expected = (
-        gibbs(regimes, x, draws=120, warmup=30, chains=64, thin=1, moves=moves, seed=0),
-        enumerate_paths(regimes, x),
-    )
-    mean, covariance = expected.moments()
-    close_to(found, expected.state, mean)
-    assert_close(found.covariance, covariance, rtol=0.1, atol=0.1)
-    pairs = torch.zeros(5, 2, 2, dtype=torch.float64)
-    for j in range(2):
-        for k in range(2):
-            pairs[:, j, k] = ((found.path[..., :-1] == j) & (found.path[..., 1:] == k)).double().mean(0)
-    assert_close(pairs, expected.pairs, rtol=0, atol=float(6 * 0.5 / found.effective_size.min().sqrt()))
-    assert_close(found.latent.mean(0), mean, rtol=0, atol=0.2)
-
-
-def near_regimes() -> Regimes:
-    """Two that are told apart with some doubt."""
-    given = tables(random_regimes(3, latent=1))
-    one = torch.ones(2, 1, 1, dtype=torch.float64)
-    near = {
-        "emission": one,
-        "observation_noise": 0.5 * one,
-        "state_noise": one * torch.tensor([0.5, 1.5]).view(2, 1, 1),
+def test_draws_of_concentrations_leave_prior_and_counts_invariant():
+    """If concentrations, rows and counts are drawn from the model, concentrations redrawn given the counts have the
+    prior again, together with the counts (Geweke 2004)."""
+    torch.manual_seed(1)
+    n, k = 20_000, 3
+    pairs = [torch.tensor(pair).double() for pair in ((2.0, 1.0), (3.0, 0.5), (3.0, 2.0))]
+    law = Gamma(*pairs[0]), Gamma(*pairs[1]), Beta(*pairs[2])
+    gamma, total, share = (one.sample((n,)) for one in law)
+    base = Dirichlet((gamma / k).unsqueeze(-1).expand(n, k)).sample().clamp_min(1e-30)
+    moved, first = concentrations(base, total, share)
+    rows = Dirichlet(torch.cat([moved, first.unsqueeze(-2)], -2)).sample()
+    sizes = 12, 1, 0, 4
+    counts = torch.zeros(n, 4, k, dtype=torch.float64)
+    for j in (0, 1, 3):
+        counts[:, j] = Multinomial(sizes[j], rows[:, j]).sample()
+    values = {
+        "base_concentration": gamma,
+        "row_concentration": total,
+        "stickiness": share,
+        "base_probs": base,
+        "initial_probs": rows[:, -1],
+        "transition_probs": rows[:, :-1],
     }
-    return Regimes(**given | near | {"transition_offset": 0.5 * given["transition_offset"]})
+    hyper = torch.cat([pairs[0] * torch.tensor([1, -1]), pairs[1] * torch.tensor([1, -1]), pairs[2]])
+    eta = torch.cat([counts.flatten(1), hyper.expand(n, 6)], -1)
+    drawn = draw_concentrations(eta, values, {})
+
+    def quantities(of: dict) -> Tensor:
+        kept, begun = counts[:, 0, 0] / 12, (counts[:, 3] > 0).sum(-1)
+        columns = [of[name].log() for name in ("base_concentration", "row_concentration")]
+        columns += [of["stickiness"], of["base_probs"].square().sum(-1), of["transition_probs"][:, 0, 0]]
+        columns += [column * kept for column in columns] + [column * begun for column in columns]
+        columns += [of["transition_probs"][:, 1].square().sum(-1), of["initial_probs"].square().sum(-1)]
+        return torch.stack(columns, -1)
+
+    gap = quantities(drawn) - quantities(values)
+    assert bool((gap.mean(0).abs() < 4.5 * gap.std(0) / math.sqrt(n)).all())
+    assert all(bool((drawn[name] != values[name]).any()) for name in values)
 
 
-@pytest.mark.kernels
-@pytest.mark.slow
-def test_draws_given_noise_without_density_are_collapsed_and_right():
-    regimes = random_regimes(4, latent=3, rank=1)
-    x = regimes.simulate(6, seed=1).x
-    found, expected = gibbs(regimes, x, draws=120, warmup=30, chains=64, seed=0), enumerate_paths(regimes, x)
-    close_to(found, expected.state, expected.moments()[0])
+# ---- the posterior, by enumeration of paths --------------------------------------------------------------------------
+
+X = torch.tensor([[0.0], [1.0], [6.0], [torch.nan], [5.0], [1.0]], dtype=torch.float64)
 
 
-@pytest.mark.kernels
-@pytest.mark.slow
-def test_collapsed_moves_mix_where_latents_have_little_noise():
-    """An alternation sees regimes through latents that all but tell them: its chains stay where they started."""
-    given = tables(random_regimes(3, latent=1))
-    one = torch.ones(2, 1, 1, dtype=torch.float64)
-    little = {"state_noise": 1e-6 * one, "transition": 0.9 * one, "emission": one, "observation_noise": one}
-    offset = torch.tensor([[0.2], [-0.2]], dtype=torch.float64)
-    regimes = Regimes(**given | little | {"transition_offset": offset, "initial_covariance": one})
-    x = regimes.simulate(7, seed=2).x
-    expected = enumerate_paths(regimes, x)
-    collapsed = gibbs(regimes, x, draws=100, warmup=30, chains=32, moves="collapsed", seed=0)
-    close_to(collapsed, expected.state, expected.moments()[0])
-    alternating = gibbs(regimes, x, draws=100, warmup=30, chains=32, moves="alternating", seed=0)
-    assert float(alternating.r_hat.max()) > 2
-    assert float(alternating.effective_size.min()) < 0.1 * float(collapsed.effective_size.min())
-
-
-@pytest.mark.kernels
-@pytest.mark.slow
-def test_whole_paths_leave_stretches_that_single_regimes_do_not():
-    """Ghahramani & Hinton's two chains, of which one is not seen: to change a regime alone costs its neighbours."""
-    regimes = two_chains()
-    x = regimes.simulate(40, (3,), seed=5).x
-    alone, whole = (
-        gibbs(regimes, x, draws=40, warmup=20, chains=8, moves="collapsed", particles=n, seed=1) for n in (0, 16)
+def log_gamma_poisson(x: Tensor, shape: float, rate: float) -> Tensor:
+    """log p(x) of counts, with the rate integrated out; the part that depends on the split of x."""
+    total, n = x.sum(), len(x)
+    return (
+        torch.lgamma(shape + total) - (shape + total) * math.log(rate + n) - math.lgamma(shape) + shape * math.log(rate)
     )
-    assert float(whole.r_hat.median()) < 1.1
-    assert float(whole.effective_size.mean()) > 3 * float(alone.effective_size.mean())
+
+
+def test_a_markov_chain_has_the_means_of_all_paths():
+    model = sh.SwitchingSSM(sh.Markov(2, initial=[1.0, 0.0], transition_prior=1.5, sticky=1.0), sh.Poisson())
+    prior = {"shape": [[2.0], [2.0]], "rate": [[1.0], [1.0]]}
+    model = model.with_prior({name: torch.tensor(table) for name, table in prior.items()})
+    weights, stay, rate = [], [], []
+    for path in itertools.product((0, 1), repeat=5):
+        states = torch.tensor((0, *path))
+        moves = torch.tensor([[2.5, 1.5], [1.5, 2.5]]).double()
+        before = torch.lgamma(moves).sum() - torch.lgamma(moves.sum(-1)).sum()
+        moves.index_put_((states[:-1], states[1:]), torch.ones(5).double(), accumulate=True)
+        weight = torch.lgamma(moves).sum() - torch.lgamma(moves.sum(-1)).sum() - before
+        seen = ~X[:, 0].isnan()
+        parts = [X[(states == k) & seen, 0] for k in (0, 1)]
+        weights.append(weight + sum(log_gamma_poisson(part, 2.0, 1.0) for part in parts))
+        stay.append(moves[0, 0] / moves[0].sum())
+        rate.append((2.0 + parts[1].sum()) / (1.0 + len(parts[1])))
+    shares = torch.stack(weights).softmax(0)
+    start = {"transition_probs": [[0.6, 0.4], [0.4, 0.6]], "rate": [[1.0], [5.0]]}
+    run = runs(model, X, start, 400)
+    assert within(kept(run, "transition_probs")[..., 0, 0], float(shares @ torch.stack(stay)))
+    assert within(kept(run, "rate")[..., 1, 0], float(shares @ torch.stack(rate)))
+
+
+def test_a_copy_chain_has_the_means_of_all_paths():
+    model = sh.SwitchingSSM(sh.Copy(2, redraw_prior=(2.0, 3.0)), sh.Poisson())
+    model = model.with_prior({name: torch.full((2, 1), n) for name, n in (("shape", 2.0), ("rate", 1.0))})
+    x, weights, redraws = X[:4], [], []
+    for states in itertools.product((0, 1), repeat=4):
+        for gates in itertools.product((0, 1), repeat=3):
+            if any(not z and a != b for z, a, b in zip(gates, states, states[1:], strict=False)):
+                continue
+            path, fresh = torch.tensor(states), torch.tensor((1, *gates)).bool()
+            drawn = torch.bincount(path[fresh], minlength=2).double() + 1.0
+            weight = torch.lgamma(drawn).sum() - torch.lgamma(drawn.sum())
+            a, b = 2.0 + sum(gates), 3.0 + 3 - sum(gates)
+            weight = weight + math.lgamma(a) + math.lgamma(b)
+            seen = ~x[:, 0].isnan()
+            weight = weight + sum(log_gamma_poisson(x[(path == k) & seen, 0], 2.0, 1.0) for k in (0, 1))
+            weights.append(weight)
+            redraws.append(a / (a + b))
+    expected = float(torch.stack(weights).softmax(0) @ torch.tensor(redraws).double())
+    run = runs(model, x, {"redraw_prob": 0.4, "state_probs": [0.5, 0.5], "rate": [[1.0], [5.0]]}, 400)
+    assert within(kept(run, "redraw_prob"), expected)
 
 
 @pytest.mark.slow
-def test_recurrent_regimes_have_the_posterior_of_the_grid():
-    model = random_regimes(5, regimes=3, latent=1, recurrent=True)
-    x = model.simulate(5, seed=1).x
-    expected, found = on_grid(model, x), gibbs(model, x, draws=120, warmup=40, chains=128, seed=0)
-    close_to(found, expected.state, expected.mean.unsqueeze(-1))
+def test_a_sticky_hdp_has_the_means_of_all_paths_and_concentrations():
+    """The exact means weigh concentrations that are drawn from the prior by the sum over all paths."""
+    model = sh.SwitchingSSM(sh.StickyHDP(2, (2.0, 1.0), (3.0, 0.5), (3.0, 2.0)), sh.Poisson())
+    model = model.with_prior({name: torch.full((2, 1), n) for name, n in (("shape", 2.0), ("rate", 1.0))})
+    torch.manual_seed(0)
+    n, x = 20_000, X[:5]
+    gamma, total = Gamma(2.0, 1.0).sample((n,)).double(), Gamma(3.0, 0.5).sample((n,)).double()
+    share = Beta(3.0, 2.0).sample((n,)).double()
+    base = Dirichlet((gamma / 2).unsqueeze(-1).expand(n, 2)).sample().clamp_min(1e-30)
+    moved, first = concentrations(base, total, share)
+    weights, used = [], []
+    for path in itertools.product((0, 1), repeat=5):
+        states = torch.tensor(path)
+        counts = torch.zeros(2, 2).double()
+        counts.index_put_((states[:-1], states[1:]), torch.ones(4).double(), accumulate=True)
+
+        def gain(c: Tensor, m: Tensor) -> Tensor:
+            parts = torch.lgamma(c + m) - torch.lgamma(c)
+            return parts.sum(-1) - torch.lgamma((c + m).sum(-1)) + torch.lgamma(c.sum(-1))
+
+        begun = torch.nn.functional.one_hot(states[0], 2).double()
+        seen = ~x[:, 0].isnan()
+        emitted = sum(log_gamma_poisson(x[(states == k) & seen, 0], 2.0, 1.0) for k in (0, 1))
+        weights.append(gain(moved, counts).sum(-1) + gain(first, begun) + emitted)
+        used.append(len(set(path)))
+    table = torch.stack(weights, -1)
+    shares = table.flatten().softmax(0).reshape(table.shape)
+    by_draw = shares.sum(-1)
+    start = {
+        "base_concentration": 1.0,
+        "row_concentration": 5.0,
+        "stickiness": 0.6,
+        "base_probs": [0.5, 0.5],
+        "initial_probs": [0.5, 0.5],
+        "transition_probs": [[0.6, 0.4], [0.4, 0.6]],
+        "rate": [[1.0], [5.0]],
+    }
+    run = runs(model, x, start, 600)
+    assert within(kept(run, "base_concentration"), float(by_draw @ gamma))
+    assert within(kept(run, "row_concentration"), float(by_draw @ total))
+    assert within(kept(run, "stickiness"), float(by_draw @ share))
+    visited = (torch.stack(run.shared, 1).sum(-2).round() > 0).sum(-1)
+    assert within(visited, float(shares.sum(0) @ torch.tensor(used).double()))
 
 
-@pytest.mark.slow
-def test_one_regime_leaves_nothing_to_draw():
-    for recurrent in (False, True):
-        regimes = random_regimes(6, regimes=1, recurrent=recurrent)
-        x = regimes.simulate(8, (2,), seed=0).x
-        found = gibbs(regimes, x, draws=4, warmup=0, chains=1, thin=1)
-        expected = regimes.along(x, torch.zeros(2, 8, dtype=torch.int64)).smooth()
-        assert_close(found.mean, expected.mean, **TIGHT)
-        assert_close(found.covariance, expected.covariance, rtol=1e-8, atol=1e-8)
-        assert_close(found.state, torch.ones(2, 8, 1, dtype=torch.float64), **TIGHT)
-        assert found.r_hat.tolist() == [[1.0], [1.0]]
+# ---- fits ------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.kernels
-@pytest.mark.slow
-@pytest.mark.parametrize("recurrent", [False, True])
-def test_draws_depend_on_the_seed_alone_and_read_nothing_beyond_the_end(recurrent):
-    regimes = random_regimes(7, latent=2, recurrent=recurrent)
-    x = regimes.simulate(20, (3,), seed=0).x
-    lengths = torch.tensor([20, 11, 1])
-    spoiled = torch.where((torch.arange(20) < lengths[:, None])[..., None], x, 1e6)
-    before, found = torch.get_num_threads(), []
-    try:
-        for n_threads, given in ((1, x), (2, x), (1, spoiled), (1, spoiled.mT.contiguous().mT)):
-            torch.set_num_threads(n_threads)
-            found.append(gibbs(regimes, given, draws=20, warmup=5, chains=6, thin=5, lengths=lengths, seed=3))
-    finally:
-        torch.set_num_threads(before)
-    for other in found[1:]:
-        for name in ("state", "mean", "covariance", "path", "latent", "share"):
-            assert torch.equal(getattr(found[0], name), getattr(other, name)), name
-    beyond = torch.arange(20) >= lengths[:, None]
-    assert not found[0].state[beyond].any()
-    assert bool((found[0].path[:, beyond] == -1).all())
-    assert bool((found[0].path[:, ~beyond] >= 0).all())
-    assert found[0].path.shape == (24, 3, 20)
-    assert found[0].share.shape == (20, 6, 3, 2)
-    assert_close(found[0].share.sum(-1), torch.ones(20, 6, 3, dtype=torch.float64), **TIGHT)
+def steps(n: int = 60) -> Tensor:
+    x = torch.randn(n, 2, generator=torch.Generator().manual_seed(0)) * 0.4
+    x[n // 2 :] += 4.0
+    return x
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("recurrent", [False, True])
-def test_no_sequences_give_no_results(recurrent):
-    regimes, x = random_regimes(7, recurrent=recurrent), torch.zeros(2, 0, 5, 1, dtype=torch.float64)
-    found = gibbs(regimes, x, draws=4, warmup=0, thin=2)
-    assert found.mean.shape == (2, 0, 5, 2)
-    assert found.path.shape == (8, 2, 0, 5)
-    assert found.r_hat.shape == (2, 0, 2)
+@pytest.fixture(scope="module")
+def drawn():
+    model = sh.SwitchingSSM(sh.StickyHDP(5), sh.Normal(2))
+    return model.fit(steps(), "gibbs", num_samples=60, warmup_steps=30, seed=0, **QUICK)
 
 
-@pytest.mark.slow
-def test_float32_is_taken_and_given():
-    regimes = Regimes(**{name: table.float() for name, table in tables(near_regimes()).items()})
-    x = regimes.simulate(6, seed=1).x
-    found, expected = gibbs(regimes, x, draws=20, warmup=20, chains=128, seed=0), enumerate_paths(regimes, x)
-    assert found.mean.dtype == found.latent.dtype == found.state.dtype == torch.float32
-    assert_close(found.state.double(), expected.state, rtol=0, atol=0.1)
+def test_a_fit_has_chains_like_those_of_nuts(drawn):
+    draws = drawn.posterior.draws
+    assert draws["loc"].shape == (4, 60, 5, 2)
+    assert draws["loc"].dtype == torch.float32
+    assert drawn.method == "gibbs"
+    assert len(drawn.restarts) == 4
+    assert len(drawn.objective) == 240
+    assert bool(torch.isfinite(drawn.objective).all())
+    assert_close(drawn.posterior.visits.sum(-1), torch.full((4, 60), 60))
+    used = drawn.n_states_used()
+    assert used.mode == 2
+    assert len(used.numbers) == 240
+    assert len(drawn.n_states_used(draws=10).numbers) == 10
+    assert len(drawn.n_states_used(steps(), draws=15, seed=0).numbers) == 15
+    low, high = drawn.posterior.interval()
+    assert bool((low["row_concentration"] < high["row_concentration"]).all())
+    group = drawn.to_arviz()
+    assert group.posterior["stickiness"].shape == (4, 60)
+    assert drawn.forecast(2).state.shape == (2, 5)
 
 
-@pytest.mark.slow
-def test_an_interrupt_leaves_the_sweeps_that_there_are(monkeypatch):
-    calls, real = [], module._sweep
+def test_seeds_repeat_draws(drawn):
+    model = drawn.model.without_values()
+    again = [model.fit(steps(), "gibbs", num_samples=6, warmup_steps=3, seed=seed, **QUICK) for seed in (0, 0, 1)]
+    first, same, other = (fit.posterior.draws["loc"] for fit in again)
+    assert torch.equal(first, same)
+    assert not torch.equal(first, other)
 
-    def sweep(*given):
-        calls.append(given)
-        if len(calls) == 13:
+
+def test_lists_and_lengths_have_the_same_draws():
+    x = steps(20)
+    padded = torch.full((2, 20, 2), torch.nan)
+    padded[0], padded[1, :12] = x, x[:12]
+    model = sh.SwitchingSSM(sh.Markov(2), sh.Normal(2))
+    options = {"method": "gibbs", "num_samples": 5, "warmup_steps": 2, "seed": 0, **QUICK}
+    ragged, lengths = model.fit([x, x[:12]], **options), model.fit(padded, lengths=[20, 12], **options)
+    assert_close(ragged.posterior.visits.sum(-1), torch.full((4, 5), 32))
+    assert_close(ragged.posterior.draws["loc"], lengths.posterior.draws["loc"], rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("dynamics", "emission", "of"),
+    [
+        (sh.Copy(2), sh.Gated(sh.Normal(2), sh.Normal(2)), steps),
+        (sh.Copy(2), sh.Gated(sh.Normal(2), sh.Normal(2), by_state=True), steps),
+        (sh.Markov(2), sh.MultivariateNormal(2), steps),
+        (sh.Markov.left_right(2), sh.Bernoulli(2), lambda: (steps() > 2).float()),
+        (sh.Markov(2), sh.Categorical(3), lambda: (steps()[:, :1] > 2).long() + 1),
+        (sh.Markov(2), sh.AutoRegressive(1, 2), steps),
+    ],
+)
+def test_conjugate_models_of_all_kinds_are_drawn(dynamics, emission, of):
+    fit = sh.SwitchingSSM(dynamics, emission).fit(of(), "gibbs", num_samples=4, warmup_steps=2, **QUICK)
+    assert all(bool(table.isfinite().all()) for table in fit.posterior.draws.values())
+    assert bool(torch.isfinite(fit.objective).all())
+
+
+def test_fixed_parameters_and_known_states_are_kept():
+    x, states = steps(), torch.full((60,), -1)
+    states[0], states[-1] = 1, 0
+    model = sh.SwitchingSSM(sh.Markov(2), sh.Normal(2))
+    loc = [[4.0, 4.0], [float("nan"), 0.0]]
+    fit = model.fit(x, "gibbs", states=states, fixed={"loc": loc, "scale": [[0.4, 0.4]] * 2}, num_samples=5, **QUICK)
+    draws = fit.posterior.draws["loc"]
+    assert_close(draws[..., 0, :], torch.full((4, 5, 2), 4.0))
+    assert bool((draws[..., 1, 0].std() > 0) & (draws[..., 1, 0].abs() < 1.0).all())
+    assert int(fit.posterior.visits[..., 1].min()) >= 1
+    hdp = sh.SwitchingSSM(sh.StickyHDP(2), sh.Normal(2))
+    known = {"base_probs": [0.5, 0.5], "base_concentration": 1.0, "row_concentration": 4.0, "stickiness": 0.5}
+    fit = hdp.fit(x, "gibbs", fixed=known, num_samples=5, **QUICK)
+    assert bool((fit.posterior.draws["row_concentration"] == 4.0).all())
+    assert fit.posterior.draws["transition_probs"].std(1).max() > 0
+    rows = {"initial_probs": [0.5, 0.5], "transition_probs": [[0.9, 0.1], [0.1, 0.9]]}
+    fit = hdp.fit(x, "gibbs", fixed=known | rows, num_samples=5, **QUICK)
+    assert_close(fit.posterior.draws["transition_probs"][0, 0], torch.tensor(rows["transition_probs"]))
+
+
+def test_an_interrupt_keeps_the_draws_so_far(monkeypatch):
+    whole = gibbs._Run._keep
+
+    def keep(self, *arguments):
+        if len(self.draws) == 4:
             raise KeyboardInterrupt
-        return real(*given)
+        whole(self, *arguments)
 
-    monkeypatch.setattr(module, "_sweep", sweep)
-    regimes = near_regimes()
-    x = regimes.simulate(6, seed=1).x
-    found = gibbs(regimes, x, draws=100, warmup=2, thin=4, seed=0)
-    assert found.interrupted
-    assert found.share.shape[0] == 10
-    assert found.path.shape == (8, 6)
-    whole = gibbs(regimes, x, draws=10, warmup=2, thin=4, seed=0)
-    assert torch.equal(found.state, whole.state)
-    assert not whole.interrupted
-    calls.clear()
-    found = gibbs(regimes, x, draws=100, warmup=2, thin=100, seed=0)
-    assert found.path.shape == (4, 6)  # the last sweep, as none was kept
-    calls.clear()
-    early = gibbs(regimes, x, draws=100, warmup=40, seed=0)  # of 12 sweeps of the warm-up, those from the eighth on
-    assert early.interrupted
-    assert early.share.shape[0] == 5
-    assert bool((early.state.sum(-1) - 1).abs().max() < 1e-6)
-    monkeypatch.setattr(module, "_sweep", lambda *given: (_ for _ in ()).throw(KeyboardInterrupt))
-    with pytest.raises(KeyboardInterrupt):  # before there is anything to lose
-        gibbs(regimes, x, draws=100, warmup=10, seed=0)
+    monkeypatch.setattr(gibbs._Run, "_keep", keep)
+    model = sh.SwitchingSSM(sh.Markov(2), sh.Normal(2))
+    fit = model.fit(steps(), "gibbs", num_samples=50, warmup_steps=1, **QUICK)
+    assert fit.interrupted
+    assert fit.posterior.draws["loc"].shape[:2] == (4, 4)
+    assert not fit.converged
 
 
-def test_bad_arguments_are_refused_by_name():
-    jaxtyping.config.update("jaxtyping_disable", True)
-    regimes, recurrent = random_regimes(0), random_regimes(0, recurrent=True)
-    singular, silent = random_regimes(0, rank=1), random_regimes(0, rank=1, recurrent=True)
-    x = torch.zeros(3, 1, dtype=torch.float64)
-    cases = [
-        (lambda: gibbs(regimes, x, draws=3), ValueError, r"^draws: got 3, expected an integer of at least 4"),
-        (lambda: gibbs(regimes, x, warmup=-1), ValueError, r"^warmup: got -1"),
-        (lambda: gibbs(regimes, x, chains=0), ValueError, r"^chains: got 0"),
-        (lambda: gibbs(regimes, x, draws=10, thin=0), ValueError, r"^thin: got 0, expected an integer of at least 1"),
-        (lambda: gibbs(regimes, x, particles=1), ValueError, r"^particles: got 1, .* give 2 or more"),
-        (lambda: gibbs(regimes, x, moves="block"), ValueError, r"^moves: got 'block', expected one of"),
-        (lambda: gibbs(recurrent, x, moves="both"), ValueError, r"^moves: got 'both', .* give 'alternating'"),
-        (lambda: gibbs(singular, x, moves="both"), ValueError, r"^state_noise: got singular .* moves='collapsed'"),
-        (lambda: gibbs(silent, x), ValueError, r"^state_noise: got singular .* give positive definite ones"),
-        (lambda: gibbs(regimes, x.float()), TypeError, r"^x: got torch.float32"),
-        (lambda: gibbs(regimes, x, lengths=[1, 2]), ValueError, r"^lengths: "),
-        (lambda: gibbs(regimes, x, seed="a"), TypeError, r"^seed: got 'a'"),
-        (lambda: gibbs(regimes, x + torch.inf), ValueError, r"^x: .* infinite"),
-        (lambda: gibbs(regimes, x + 1e200, seed=0), ValueError, r"^x, observation_noise: .* has no density"),
-    ]
-    try:
-        for call, error, message in cases:
-            with pytest.raises(error, match=message):
-                call()
-    finally:
-        jaxtyping.config.update("jaxtyping_disable", False)
+def test_an_interrupted_checkpoint_goes_on_with_the_same_draws(monkeypatch, tmp_path):
+    model = sh.SwitchingSSM(sh.StickyHDP(3), sh.Normal(2))
+    options = {"method": "gibbs", "num_samples": 6, "warmup_steps": 2, **QUICK}
+    without = model.fit(steps(), **options)
+    whole, options = gibbs._Run._sweep, options | {"checkpoint": tmp_path / "fit", "every": 0.0}
+    calls = []
+
+    def sweep(self):
+        calls.append(1)
+        if len(calls) == 6:
+            raise KeyboardInterrupt
+        return whole(self)
+
+    monkeypatch.setattr(gibbs._Run, "_sweep", sweep)
+    assert model.fit(steps(), **options).interrupted
+    again = model.fit(steps(), **options)
+    assert len(calls) < 12
+    assert torch.equal(again.posterior.draws["loc"], without.posterior.draws["loc"])
+    assert torch.equal(again.posterior.visits, without.posterior.visits)
+    assert torch.equal(model.fit(steps(), **options).posterior.draws["loc"], without.posterior.draws["loc"])
+
+
+def partly_missing() -> Tensor:
+    x = steps()
+    x[3, 0] = torch.nan
+    return x
+
+
+@pytest.mark.parametrize(
+    ("model", "given", "error", "said"),
+    [
+        (sh.SwitchingSSM(sh.Markov(2), sh.StudentT(2)), {}, TypeError, "emission: StudentT has no conjugate prior"),
+        (sh.SwitchingSSM(sh.Markov(2), sh.VonMises(2)), {"x": steps() / 3}, TypeError, 'use method="nuts"'),
+        (
+            sh.SwitchingSSM(sh.Copy(2, inputs=["u"]), sh.Normal(2)),
+            {"inputs": torch.randn(60, 1)},
+            TypeError,
+            "dynamics",
+        ),
+        (sh.SwitchingSSM(sh.Markov(2, initial="stationary"), sh.Normal(2)), {}, TypeError, "stationary"),
+        (sh.SwitchingSSM(sh.Markov(2), sh.Normal(2)), {"noise": torch.ones(60, 2)}, ValueError, "noise: got some"),
+        (sh.SwitchingSSM(sh.Markov(2), sh.MultivariateNormal(2)), {"x": partly_missing()}, ValueError, "x: got steps"),
+        (sh.SwitchingSSM(sh.Markov(2), sh.Normal(2)), {"prior": None}, ValueError, "prior: got None"),
+        (sh.SwitchingSSM(sh.Markov(2), sh.Normal(2)), {"max_steps": 9}, ValueError, 'method="gibbs" takes num_samples'),
+        (sh.SwitchingSSM(sh.Markov(2), sh.Normal(2)), {"num_samples": 0}, ValueError, "num_samples: got 0"),
+        (sh.SwitchingSSM(sh.Markov(2), sh.Normal(2)), {"dt": torch.ones(60)}, ValueError, "dt: Markov"),
+        (sh.SwitchingSSM(sh.Copy(2), sh.Normal(2)), {"dt": 1 + torch.rand(60)}, TypeError, 'use method="nuts"'),
+        (
+            sh.SwitchingSSM(sh.Markov(2), sh.Normal(2)),
+            {"x": steps().reshape(2, 30, 2), "weights": torch.tensor([1.0, 2.0])},
+            ValueError,
+            "weights: got some",
+        ),
+        (
+            sh.SwitchingSSM(sh.Markov(2), sh.Normal(2)),
+            {"x": steps().reshape(2, 30, 2), "pooled": "none"},
+            ValueError,
+            "pooled: got parameters by subject",
+        ),
+    ],
+)
+def test_models_that_are_not_conjugate_are_refused(model, given, error, said):
+    with pytest.raises(error, match=said):
+        model.fit(**{"x": steps(), "method": "gibbs", **QUICK} | given)
+
+
+def test_other_models_have_no_gibbs_fit():
+    with pytest.raises(ValueError, match="method: got 'gibbs'"):
+        sh.LinearSSM(sh.LocalLevel()).fit(steps()[:, :1], "gibbs", progress=False)
