@@ -84,8 +84,8 @@ class SwitchingSSM(Model):
     """A switching state-space model.
 
     Arguments:
-        dynamics: `Copy(n_states)`, `Markov(n_states)`, `ContinuousMarkov(n_states)` or `SemiMarkov(n_states,
-            duration)`.
+        dynamics: `Copy(n_states)`, `Markov(n_states)`, `ContinuousMarkov(n_states)`, `SemiMarkov(n_states, duration)`
+            or `StickyHDP(max_states)`.
         emission: `Normal(n_features)`, `MultivariateNormal(n_features)`, `Categorical(n_categories)`,
             `Bernoulli(n_features)`, `Poisson(n_features)`, `LinearRegression(n_features, inputs)`,
             `Joint(step=Gamma(), angle=VonMises())`, others of docs/emissions.md,
@@ -518,8 +518,9 @@ class SwitchingSSM(Model):
                 "vmp", variational message passing: q(parameters) q(paths), which maximises a bound on the evidence.
                 "svi" and "nuts" use Pyro on the density with the paths summed out. They continue from a fit by message
                 passing, or by EM if some part has no conjugate prior. SVI has a normal guide in each unconstrained
-                parameter. NUTS draws from the posterior. The last three methods set `Fit.posterior`. Of data in files
-                or shared by processes, SVI starts from the fit of a sample.
+                parameter. NUTS draws from the posterior. "gibbs" draws from it too, whole paths and conjugate blocks of
+                parameters in turns (see `fitting.gibbs`), also from a fit by message passing. All but "em" set
+                `Fit.posterior`. Of data in files or shared by processes, SVI starts from the fit of a sample.
             restarts: the size of the search. Four times as many starts are tried briefly, of several kinds (see
                 `fitting.starts`), and the most promising are run to convergence; then come starts from the best ends,
                 changed at random (see `fitting.search`). A small series has up to four times as many, if few kinds
@@ -542,8 +543,8 @@ class SwitchingSSM(Model):
             fixed: parameters that are held at these values, by name, e.g. `{"loc": [[0.0], [1.0]]}`. NaN marks entries
                 that are free; free probabilities share the rest of their row. The bound of message passing excludes the
                 prior density of known entries.
-            num_samples, warmup_steps: draws in each of 4 chains of NUTS, by default 500, and draws before them that are
-                thrown away, by default half as many.
+            num_samples, warmup_steps: draws in each of 4 chains of NUTS or Gibbs sampling, by default 500, and draws
+                before them that are thrown away, by default half as many.
             pooled: "complete": all sequences share the parameters. "none": each subject has its own, under the prior of
                 the model. "partial": each subject has its own, from a population that is fitted too, by message
                 passing; samplers draw under it. A dictionary says it for blocks, e.g. `{"emission": "none"}`:
@@ -564,7 +565,8 @@ class SwitchingSSM(Model):
         Raises:
             ValueError: see `read`; a feature without any observation; fewer observations than states; a prior without a
                 mode; a checkpoint of another fit, or one that is damaged.
-            TypeError: message passing with dynamics or an emission that have no conjugate prior; a checkpoint of a
+            TypeError: message passing or Gibbs sampling with dynamics or an emission that have no conjugate prior; EM
+                of `StickyHDP`, whose density has no maximum; a checkpoint of a
                 model that cannot be saved.
             OSError: the checkpoint cannot be written.
         """

@@ -554,6 +554,12 @@ def _(r: Draw) -> Call:
             "initial": r.one("free", "stationary", [1.0 / r.K] * r.K),
             "mask": r.one(None, [[True] * r.K] * r.K),
         },
+        sh.StickyHDP: {
+            "max_states": 1 + r.K,
+            "base_prior": r.one((1.0, 1.0), [2.0, 0.5]),
+            "row_prior": (1.0, 0.1),
+            "sticky_prior": (10.0, 1.0),
+        },
         sh.ContinuousMarkov: {
             "n_states": r.K,
             "mask": r.one(None, [[True] * r.K] * r.K),

@@ -270,7 +270,7 @@ def test_known_states_keep_their_numbers():
 
 
 def test_numbers_of_states_need_a_model_of_states():
-    fit = sh.LinearSSM(sh.LocalLevel()).fit(series(30), progress=False)
+    fit = sh.LinearSSM(sh.LocalLevel()).fit(series(20), max_steps=3, restarts=1, progress=False)
     with pytest.raises(TypeError, match="expected a SwitchingSSM"):
         fit.n_states_used()
     with pytest.raises(ValueError, match="least_steps: got 0"):
