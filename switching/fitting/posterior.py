@@ -354,9 +354,9 @@ class DrawnPosterior(DrawnParameters, Posterior):
     @cached_property
     def refined(self) -> ParameterPosterior:  # pyright: ignore[reportIncompatibleMethodOverride]
         """Draws of the posterior itself: see `RefinedPosterior`."""
-        return (
-            self if _not_refined(self.problem, self.mean) else RefinedPosterior.of(self.problem, self.mean, self.model)
-        )  # type: ignore[arg-type]
+        if _not_refined(self.problem, self.mean):
+            return self
+        return RefinedPosterior.of(self.problem, self.mean, self.model)  # type: ignore[arg-type]
 
     def smooth(self, x: Any, **given: Unpack[Given]) -> Smoothed:
         """The mean over the draws; log p(x) is the log density of the mixture of all draws."""

@@ -5,7 +5,18 @@ import itertools
 import pyro
 import pyro.infer
 import torch
-from samplehold import Bernoulli, Categorical, Copy, Gated, Markov, MultivariateNormal, Normal, Poisson, SwitchingSSM
+from samplehold import (
+    Bernoulli,
+    Categorical,
+    Copy,
+    Gated,
+    Markov,
+    MultivariateNormal,
+    Normal,
+    Poisson,
+    StickyHDP,
+    SwitchingSSM,
+)
 from torch import Tensor
 
 SCALE, COVARIANCE = {"scale": "all states"}, {"covariance": "all states"}
@@ -34,6 +45,7 @@ DYNAMICS = {
     "inputs": Copy(2, redraw_prior=(2.0, 3.0), state_prior=1.5, inputs=2),
     "markov": Markov(2, initial_prior=1.5, transition_prior=2.0, sticky=1.0),
     "driven": Markov(2, initial_prior=1.5, transition_prior=2.0, inputs=2),
+    "hdp": StickyHDP(2, (3.0, 1.0), (6.0, 1.0), (3.0, 2.0)),
     "driven start": Markov(3, initial_prior=1.5, transition_prior=2.0, sticky=1.0, inputs=2, initial_inputs=2),
 }
 KINDS = [
@@ -43,7 +55,7 @@ KINDS = [
     if not (dynamics == "markov" and emission.startswith("gated"))
     and "tied" not in emission
     and emission != "spherical"
-    and not dynamics.startswith("driven")
+    and not dynamics.startswith(("driven", "hdp"))
 ]
 KINDS += [("markov", "tied"), ("inputs", "gated_tied")]
 KINDS += [("copy", name) for name in ("tied_full", "gated_tied_full", "gated_tied_by_state")]

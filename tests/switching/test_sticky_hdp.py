@@ -180,6 +180,15 @@ def test_batches_and_updates_take_the_same_rows():
     assert bool((later.values["transition_probs"] > 0).all())
 
 
+def test_the_same_q_with_other_numbers_has_the_same_values_in_another_order(by_messages):
+    (block,) = by_messages.model.dynamics.blocks.values()
+    eta, order = by_messages.posterior.blocks["transition"], torch.tensor([3, 0, 2, 1, 7, 6, 5, 4])
+    moved, plain = block.expected(block.reordered(eta, order)), block.expected(eta)
+    for name in ("initial_probs", "base_probs"):
+        assert_close(moved[name], plain[name][order], rtol=1e-6, atol=1e-9)
+    assert_close(moved["transition_probs"], plain["transition_probs"][order][:, order], rtol=1e-6, atol=1e-9)
+
+
 # ---- the program -----------------------------------------------------------------------------------------------------
 
 
