@@ -18,6 +18,7 @@ import pandas as pd
 from rich.console import Console
 from rich.markup import escape
 
+from .. import __all__ as public_names
 from ..switching.data.files import check_model
 from ..switching.data.series import Series
 from ..switching.data.tables import TableSeries, numeric_columns, pick_series, read_table
@@ -101,7 +102,10 @@ def build(
         raise ValueError(f"--states: got {n_states}, expected at least 1.")
     if order < 1:
         raise ValueError(f"--order: got {order}, expected at least 1.")
-    moves = class_of(dynamics)(n_states, **({"inputs": tuple(inputs)} if inputs else {}))
+    kind = class_of(dynamics)
+    if inputs and "inputs" not in kind.__dataclass_fields__:
+        raise ValueError(f"--inputs: {kind.name} takes none; use --dynamics copy or markov.")
+    moves = kind(n_states, **({"inputs": tuple(inputs)} if inputs else {}))
     try:
         plain = class_of(emission).sized_to(observed.to_numpy())
     except ValueError as error:
@@ -124,7 +128,8 @@ def reading(plain: Emission, inputs: tuple[str, ...]) -> Emission:
 
 def class_of(name: str) -> Any:
     """The public class for the value of an option, e.g. MultivariateNormal for multivariate-normal."""
-    return find("".join(word.capitalize() for word in name.split("-")))
+    joined = name.replace("-", "")
+    return find(next(public for public in public_names if public.lower() == joined))
 
 
 def load(path: Path) -> SavedModel:

@@ -200,7 +200,7 @@ def test_a_sticky_hdp_has_the_means_of_all_paths_and_concentrations():
         "transition_probs": [[0.6, 0.4], [0.4, 0.6]],
         "rate": [[1.0], [5.0]],
     }
-    run = runs(model, x, start, 600)
+    run = runs(model, x, start, 250)
     assert within(kept(run, "base_concentration"), float(by_draw @ gamma))
     assert within(kept(run, "row_concentration"), float(by_draw @ total))
     assert within(kept(run, "stickiness"), float(by_draw @ share))
