@@ -18,7 +18,7 @@ import pandas as pd
 from rich.console import Console
 from rich.markup import escape
 
-from .. import __all__ as public_names
+from .. import __all__ as public_names  # pyright: ignore[reportAttributeAccessIssue] lazily made
 from ..switching.data.files import check_model
 from ..switching.data.series import Series
 from ..switching.data.tables import TableSeries, numeric_columns, pick_series, read_table

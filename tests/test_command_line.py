@@ -200,6 +200,11 @@ def test_every_emission_and_dynamics_on_offer_is_a_model_of_the_columns_alone(em
     assert (model.n_states, model.n_features, model.n_inputs) == (2, 1, 0)
 
 
+def test_inputs_of_dynamics_that_take_none_are_refused():
+    with pytest.raises(ValueError, match="--inputs: StickyHDP takes none"):
+        build(pd.DataFrame({"x": [0.0, 1.0, 1.0]}), 2, "normal", "sticky-hdp", ("u",))
+
+
 @pytest.mark.slow
 def test_a_fit_by_message_passing_writes_draws_of_its_posterior(tmp_path):
     import arviz as az
