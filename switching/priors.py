@@ -322,7 +322,7 @@ class Conjugate(ABC):
         nowhere = next(iter(known.values())).new_full((), torch.nan)
         return given_in_part(self.family, self.point({name: known.get(name, nowhere) for name in self.parameters}))
 
-    def drawn(self, prior: Parameters, generator: torch.Generator) -> Parameters:
+    def begun(self, prior: Parameters, generator: torch.Generator) -> Parameters:
         """Parameters drawn from the prior `[1, ...]`, for starts."""
         return self.values(self.family.sample(self.natural(prior), 1, generator))
 

@@ -187,7 +187,7 @@ def drawn_moves(problem: Problem, generator: torch.Generator) -> Parameters:
     """Parameters of the dynamics, drawn from their default prior."""
     prior, values = problem.dynamics.default_prior(problem.series), {}
     for block in problem.dynamics.blocks.values():
-        values |= block.drawn(prior, generator)
+        values |= block.begun(prior, generator)
     return values
 
 

@@ -152,9 +152,7 @@ def extended(
     return SegmentsStreamState(runs, state.steps + series.n_steps, state.batch_shape, stream, problem), filtered
 
 
-def _of_steps(
-    model: Any, state: SegmentsStreamState, problem: SegmentProblem, gaps: Tensor | None
-) -> Tensor | None:
+def _of_steps(model: Any, state: SegmentsStreamState, problem: SegmentProblem, gaps: Tensor | None) -> Tensor | None:
     """log P(a change before each step), if inputs or gaps say it."""
     read = None if gaps is None else _read_gaps(model, state, gaps.to(problem.series.like.device).double())
     if read is None and not isinstance(model.hazard, Hazard):
