@@ -68,6 +68,8 @@ class Dynamics(Named, ABC):
     """Why the posterior has no mode, in words; empty if it has one."""
     counts_by_step: ClassVar[bool] = False
     """Whether an M-step reads the expected moves of each step, beside the gaps of the series."""
+    paths_tell: ClassVar[bool] = True
+    """Whether a path has all that the parameters' posterior depends on."""
     at_once: ClassVar[bool] = True
     """Whether the gap before a step may be 0."""
     prior: Any = None

@@ -14,7 +14,7 @@ Forecasts need no such belief: they are the smoothed states of the same chain wi
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -102,6 +102,7 @@ class SemiMarkov(Dynamics):
     transition_prior: float | Sequence = 1.0
     mask: Sequence[Sequence[bool]] | Any = None
     inputs: Inputs | Sequence[str] = 0  # type: ignore[assignment]
+    paths_tell: ClassVar[bool] = False  # not the duration of a segment that is cut
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "n_states", check_integer("n_states", self.n_states, least=2))

@@ -56,6 +56,8 @@ def check_gibbs(problem: Problem) -> None:
     reason = dynamics.no_messages or dynamics.not_conjugate
     if reason:
         raise TypeError(f"dynamics: {reason}, so {dynamics.name} has no conjugate prior, {INSTEAD}")
+    if not dynamics.paths_tell:
+        raise TypeError(f'dynamics: Gibbs sampling does not take {dynamics.name}; use method="nuts" or "vmp".')
     for factor in dynamics.factors(series, None, gated=len(problem.emission.parts) > 1):
         bounded = {
             name

@@ -481,6 +481,8 @@ def test_what_semi_markov_dynamics_cannot_do_is_said(long):
     model = model_of("negative binomial")
     with pytest.raises(TypeError, match="its durations are NegativeBinomial without a conjugate prior"):
         model.fit(long, "vmp", **QUICK)
+    with pytest.raises(TypeError, match="Gibbs sampling does not take SemiMarkov"):
+        model_of("poisson").fit(long, "gibbs", **QUICK)
     with pytest.raises(TypeError, match="its first segment is cut"):
         model_of("poisson", first_segment="cut").fit(long, "vmp", **QUICK)
     with pytest.raises(ValueError, match="Or no row of segments of 4 steps at most"):
