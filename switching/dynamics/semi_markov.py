@@ -30,6 +30,7 @@ from ...inference.numerics.scalars import check_choice, check_integer
 from ..data.series import Drive, Series
 from ..emissions.conjugate import ConjugateEmission
 from ..emissions.contract import ByGate, Emission
+from ..emissions.counts import NegativeBinomial
 from ..inputs import Inputs, named_or_counted
 from ..known import held
 from ..parameters import Parameters, kept, prefixed, widened, with_prefix
@@ -55,9 +56,9 @@ class SemiMarkov(Dynamics):
 
     Arguments:
         n_states: K, at least 2.
-        duration: the distribution of the steps after a segment's first one: `NegativeBinomial()`, `Poisson()`,
-            `Geometric()`, which is a Markov chain, `Categorical(max)` for any durations up to max steps, or another
-            emission of one count. Its prior is that of the parameters.
+        duration: the distribution of the steps after a segment's first one: `NegativeBinomial()`, the default,
+            `Poisson()`, `Geometric()`, which is a Markov chain, `Categorical(max)` for any durations up to max steps,
+            or another emission of one count. Its prior is that of the parameters.
         first_segment: "whole": the first segment begins at the first step. "cut": it may have begun before, as in a
             part of a long series, so what is left of it has the probability P(d >= r) / E[d].
         last_segment: "cut": the last segment may go on after the end. "whole": it ends there.
@@ -93,7 +94,7 @@ class SemiMarkov(Dynamics):
     """
 
     n_states: int
-    duration: Emission
+    duration: Emission = NegativeBinomial()  # noqa: RUF009 it is frozen
     first_segment: str = "whole"
     last_segment: str = "cut"
     max_duration: int | None = None
