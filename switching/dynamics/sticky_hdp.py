@@ -73,8 +73,8 @@ class StickyHDP(Dynamics):
 
     Example:
         >>> import samplehold as sh
-        >>> model = sh.SwitchingSSM(sh.StickyHDP(max_states=6), sh.Normal())
-        >>> fit = model.fit([0.1, -0.2, 0.0, 0.1, 5.1, 4.8, 5.0, 5.2] * 4, "vmp", progress=False)
+        >>> model = sh.SwitchingSSM(sh.StickyHDP(max_states=6), sh.Poisson())
+        >>> fit = model.fit([1, 0, 2, 1, 19, 18, 21, 20] * 4, "vmp", progress=False)
         >>> fit.n_states_used(seed=0).mode
         2
     """

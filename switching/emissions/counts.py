@@ -120,7 +120,7 @@ class Geometric(ConjugateEmission):
         >>> model = sh.SwitchingSSM(sh.Copy(n_states=2), sh.Geometric())
         >>> fit = model.fit([0, 1, 0, 0, 0, 30, 12, 9, 41, 8], progress=False)
         >>> fit.model.values["probs"].flatten().sort().values.round(decimals=1)
-        tensor([0.0000, 0.8000], dtype=torch.float64)
+        tensor([0.1000, 0.5000], dtype=torch.float64)
     """
 
     n_features: int = 1
