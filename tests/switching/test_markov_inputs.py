@@ -180,7 +180,7 @@ def test_an_m_step_is_the_maximum_of_the_expected_log_joint():
     x, inputs = simulated(model, (3, 40))
     dynamics, drive = model.dynamics, Drive(inputs)
     marginals = model.chain(x, inputs=inputs).marginals()
-    sums = dynamics.marginals(model.chain(x, inputs=inputs))
+    sums = dynamics.marginals(model.chain(x, inputs=inputs), drive)
     stacked = type(sums)(*(None if f is None else f.unsqueeze(0) for f in vars(sums).values()))
     old = {name: value.unsqueeze(0) for name, value in model.values.items()}
     new = old

@@ -7,6 +7,7 @@ import pytest
 import samplehold as sh
 import torch
 from oracles.models import enumerated_by_pyro
+from samplehold.switching.data.series import Drive
 from samplehold.switching.dynamics.durations import Durations, _thinned
 from samplehold.switching.judging.residuals import residuals
 from scipy import stats
@@ -338,8 +339,16 @@ def test_weights_of_inputs_are_found(method):
     fit = model.fit(x, method, **QUICK, inputs=dose, start=begin, max_steps=60)
     assert_close(fit.values["transition_weights"], WEIGHTS, rtol=0, atol=0.3)
     assert bool((fit.objective.diff() > -1e-6).all())
-    effects = fit.plot_effect("dose")
-    assert len(effects.axes) >= 3
+
+
+def test_effects_of_inputs_are_those_on_the_next_state(long):
+    dose = torch.randn(3, 80, 1, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    fit = driven().fit(long, "vmp", **QUICK, inputs=dose, max_steps=5)
+    assert len(fit.plot_effect("dose").axes) == 3
+    model, belief = driven(), torch.tensor([0.0, 1.0, 0.0], dtype=torch.float64)
+    at = Drive(torch.full((1, 1), 2.0, dtype=torch.float64))
+    row = MOVES[1] * (2.0 * WEIGHTS[1, :, 0]).exp()
+    assert_close(model.dynamics.propagate(model.values, belief, at, 1).redrawn[0], row / row.sum())
 
 
 # ---- fits ------------------------------------------------------------------------------------------------------------
