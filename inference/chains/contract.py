@@ -53,8 +53,8 @@ class Marginals(Record):
     drawn: Float[Tensor, "*b K"] | None = None  # of a separate table of drawn states, the first included
     moves: Float[Tensor, "*b K K D"] | None = None  # sums of moves times (1, inputs), in place of `transition`
     leaving: Float[Tensor, "*b S K"] | None = None  # beside `moves`: P(s_t-1 | x) at each step but the first
-    duration: Float[Tensor, "*b K D"] | None = None  # expected numbers of segments by duration
-    first_duration: Float[Tensor, "*b K D"] | None = None  # of first segments, if they have a table of their own
+    duration: Float[Tensor, "*b K L"] | None = None  # expected numbers of segments by duration
+    first_duration: Float[Tensor, "*b K L"] | None = None  # of first segments, if they have a table of their own
 
 
 @dataclass(frozen=True, repr=False)

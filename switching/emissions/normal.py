@@ -92,7 +92,7 @@ class Normal(NormalEmission):
     }
 
     def __new__(cls, n_features: Any = 1, *, prior: Any = None, tied: Any = None, covariance: str = "diagonal") -> Any:
-        if covariance in ("full", "tied"):
+        if isinstance(covariance, str) and covariance in ("full", "tied"):
             raise ValueError(
                 f"covariance: got {covariance!r}, but the features of a Normal are independent; use "
                 f'MultivariateNormal(n_features, covariance={covariance!r}), or tied={{"scale": "{ALL_STATES}"}}.'

@@ -762,3 +762,9 @@ def test_states_of_zeros_alone_have_a_mean_of_at_least_0_in_spite_of_rounding(em
     best = emission.maximize(x, weights, emission.start(prior), prior, torch.zeros(1, dtype=torch.float64))
     for name, value in best.values.items():
         assert bool(emission.parameters[name].support.check(value).all()), name
+
+
+@pytest.mark.parametrize("form", [pd.NA, np.array([1, 2]), None])
+def test_a_form_that_is_no_word_is_named(form):
+    with pytest.raises(ValueError, match="covariance: got .*, expected one of 'diagonal', 'spherical'"):
+        sh.Normal(1, covariance=form)
