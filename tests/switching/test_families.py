@@ -766,5 +766,5 @@ def test_states_of_zeros_alone_have_a_mean_of_at_least_0_in_spite_of_rounding(em
 
 @pytest.mark.parametrize("form", [pd.NA, np.array([1, 2]), None])
 def test_a_form_that_is_no_word_is_named(form):
-    with pytest.raises(ValueError, match="covariance: got .*, expected one of 'diagonal', 'spherical'"):
+    with pytest.raises(ValueError, match=r"covariance: got .*, expected one of 'diagonal', 'spherical'"):
         sh.Normal(1, covariance=form)
