@@ -240,8 +240,7 @@ class Dynamics(Named, ABC):
     def ahead(self, values: Parameters, chain: Chain, drive: Drive, horizon: int) -> ByGate:
         """P(s, z | x) at each of the `horizon` steps after the end of a chain of these dynamics: `[*r, *b, H, K]` for
         z = 1 and for z = 0. The drive is that of the steps to come."""
-        state, last = chain.filter().state, (chain.lengths - 1)[..., None, None]
-        return self.propagate(values, state.take_along_dim(last, -2).squeeze(-2), drive, horizon)
+        return self.propagate(values, at_last(chain.filter().state, chain.lengths), drive, horizon)
 
     @abstractmethod
     def propagate(self, values: Parameters, belief: Float[Tensor, "*b K"], drive: Drive, horizon: int) -> ByGate:
@@ -368,6 +367,11 @@ class Dynamics(Named, ABC):
 def draw_state(name: str, probs: Tensor) -> Tensor:
     """A site of a state, marked for exact enumeration. `Categorical(probs)` would raise probabilities of 0 to 1e-16."""
     return pyro.sample(name, dist.Categorical(logits=log_probability(probs)), infer={"enumerate": "parallel"})
+
+
+def at_last(table: Float[Tensor, "*rb T K"], lengths: Int[Tensor, "*rb"]) -> Float[Tensor, "*rb K"]:
+    """The entries of the last step of each sequence."""
+    return table.take_along_dim((lengths - 1)[..., None, None], -2).squeeze(-2)
 
 
 def pushed(belief: Float[Tensor, "*b K"], tables: Iterable[Tensor]) -> ByGate:

@@ -35,7 +35,7 @@ from ..inputs import Inputs, named_or_counted
 from ..known import held
 from ..parameters import Parameters, kept, prefixed, widened, with_prefix
 from ..priors import Conjugate
-from .contract import NOTHING, PATHS, Drawn, Dynamics, draw_state, pushed
+from .contract import NOTHING, PATHS, Drawn, Dynamics, at_last, draw_state, pushed
 from .durations import AXES, PREFIX, DurationBlock, Durations, check_law, longest_of
 from .factors import segment_lengths
 from .initial import given_start
@@ -201,7 +201,7 @@ class SemiMarkov(Dynamics):
         lengths: Tensor | None = None,
     ) -> Chain:
         table = likelihood.redrawn
-        n_batch = table.ndim - values["transition_probs"].ndim
+        n_batch = table.ndim - values[ROWS].ndim
         first = self._first_rows(values, n_batch, table.shape[-2])
         return SemiMarkovChain(
             log_probability(self._start(values, n_batch)).to(table),
@@ -216,7 +216,7 @@ class SemiMarkov(Dynamics):
     def _start(self, values: Parameters, n_batch: int) -> Float[Tensor, "*rb K"]:
         """P(s_1); the axes *b have length 1."""
         if not isinstance(self.initial, str):
-            return torch.tensor(self.initial, dtype=torch.float64).to(values["transition_probs"])
+            return torch.tensor(self.initial, dtype=torch.float64).to(values[ROWS])
         return widened(values["initial_probs"], 1, n_batch)
 
     def _log_moves(self, values: Parameters, drive: Drive, n_batch: int) -> Tensor:
@@ -249,7 +249,7 @@ class SemiMarkov(Dynamics):
         later = self._log_moves(values, drive, n_batch).to(table)
         start, first, n_seen = chain.log_initial, self._first_rows(values, n_batch, n_steps + horizon), lengths
         if self.last_segment == "whole":  # another segment begins after the end
-            state = chain.filter().state.take_along_dim((lengths - 1)[..., None, None], -2).squeeze(-2)
+            state = at_last(chain.filter().state, lengths)
             into = later[..., 0, :, :] if self.n_inputs else later
             start, first = log_probability((state.unsqueeze(-2) @ into.exp()).squeeze(-2)), None
             table, n_steps, n_seen = table.new_zeros(*lengths.shape, 0, self.n_states), 0, torch.zeros_like(lengths)

@@ -4,8 +4,7 @@ $$\beta \sim \text{Dir}(\gamma/L, \dots, \gamma/L), \quad \pi_j \sim \text{Dir}(
 s_1 \sim \pi_0 \sim \text{Dir}(\alpha\beta), \quad s_t \sim \pi_{s_{t-1}},$$
 
 with Gamma priors of $\gamma$ and $\alpha + \kappa$, and a Beta prior of $\rho = \kappa / (\alpha + \kappa)$. Most of
-the L states stay without data, so L is an upper limit. The first state has a row of its own, as in the programs of Fox
-et al.
+the L states stay without data, so L is an upper limit. The first state has a row of its own.
 See `hierarchical_rows` for message passing, and `table_counts` for Gibbs sampling.
 
 References: Fox, Sudderth, Jordan & Willsky 2011, *A sticky HDP-HMM with application to speaker diarization*; Teh,

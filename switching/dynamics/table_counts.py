@@ -24,7 +24,7 @@ from torch.distributions import Beta, Binomial
 
 from ...inference.families import Dirichlet, Gamma
 from ..parameters import Parameters
-from .hierarchical_rows import LEAST, N_HYPER, concentrations
+from .hierarchical_rows import LEAST, N_HYPER, HierarchicalRows, concentrations
 
 ROUNDS = 5  # draws of base and concentrations for each draw of the rows
 SHRINKS = 200  # of a slice, which then has the width of a rounding
@@ -58,7 +58,7 @@ def draw_concentrations(eta: Float[Tensor, "*r P"], values: Parameters, at: Para
     Arguments:
         at: base and concentrations, if they are held.
     """
-    n = _counts(eta, values["base_probs"].shape[-1])
+    n = HierarchicalRows(values["base_probs"].shape[-1]).counts(eta).round().long()
     now = {name: table.double() for name, table in values.items()}
     now |= {name: table.to(now[name]).expand(now[name].shape) for name, table in at.items()}
     for _ in range(0 if at else ROUNDS):
@@ -68,10 +68,6 @@ def draw_concentrations(eta: Float[Tensor, "*r P"], values: Parameters, at: Para
     for name, row, counted in zip(names, rows, (n[..., :-1, :], n[..., -1, :]), strict=True):
         now[name] = Dirichlet().sample(row + counted, 1)[0].clamp_min(LEAST)  # the density is infinite at 0
     return {name: now[name].to(values[name]) for name in values}
-
-
-def _counts(eta: Tensor, k: int) -> Int[Tensor, "*r J L"]:
-    return eta[..., :-N_HYPER].unflatten(-1, (k + 1, k)).round().long()
 
 
 def _draw_hyper(n: Int[Tensor, "*r J L"], prior: Float[Tensor, "*r 6"], now: Parameters) -> Parameters:

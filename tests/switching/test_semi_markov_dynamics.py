@@ -406,7 +406,8 @@ def test_message_passing_climbs_a_bound_on_the_evidence(name, last, long):
     assert_close(again.sum(-1), torch.ones_like(again[..., 0]))
     by_em = model.fit(long, **QUICK, start=fit, max_steps=40)
     if name != "categorical":  # durations of up to 4 steps are not those of these data
-        assert_close(fit.values["loc"], by_em.values["loc"], rtol=0, atol=0.1)
+        spread = fit.posterior.sample(200, seed=0)["loc"].std(0)
+        assert bool(((fit.values["loc"] - by_em.values["loc"]).abs() < spread).all())
     assert bool(fit.forecast(3).mean.isfinite().all())
 
 

@@ -239,7 +239,8 @@ class SemiMarkovChain:
 
     def _check(self, failed: Tensor, total: Tensor | None = None) -> None:
         ends = "" if self.censored else ", or none can end at the last one"
-        hint = f" Or no row of segments of {self.log_duration.shape[-1]} steps at most reaches it{ends}."
+        longest = self.log_duration.shape[-1]
+        hint = f" Or no row of segments of {longest} steps at most reaches it{ends}; give longer durations."
         check_possible(failed, total, hint, log_likelihood=self.log_likelihood)
 
     def _duration_counts(self, counts: Tensor) -> tuple[Tensor, Tensor | None]:
