@@ -12,7 +12,7 @@ import torch
 from jaxtyping import Shaped
 from torch import Tensor
 
-BLOCK = 2**20  # rows that are read and written together
+BLOCK = 2**17  # rows that are read and written together
 
 
 class Scratch:

@@ -765,6 +765,6 @@ def test_states_of_zeros_alone_have_a_mean_of_at_least_0_in_spite_of_rounding(em
 
 
 @pytest.mark.parametrize("form", [pd.NA, np.array([1, 2]), None])
-def test_a_form_that_is_no_word_is_named(form):
+def test_a_form_that_is_no_word_is_named(form, as_users_call):
     with pytest.raises(ValueError, match=r"covariance: got .*, expected one of 'diagonal', 'spherical'"):
         sh.Normal(1, covariance=form)
