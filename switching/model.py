@@ -88,7 +88,7 @@ class SwitchingSSM(Model):
             or `StickyHDP(max_states)`.
         emission: `Normal(n_features)`, `MultivariateNormal(n_features)`, `Categorical(n_categories)`,
             `Bernoulli(n_features)`, `Poisson(n_features)`, `LinearRegression(n_features, inputs)`,
-            `Joint(step=Gamma(), angle=VonMises())`, others of docs/emissions.md,
+            `Joint(step=Gamma(), angle=VonMises())`, others of docs/guides/emissions.md,
             `AutoRegressive(order, n_features)`, `Gated(emission, background)`, or your own emission.
 
     Every method that takes `x` accepts a tensor `[T]`, `[T, F]` or `[*batch, T, F]`, a numpy array, a pandas object, a

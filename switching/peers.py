@@ -1,4 +1,4 @@
-"""The words of other libraries, and the words for the same here: in errors, and on the page docs/coming_from.md."""
+"""The words of other libraries, and ours for the same: in errors, and on the page docs/coming_from/index.md."""
 
 from collections.abc import Callable
 from difflib import get_close_matches

@@ -106,7 +106,7 @@ class Emission(Named, ABC):
         instead: emissions that take other observations, for error messages.
 
     Example:
-        `docs/own_emission.md` writes an emission, and fits it. Methods of every emission:
+        `docs/guides/own_emission.md` writes an emission, and fits it. Methods of every emission:
 
         >>> import samplehold as sh
         >>> emission = sh.Poisson(n_features=1)

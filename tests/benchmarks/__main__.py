@@ -1,4 +1,4 @@
-"""Every benchmark, one after another, into `docs/benchmarks.md`: `python tests/benchmarks`, with the extra `bench`.
+"""Every benchmark, in order, into `docs/quality/benchmarks.md`: `python tests/benchmarks`, with the extra `bench`.
 
 This takes about half an hour on a quiet machine. Each `bench_*.py` also runs alone and prints its results.
 `stack_languages.py` (which trains), `fit_quality.py` (which compares optima), `interval_coverage.py`,
@@ -14,7 +14,7 @@ import sys
 from pathlib import Path
 
 FOLDER = Path(__file__).parent
-OUT = FOLDER.parents[1] / "docs" / "benchmarks.md"
+OUT = FOLDER.parents[1] / "docs" / "quality" / "benchmarks.md"
 TITLES = {
     "bench_elman": "Elman networks",
     "bench_gpu_kernels": "GPU kernels",

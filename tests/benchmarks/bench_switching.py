@@ -104,7 +104,7 @@ def experiment() -> None:
     print("| method | share of 200 steps | share of the first 12 alone | processor seconds |\n|---|---:|---:|---:|")
     print("\n".join(rows))
     draw(found)
-    print(f"\n![Share of steps in the right regime, by sequence, one panel a method](figures/{FIGURE.name})\n")
+    print(f"\n![Share of steps in the right regime, by sequence, one panel a method](../figures/{FIGURE.name})\n")
 
 
 def draw(found: dict[str, Tensor]) -> None:

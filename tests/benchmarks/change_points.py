@@ -1,6 +1,8 @@
 """Changes that `Segments` finds, beside PELT and binary segmentation of ruptures, on annotated and simulated series.
 
-`python tests/benchmarks/change_points.py [seeds]`, with the extra `bench`, prints the tables of docs/change_points.md.
+`python tests/benchmarks/change_points.py [seeds]`, with the extra `bench`, prints the tables of
+docs/replications/change_points.md.
+
 The annotations are those of the Turing Change Point Dataset (van den Burg & Williams 2020, MIT licence): the changes
 that five people saw in a series. The monthly numbers of drivers are in the cache folder of `tests/data/fetch.py`.
 """

@@ -1,8 +1,9 @@
 """Whether stack networks find the use of their stack from their default start, whatever the seed and the threads.
 
 `python tests/benchmarks/stack_learning.py` trains each on marked reversal, as `stack_languages.py` does, and writes
-`docs/stack_learning.md`: nats per symbol above the exact bound on strings of up to 40 symbols, after 1500 updates, by
-seed, at one thread and at two. `--networks`, `--seeds`, `--threads` and `--updates` choose less, and print it only.
+`docs/background/stack_learning.md`: nats per symbol above the exact bound on strings of up to 40 symbols, after 1500
+updates, by seed, at one thread and at two. `--networks`, `--seeds`, `--threads` and `--updates` choose less, and print
+it only.
 """
 
 import argparse
@@ -14,7 +15,7 @@ import torch
 from stack_languages import LANGUAGES, NETWORKS, STOP, excess, train
 
 LANGUAGE, AIM, LONGEST = "marked reversal", 0.02, 40
-PAGE = Path(__file__).parents[2] / "docs" / "stack_learning.md"
+PAGE = Path(__file__).parents[2] / "docs" / "background" / "stack_learning.md"
 HEAD = """# Do stack networks learn from their default start?
 
 `python tests/benchmarks/stack_learning.py` trains networks on marked reversal. The table shows cross-entropy above the

@@ -35,7 +35,7 @@ def test_a_latch_is_as_far_from_its_chain_as_theory_says():
 
 
 def test_the_page_has_the_latch_of_theory_in_columns_of_the_study():
-    page = (Path(sh.__file__).parent / "docs" / "state_regularized.md").read_text()
+    page = (Path(sh.__file__).parent / "docs" / "background" / "state_regularized.md").read_text()
     head, _, *lines = [line for line in page.split("## Random networks")[0].splitlines() if line.startswith("|")]
     cells = lambda line: [cell.strip() for cell in line.strip("|").split("|")]
     table = latch_table(latch_distances((0.2, 0.5), 4))

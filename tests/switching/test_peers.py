@@ -19,7 +19,7 @@ KINDS = {
     "switching linear": sh.SwitchingLinearSSM(2, 1),
     "factorial": factorial_of(HALF, [HALF, HALF], [torch.zeros(2, 1).double()] * 2, torch.eye(1).double()),
 }
-PAGE = (Path(sh.__file__).parent / "docs" / "coming_from.md").read_text()
+PAGE = (Path(sh.__file__).parent / "docs" / "coming_from" / "index.md").read_text()
 
 
 @pytest.mark.parametrize("model", KINDS.values(), ids=KINDS)

@@ -1,4 +1,4 @@
-"""Maximum likelihoods of published data sets, from other packages: the table of docs/published_maxima.md.
+"""Maximum likelihoods of published data sets, from other packages: the table of docs/quality/published_maxima.md.
 
 Each is reached by the default search in every one of three seeds. The data are fetched by `tests/data/fetch.py`.
 """
@@ -13,7 +13,7 @@ import torch
 from data.fetch import how_to_get, table
 
 SEEDS = (0, 1, 2)
-PAGE = Path(sh.__file__).parent / "docs" / "published_maxima.md"
+PAGE = Path(sh.__file__).parent / "docs" / "quality" / "published_maxima.md"
 
 
 class Published(NamedTuple):
