@@ -1,0 +1,55 @@
+"""How the site is built: `sphinx-build --fail-on-warning docs docs/_build/html`."""
+
+import inspect
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+import samplehold
+
+HERE = Path(__file__).parent
+sys.path.insert(0, str(HERE / "_extensions"))
+for name in samplehold.__all__:  # `samplehold.chains` and its kin are found as the modules that they are
+    if inspect.ismodule(getattr(samplehold, name)):
+        sys.modules[f"samplehold.{name}"] = getattr(samplehold, name)
+
+project, author, copyright = "samplehold", "The samplehold developers", "The samplehold developers"
+version = release = samplehold.__version__
+extensions = [
+    "myst_nb",
+    "sphinx.ext.autodoc",
+    "sphinx.ext.autosummary",
+    "sphinx.ext.napoleon",
+    "sphinx_copybutton",
+    "sphinx.ext.mathjax",
+    "docstrings",
+    "beside",
+]
+exclude_patterns = ["_build", "_templates", "_extensions", "notebooks"]
+templates_path = ["_templates"]
+
+html_theme = "furo"
+html_title = "samplehold"
+html_theme_options = {"navigation_with_keys": True}
+html_copy_source = False
+html_show_sourcelink = False
+copybutton_exclude = ".linenos, .gp, .go"
+
+myst_enable_extensions = ["dollarmath", "deflist"]
+myst_heading_anchors = 4
+nb_execution_mode = "cache"
+nb_execution_excludepatterns = ["tutorials/*"]  # these have their outputs, and CI runs them
+nb_execution_raise_on_error = True
+nb_execution_timeout = 300
+nb_merge_streams = True
+
+autosummary_generate = True
+autodoc_member_order = "groupwise"
+autodoc_typehints = "none"  # shapes stand in the signature
+napoleon_google_docstring, napoleon_numpy_docstring = True, False
+add_module_names = False
+python_use_unqualified_type_names = True
+
+# formulas without a network: this package holds MathJax
+html_static_path = [str(Path(find_spec("sphinx-mathjax-offline").origin).parent / "static")]
+mathjax_path = "mathjax/tex-chtml.js"
