@@ -256,7 +256,7 @@ def show(series: TableSeries, observed: Series, fit: Fit, posterior: Groups, sta
 def draws_of(fit: Fit, observed: Series) -> Groups:
     """The fit for ArviZ, with up to 1000 draws; a fit by EM is a point, so it has one draw.
 
-    For very long series, no series are drawn.
+    If the series is too long for that (`MAX_REPLICATED`), no series are drawn.
     """
     least = 2 if fit.posterior is None else 4
     affordable = MAX_REPLICATED // observed.observations.numel()

@@ -2,7 +2,7 @@
 
 The results are written into a new folder beside the old one. Other files of the old folder are linked into the new one.
 Then the two folders are exchanged in one step, and the old one is removed. A working directory, a mount point, or a
-folder on some systems cannot be exchanged. There the results replace the old ones one by one at the very end, and only
+folder on some systems cannot be exchanged. There the results replace the old ones one by one at the end, and only
 an interruption within those microseconds leaves a mixture.
 """
 

@@ -74,7 +74,7 @@ WORK: dict[str, Callable[[], None]] = {
 
 
 def check_work(names: list[str]) -> list[str]:
-    """All kinds of work where none is named; ValueError for a name that is none."""
+    """The kinds of work with these names, all if there are none; ValueError for an unknown name."""
     for name in names:
         if name not in WORK:
             raise ValueError(f"work: got {name!r}, expected some of {', '.join(WORK)}.")

@@ -94,7 +94,7 @@ assert shown.index[0] == 1899
 shown.head(5)
 
 # %% [markdown]
-# ### What comes next
+# ### Forecasts
 #
 # For the copy model the forecast at any horizon is in closed form, because $h$ steps of it are one step with a smaller
 # probability of holding: $P(s_{T+h}) = (1-\rho)^h P(s_T) + (1 - (1-\rho)^h)\,\pi$.
@@ -147,10 +147,9 @@ assert evidence["Normal, Markov"] > evidence["Normal, copy"] > evidence["Poisson
 fits["Normal, Markov"].plot(counts)
 
 # %% [markdown]
-# The general Markov chain wins, and its transition matrix shows why: the sun does not jump from quiet to busy at
-# random,
-# it climbs and falls through the middle. A copy chain cannot say that, since where a redraw lands does not depend on
-# where it left.
+# The general Markov chain wins, and its transition matrix shows why. The sun does not jump from quiet to busy at
+# random: it rises and falls through the middle. A copy chain cannot say that, because the state after a redraw does not
+# depend on the state before.
 
 # %%
 chain = fits["Normal, Markov"].model
@@ -206,7 +205,7 @@ with tempfile.TemporaryDirectory() as folder:
 assert torch.equal(again.log_evidence(nile), fit.model.log_evidence(nile))
 
 # %% [markdown]
-# **Answer.** The Nile changed between 1898 and 1899, in one step and for good; the sun passes through a middle state
-# rather than jumping from quiet to busy; and the American economy of 1974 and 1980 was in a regime of high inflation
-# and high unemployment, to which it came back for a while around 1991 and again in 2008. Each statement is a posterior
-# probability, computed exactly given the fitted parameters.
+# **Answer.** The Nile changed between 1898 and 1899, in one step and for good. The sun passes through a middle state
+# rather than jumping from quiet to busy. The American economy of 1974 and 1980 was in a regime of high inflation and
+# high unemployment. It came back to this regime for a while around 1991 and again in 2008. Each statement is a
+# posterior probability, computed exactly given the fitted parameters.

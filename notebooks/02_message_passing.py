@@ -196,8 +196,8 @@ plt.show()
 
 # %% [markdown]
 # Held and drawn states emit alike here, so that nothing but the states themselves can open the gate. A belief that is
-# nearly certain makes the logarithm of the other state very small, and holds on to itself: the change of 1899 is seen
-# when a year comes that no high flow explains.
+# nearly certain makes the logarithm of the other state small, and so keeps itself. The change of 1899 is seen only at
+# a year that no high flow explains.
 
 # %%
 late = int(nile.index[int((online.state[:, high] < 0.5).int().argmax())])
@@ -336,8 +336,8 @@ plt.show()
 # ## Causes of causes: a layered model
 #
 # In `LayeredSSM` a redraw asks the layer above: its fresh state comes from a row of a table, and the row is the state
-# of the upper layer. What is a hidden state to one layer is an observation to the next. To know what there is to
-# find, we draw a series from such a model: a fast layer with three levels, a slow one that says which of them are in
+# of the upper layer. What is a hidden state to one layer is an observation to the next. To know the right
+# answer, we draw a series from such a model: a fast layer with three levels, a slow one that says which of them are in
 # season.
 
 # %%
@@ -354,9 +354,9 @@ assert (learned - season).abs().max() < 0.15
 pd.DataFrame(torch.cat([season, learned], 1), ["season 1", "season 2"], [*("true",) * 3, *("learned",) * 3]).round(2)
 
 # %% [markdown]
-# Beliefs about the upper layer can be had in three ways: exactly, by a chain over all joint states; by sweeps of
-# messages up and down until the bound settles; or in one bottom-up pass, each layer filtering what the one below
-# passes up, which is what a stack of recurrent layers does.
+# There are three ways to compute beliefs about the upper layer. A chain over all joint states is exact. Sweeps of
+# messages go up and down until the bound settles. One bottom-up pass lets each layer filter the messages of the one
+# below, as a stack of recurrent layers does.
 
 # %%
 fitted, sequence = layered.model, series.x[0]

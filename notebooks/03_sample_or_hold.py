@@ -104,9 +104,9 @@ report.plot(steps=slice(0, 80))
 # %% [markdown]
 # ## The claim in one cell
 #
-# Say what is true of one step, as two functions of $z$ and $s$, and leave the rest to a message-passing engine that has
-# never heard of networks: with probability $\rho$ the state is drawn and $s$ has the log-weight $v(s)$, else it is held
-# and has the one it had, $h(s)$. Each function is the expectation of a log-factor; the engine differentiates it for its
+# We describe one step by two functions of $z$ and $s$. A message-passing engine that knows nothing of networks does the
+# rest. With probability $\rho$ the state is drawn, and $s$ has the log-weight $v(s)$. Otherwise it is held and keeps
+# its log-weight $h(s)$. Each function is the expectation of a log-factor; the engine differentiates it for its
 # messages.
 
 
@@ -125,9 +125,9 @@ def one_step(v: torch.Tensor, h: torch.Tensor, log_odds: torch.Tensor, gate: tor
 
 
 # %% [markdown]
-# **The gate is given.** Then only $s$ is updated, once, and the log-weights of $q(s_t)$ are the state of a minGRU with
-# linear candidates and one gate, whatever its weights: the forward pass of `torch` code on one side, an inference
-# engine on the other.
+# **The gate is given.** Then only $s$ is updated, once. The log-weights of $q(s_t)$ are the state of a minGRU with
+# linear candidates and one gate, for all weights. Below, one side is the forward pass of `torch` code, and the other
+# side is an inference engine.
 
 # %%
 random = torch.Generator().manual_seed(0)
@@ -292,9 +292,9 @@ panels[7].set_xlabel("step; a token in bold was emitted by a redraw")
 plt.show()
 
 # %% [markdown]
-# In the silent model the two rows are the same, and so are the two curves: the future adds **nothing**. What comes next
-# is background or a fresh state, and neither depends on $s_t$. In the speaking model the tokens that follow a change
-# date it.
+# In the silent model the two rows are the same, and so are the two curves: the future adds **nothing**. The next token
+# is background or comes from a fresh state, and neither depends on $s_t$. In the speaking model the tokens that follow
+# a change date it.
 
 # %%
 gained = {}

@@ -13,8 +13,8 @@
 # %% [markdown]
 # # What trained networks believe
 #
-# A recurrent network is trained to predict the next token and told nothing else. The data come from a model that we
-# know, so that the best possible state of mind is known, too: the posterior $a_t = P(s_t \mid x_{1:t})$. Does the
+# A recurrent network is trained to predict the next token, and on nothing else. The data come from a model that we
+# know, so the best possible state of mind is known too: the posterior $a_t = P(s_t \mid x_{1:t})$. Does the
 # network find it?
 #
 # The model is one for which no minGRU is exact (`03_sample_or_hold`), since its held states go on emitting:
@@ -228,10 +228,10 @@ assert windows.loc["exact filter", "mean window"] < 12
 assert 25 < windows.loc["exact filter", "longest window"] < 35
 
 # %% [markdown]
-# Of the minGRU and the minLSTM it is *proved* that some twenty tokens are enough. The exact filter does with eleven on
-# average, and needs up to thirty: its window ends where the tokens have told the state, and grows where they leave it
-# open, while a gate that reads one token forgets at its own pace. (A unit is no probability, so the lines do not rank.)
-# Of the GRU and the LSTM nothing is proved: their worst-case rates are above one, and the only certified window is the
+# For the minGRU and the minLSTM it is *proved* that some twenty tokens are enough. The exact filter needs eleven on
+# average, and up to thirty. Its window ends where the tokens determine the state, and grows where they leave it open. A
+# gate that reads one token forgets at its own pace. (A unit is no probability, so the lines do not rank.)
+# For the GRU and the LSTM nothing is proved. Their worst-case rates are above one, and the only certified window is the
 # whole past. Yet they forget as well, as cutting them shows:
 
 # %%
@@ -423,11 +423,12 @@ plt.show()
 # beliefs, and the top layer ends no nearer to the exact posterior than its prior is.
 #
 # One sweep is no exact inference either: the upper layers are too sure. A state that is held below is heard above at
-# every step, as if it were new evidence each time. What the model would pass up is the belief in a state *and* that it
-# was just drawn; the row "sweep of redraws" does that, and cuts the error at the top by more than a third.
+# every step, as if it were new evidence each time. The model itself would pass up the belief that a state holds
+# *and* that it was drawn at this step. The row "sweep of redraws" does that, and cuts the error at the top by more than
+# a third.
 #
-# **Answer.** Networks trained on tokens alone come to hold the posterior of the model that made them: on held-out
-# sequences logistic regression reads it from their states with an $R^2$ of 0.98 or more, against 0.94 at most before
-# training. A minGRU, whose gate cannot ask its state, keeps it as log-odds and loses a tenth of the memory's worth, or
-# 7% with six times the training; its memory has an end that can be proved, as the exact filter's has. Stacked, beliefs
-# have to be passed as beliefs.
+# **Answer.** Networks trained on tokens alone come to hold the posterior of the model that made them. On held-out
+# sequences, logistic regression reads it from their states with an $R^2$ of 0.98 or more, against 0.94 at most before
+# training. A minGRU, whose gate does not read its state, keeps the posterior as log-odds. It loses a tenth of the
+# memory's worth, or 7% with six times the training. The end of its memory can be proved, like that of the exact filter.
+# A stack of layers has to pass beliefs as beliefs.

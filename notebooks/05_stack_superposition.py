@@ -162,7 +162,7 @@ mixture.plot(0, steps=list(WORD))
 
 # %% [markdown]
 # What is on top after each closing bracket is the bracket that is open, wherever it was pushed: the rows of the last
-# panel are taken up again after what lies above them is gone.
+# panel are taken up again after the elements above them are gone.
 #
 # ## Three brackets are smudged
 #
@@ -206,10 +206,10 @@ assert ways.action[:, 0, SMUDGED].sum(-1).mode().values == 1  # one pop, two pus
 display(table)
 
 # %% [markdown]
-# What the network thought probable, pop and pop and push, is impossible as a whole: it would end one level off. Two
-# readings are left, and they are about as probable: the evidence settles the third symbol, and of the first two it
-# says only that they are opposite. No table of probabilities by step can say that. Whole histories do, and so do
-# whole stacks: here is what may lie on the stack after the third symbol.
+# The network thought a pop, a second pop and a push probable. As a whole this is impossible: it would end one level
+# off. Two readings are left, and they are about equally probable. The evidence settles the third symbol. About the
+# first two it says only that they are opposite. No table of probabilities by step can say that. Whole histories do, and
+# so do whole stacks: here is what may lie on the stack after the third symbol.
 
 # %%
 ways.plot(step=2, sequence=(0,), names=list(shown))
@@ -259,9 +259,9 @@ figure.colorbar(image, ax=axes, label="share of the read", shrink=0.8)
 plt.show()
 
 # %% [markdown]
-# The diagonal is what was just pushed, and each row is taken up again when what lay above it is gone. Superposition
-# loses weight on the way: in part of its histories the stack is empty too early. Stratification blurs in its own way:
-# with 0.8 of a layer on top, a fifth of every read comes from the layer below.
+# The diagonal is the element pushed at this step. Each row is taken up again when the elements above it are gone.
+# Superposition loses weight on the way: in part of its histories the stack is empty too early. Stratification blurs in
+# its own way: with 0.8 of a layer on top, a fifth of every read comes from the layer below.
 #
 # ## Where superposition stops being exact
 #

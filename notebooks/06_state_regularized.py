@@ -243,9 +243,9 @@ for panel in panels[1]:
 _ = figure.colorbar(picture, ax=panels, shrink=0.6, label="probability")
 
 # %% [markdown]
-# Below the red line the readout rejects. Trained by the chain, centroids fall into groups, within which it does not
-# matter which is drawn: each group leads to one group with each symbol, and the groups are the states of an automaton
-# with no 0 yet, one, two, and three of them in a row.
+# Below the red line the readout rejects. Trained by the chain, centroids fall into groups. Within a group it does
+# not matter which centroid is drawn: each group leads to one group with each symbol. The groups are the states of an
+# automaton: no 0 yet, one, two, and three of them in a row.
 #
 # The full study, with more languages, brackets, random networks and digits, is
 # `samplehold.models.studies.state_regularized`; its tables are in `docs/background/state_regularized.md`.

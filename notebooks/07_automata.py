@@ -98,10 +98,10 @@ assert found.faithfulness.agreeing > 0.95 * found.faithfulness.words
 # %% [markdown]
 # ## Three methods, two distances
 #
-# k-means of visited states is the oldest method. Where a cluster leads is told by a step from its *centre*, which
-# need not be where its members go. A state-regularised layer (Wang & Niepert 2019) has centroids of its own, and its
-# machine is its hard step, no word read at all. For each we ask: how far is the machine from the *network*, and how
-# far from the *language*? These are two questions: a machine may well be right where its network is wrong.
+# k-means of visited states is the oldest method. The successor of a cluster is found by a step from its *centre*, and
+# its members may go elsewhere. A state-regularised layer (Wang & Niepert 2019) has centroids of its own, and its
+# machine is its hard step, no word read at all. For each we ask: how far is the machine from the *network*, and how far
+# from the *language*? These are two questions: a machine may well be right where its network is wrong.
 
 # %%
 torch.manual_seed(0)

@@ -103,8 +103,8 @@ display(table.round(1))
 # ## What one layer of QRNN cannot do
 #
 # A QRNN of ifo-pooling counts, but its gates read a window of inputs, and so cannot know that the count is over. For
-# $a^n b^n w$ the two words below must be told apart. They have the same windows, each as often, and any saturated layer
-# ends in the same state; an LSTM, whose gates read h, tells them.
+# $a^n b^n w$ the layer must distinguish the two words below. They have the same windows, each as often, so any
+# saturated layer ends in the same state. An LSTM, whose gates read h, distinguishes them.
 
 # %%
 end = "aaabaabbabbbbaba"

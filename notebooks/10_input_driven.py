@@ -15,8 +15,8 @@
 #
 # A subject chooses left or right on every trial. Its strategy is hidden: it follows the stimulus, or prefers one side.
 # A cue now and then makes it draw a new strategy. This is a switching model with two sets of inputs: the cue drives the
-# **gate**, and the stimulus drives the **choice**. A minGRU on the same trials has input-driven gates too. What lies
-# between the two is measured here in nats.
+# **gate**, and the stimulus drives the **choice**. A minGRU on the same trials has input-driven gates too. The
+# distance between the two is measured here in nats.
 
 # %%
 # %matplotlib inline

@@ -203,11 +203,11 @@ class Model(Named, ABC):
     def _check_observations(self, series: Series) -> None:
         """ValueError if the model cannot have produced these observations."""
 
-    def _check_knowledge(self, series: Series, told: bool = True) -> Series:
+    def _check_knowledge(self, series: Series, with_states: bool = True) -> Series:
         """The series, if known states and weights fit the model; ValueError otherwise.
 
         Arguments:
-            told: whether `states` were given; if all are unknown, the series has none.
+            with_states: whether `states` were given; if all are unknown, the series has none.
         """
         series.check_plain(f"a {self.name}")
         return series
@@ -422,7 +422,7 @@ class Model(Named, ABC):
         for name in given:
             if name not in Given.__annotations__:
                 raise TypeError(f"{name}: no such argument; besides x there are {', '.join(Given.__annotations__)}.")
-        told = given.get("states") is not None or (isinstance(x, Series) and x.checked is not None)
+        with_states = given.get("states") is not None or (isinstance(x, Series) and x.checked is not None)
         if isinstance(x, Series) and horizon:
             if given.get("time") is not None:
                 raise ValueError(
@@ -434,7 +434,7 @@ class Model(Named, ABC):
         if series.checked is not None and all(a is b for a, b in zip(series.checked, parts, strict=False)):
             return series
         series.check(self._check_observations)
-        series = self._check_knowledge(series, told)
+        series = self._check_knowledge(series, with_states)
         n_steps = max(series.n_steps, series.n_driven) if isinstance(x, Series) else series.n_steps + horizon
         if given.get("time") is not None and series.dt is not None and series.dt.shape[-1] != n_steps:
             ahead = f", {horizon} of them to come" if horizon else ""

@@ -263,11 +263,11 @@ class SwitchingSSM(Model):
     def _check_observations(self, series: Series) -> None:
         self.emission.check(series.observations, series.features_of() if series.features else None)
 
-    def _check_knowledge(self, series: Series, told: bool = True) -> Series:
+    def _check_knowledge(self, series: Series, with_states: bool = True) -> Series:
         if series.noise is not None and not all(part.emission.takes_noise for part in self.emission.parts):
             raise ValueError(f"noise: got some, but {self.emission.name} takes none; leave it out, or use Normal.")
         checked = check_states(series, self.n_states)
-        if self.dynamics.may_need_states and not told:
+        if self.dynamics.may_need_states and not with_states:
             self.dynamics.check_told(checked)
         self.dynamics.check_states(checked)
         return checked

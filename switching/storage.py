@@ -2,7 +2,7 @@ r"""Models on disk: a folder with one file, `model.safetensors`, which contains 
 
 Its tensors are the values, the hyperparameters and other tensors of the class. Its metadata are JSON under
 `samplehold`: the format, the class, its parts with their arguments, notes of the caller, and the SHA-256 of the whole
-file with zeros in the place of this number:
+file with zeros instead of this number:
 
     {"format": 1, "sha256": "...", "class": "SwitchingSSM", "dynamics": {"class": "Copy", ...}, ..., "notes": {...}}
 

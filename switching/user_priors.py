@@ -88,7 +88,7 @@ class UserPrior:
 
 @lru_cache(maxsize=64)
 def _plain_law(prior: UserPrior, shape: torch.Size, dtype: torch.dtype, device: torch.device) -> Any:
-    """The prior of a table of this shape in the data's units; climbs ask for its density many times."""
+    """The prior of a table of this shape in the data's units; optimizers ask for its density many times."""
     return prior._law(shape, torch.zeros(shape, dtype=dtype, device=device), None, None)
 
 
@@ -187,7 +187,7 @@ def merged(prior: Mapping[str, Any], by: Mapping[str, Any], parameters: Mapping[
 
 
 def _with_covariance(prior: Mapping[str, Any], known: Mapping[str, Any]) -> dict[str, Any]:
-    """Priors with that of a covariance in the place of those of its standard deviations and correlations."""
+    """Priors with that of a covariance instead of those of its standard deviations and correlations."""
     some = [name for name in (SCALE, CORRELATION) if name in prior and name not in known]
     if COVARIANCE not in known or not some:
         return dict(prior)

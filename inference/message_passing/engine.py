@@ -86,7 +86,7 @@ class VMP:
 
     Arguments:
         blocks: in the order of their updates. A block without a prior and with large statistics, such as paths, should
-            be last: just after its update, its part of the bound is its normalizer, which is known.
+            be last: right after its update, its part of the bound is its normalizer, which is known.
         factors: each names its blocks.
         restarts: length of the leading axis of every eta and elog, if these hold several independent runs.
         check: whether to test every block and every factor numerically, which costs a few evaluations. Skip this only
@@ -101,7 +101,7 @@ class VMP:
     Attributes:
         blocks: by name, read-only; `put` replaces one. Blocks are never changed in place, so `dict(vmp.blocks)` is a
             checkpoint.
-        linear: the blocks in whose statistics all factors are linear, not just affine.
+        linear: the blocks in whose statistics all factors are linear, not only affine.
 
     Raises:
         ValueError: names the block that is missing, double, without a factor or improper; the factor whose elog is not
@@ -451,7 +451,7 @@ class VMP:
         r"""The parts of the ELBO, [parts, *restarts]: one for each factor and one for each of these blocks.
 
         At its optimum, a block without a prior has $\eta = \sum_f m_f$. If its factors are linear in its statistics,
-        not just affine, their parts and its own sum to $\langle \eta,\mu\rangle + A(\eta) - \langle\eta,\mu\rangle$.
+        not only affine, their parts and its own sum to $\langle \eta,\mu\rangle + A(\eta) - \langle\eta,\mu\rangle$.
         """
         parts: list[tuple[str, Tensor]] = []
         for factor in [] if self._idle else self.factors:

@@ -3,7 +3,7 @@
 Compiling a kernel takes seconds, and a small fit is done before. So an operator serves its plain form, and counts what
 that costs beyond the kernel, until this would have paid for compiling, or until one call alone would. Then the kernel
 serves. That is at most twice as long as knowing all calls ahead would take. A loop that knows the number of its calls
-says so by `expected_calls`. The count is made from the sizes of the arguments, never from a clock or from what lies on
+says so by `expected_calls`. The count is made from the sizes of the arguments, never from a clock or from files on
 disk, so that the same script always takes the same path.
 
 `COSTS` holds round figures of a present-day processor.

@@ -217,7 +217,7 @@ class Op(Kernels):
 
 
 def in_single_precision(function: Function) -> Function:
-    """Decorates a form of an operator, or of its gradient, that computes in float32 what comes in half precision.
+    """Decorates a form of an operator, or of its gradient: arguments in half precision are computed in float32.
 
     Its results are rounded to the dtype of the first tensor.
     """
@@ -310,7 +310,7 @@ def dual(*inputs: Any) -> bool:
 
 
 def blank(like: Tensor, shape: Sequence[Any] | None = None, dtype: torch.dtype | None = None) -> Tensor:
-    """A contiguous tensor of no content, of the same shape, dtype and device unless told; sizes may be symbolic."""
+    """A contiguous tensor of no content, of the same shape, dtype and device by default; sizes may be symbolic."""
     return torch.empty(like.shape if shape is None else shape, dtype=dtype or like.dtype, device=like.device)
 
 
@@ -323,7 +323,7 @@ def tensors(n: int) -> str:
 def load_kernels(room: str, device: str) -> None:
     """Have the kernels of a package for a device register themselves, if its compiler is there.
 
-    numba may be told not to compile (`NUMBA_DISABLE_JIT=1`); the kernels are made of instructions that there are in
+    `NUMBA_DISABLE_JIT=1` keeps numba from compiling; the kernels are made of instructions that there are in
     machine code alone.
     """
     if room.startswith(_NAMESPACE) and find_spec(f"{room}.{device}") is not None and compiles(device):

@@ -46,7 +46,7 @@ class Extraction(Record):
             the shortest words that reach them.
         states: the number of its states.
         found: the number of reachable states of the method, before equivalent states were merged.
-        queries: the number of different words that the network was asked about; 0 if the method steps states.
+        queries: the number of distinct words that the network was asked about; 0 if the method steps states.
         counterexamples: "lstar": words on which earlier machines and the network disagreed, in their order.
         cells: "lstar": the number of cells of states that agreed with the machine at the end; 0 if cells were not used.
         complete: whether the method finished; if not, the machine is the last before `max_queries`.

@@ -29,7 +29,7 @@ because $\hat a(0) = 1$ and $\hat a(K - k)$ is the conjugate of $\hat a(k)$.
 
 A minGRU cannot do this. While its input stays the same, each unit moves monotonically to its candidate, and a linear
 readout of D units is a sum of D + 1 exponentials with real positive rates. It changes its sign at most D times; that of
-a cycle does so for ever.
+a cycle does so without end.
 
 Orvieto et al. 2023, *Resurrecting recurrent neural networks for long sequences*, arXiv 2303.06349 (complex diagonal
 recurrences without gates); Grazzi et al. 2024, *Unlocking state-tracking in linear RNNs through negative eigenvalues*,

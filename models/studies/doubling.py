@@ -109,7 +109,7 @@ def learned(name: str, n: int, n_updates: int, seed: int, opened: bool) -> tuple
 
 
 def study(scale: str, track: Track, seed: int = 0) -> Findings:
-    """Words held, gradients at hand, and training (see this module)."""
+    """Words held, their gradients, and training (see this module)."""
     (steps, sizes, n_updates), seeds = SCALES[scale], seeds_from(seed, scale)
     held = [
         {"floats": str(dtype).partition(".")[2], "digits": digits, "longest word": longest_held(dtype, seed=seed)}

@@ -99,7 +99,7 @@ def forgetting(layer_or_model: nn.Module | Model, x: Any, tol: float, h0: Any = 
 def truncation_bound(layer: nn.Module, x: Tensor, window: int, h0: Any = None) -> Float[Tensor, "*b T"]:
     """A proved bound, at each step, on the greatest error of `truncate(layer, window)(x, h0)` in any unit.
 
-    It is 0 at the first `window` steps, where nothing is cut off and the two differ only by rounding.
+    It is 0 at the first `window` steps, where both have the whole past, and the two differ only by rounding.
 
     Arguments:
         layer: as for `forgetting`; not a model.
@@ -165,7 +165,7 @@ class _Single:
 
 
 def _both(rounding: Tensor) -> Tensor:
-    """Of two runs [*b, T], of errors of one [*b, T, D]; 0 at the first step, where nothing is cut off."""
+    """Of two runs [*b, T], of errors of one [*b, T, D]; 0 at the first step, which has no past."""
     both = 2 * rounding.amax(-1)
     both[..., :1] = 0
     return both

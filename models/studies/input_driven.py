@@ -182,7 +182,7 @@ class Member:
 
 
 def member(chain: str, seed: int, plan: Plan) -> Member:
-    """Sequences of a chain and what is there to be known."""
+    """Sequences of a chain, and the log probabilities of its exact filter and of references without a past."""
     model = chain_of(chain, seed)
     train, test = model.simulate(LENGTH, (plan.pool,), seed=2 * seed).x, model.simulate(
         plan.judged[1], (plan.judged[0],), seed=2 * seed + 1

@@ -1,4 +1,4 @@
-"""How many past inputs each step needs: the record, and how it is found from bounds for ever longer windows."""
+"""How many past inputs each step needs: the record, and its search by bounds for longer and longer windows."""
 
 import math
 from collections.abc import Iterable

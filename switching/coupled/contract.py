@@ -101,7 +101,7 @@ class CoupledPaths(Record):
 
 @dataclass(frozen=True, repr=False)
 class FittedPaths(Record):
-    """The `CoupledPaths` of a fit to sequences of very different lengths, kept without most of their padding."""
+    """The `CoupledPaths` of a fit to sequences of different lengths, kept without most of their padding."""
 
     groups: tuple[CoupledPaths, ...]
     series: Series

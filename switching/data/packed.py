@@ -18,7 +18,7 @@ WASTE = 2.0  # the ratio of steps with padding to steps without, from which sequ
 
 @dataclass(frozen=True, repr=False)
 class Packed(Record):
-    """A table `[B, T, ...]` of sequences of very different lengths, without the steps after their ends.
+    """A table `[B, T, ...]` of sequences of different lengths, without the steps after their ends.
 
     Attributes:
         rows: the steps, one sequence after another.

@@ -1,6 +1,6 @@
 """Files of tensors and a JSON description, with a checksum: safetensors whose metadata has `samplehold`.
 
-The description has the format, the SHA-256 of the whole file with zeros in the place of this number, and other entries.
+The description has the format, the SHA-256 of the whole file with zeros instead of this number, and other entries.
 """
 
 import hashlib

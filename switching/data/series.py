@@ -2,7 +2,7 @@
 
 A tensor, a numpy array, a pandas object or a list of sequences becomes one record with observations `[*batch, T, F]`,
 where NaN means missing. No value is imputed here, and no value after a sequence's end is used in a computation.
-Sequences of very different lengths are stored one after another, and padded only when a table is asked for: see
+Sequences of different lengths are stored one after another, and padded only when a table is asked for: see
 `Packed`.
 """
 

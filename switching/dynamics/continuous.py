@@ -135,7 +135,7 @@ class ContinuousMarkov(Dynamics):
 
     @cached_property
     def _reachable(self) -> Bool[Tensor, "K K"]:
-        """Which states may follow after a gap."""
+        """The states that may follow a gap."""
         reach = (self.possible | torch.eye(self.n_states, dtype=torch.bool, device="cpu")).double()
         for _ in range(self.n_states.bit_length()):
             reach = (reach @ reach > 0).double()

@@ -1,7 +1,7 @@
 r"""Transition tables of a chain in continuous time after gaps between steps.
 
-If the time of entry into an absorbing state d is known exactly, the chain was in another state just before, and the
-step has the density
+If the time of entry into an absorbing state d is known exactly, the chain was in another state immediately before, and
+the step has the density
 
 $$p(\text{entry into } d \mid s_{t-1} = i) = \sum_{k \ne d} (e^{Q d_t})_{ik}\, q_{kd}, \qquad i \ne d.$$
 """

@@ -108,7 +108,7 @@ def _squares(x: Tensor, means: Tensor) -> Tensor:
 
 
 def _distinct(points: np.ndarray, most: int) -> int:
-    """The number of different points, counted up to `most`."""
+    """The number of distinct points, counted up to `most`."""
     few = len(np.unique(points[: 16 * most], axis=0))
     return most if few >= most else min(most, len(np.unique(points, axis=0)))
 

@@ -3,7 +3,7 @@ r"""A mixture of components in each state, all of one family.
 $$p(x \mid s) = \sum_c w_{sc}\, p(x \mid \theta_{sc})$$
 
 The components of all states are K C states of the plain emission, so its tables, priors and M-step serve. An M-step
-divides the weight of a state among its components by their posterior probabilities under the parameters at hand, and
+divides the weight of a state among its components by their posterior probabilities under the current parameters, and
 the weights $w_s$ have Dirichlet priors. Components that start equal would stay equal. They start in parts of a state's
 observations, cut along its principal axis.
 """

@@ -9,7 +9,7 @@ r"""Counts that vary more than those of a Poisson distribution, counts of failur
 **Missing counts of a multinomial.** If some counts of a step are missing, they share the rest $m = n - \sum_{seen} x_f$,
 which has the probability $p_{rest} = \sum_{missing} p_f$, so the density of the others is
 $\frac{n!}{m! \prod_{seen} x_f!}\, p_{rest}^m \prod_{seen} p_f^{x_f}$. An M-step divides the rest in proportion to the
-probabilities at hand. A step all of whose counts are missing has the density 1.
+current probabilities. A step all of whose counts are missing has the density 1.
 """  # noqa: E501
 
 import math

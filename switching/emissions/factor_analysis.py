@@ -11,7 +11,7 @@ Missing features drop out of the sums over features. A sum of squares loses no d
 **M-step.** Missing features are imputed in the moments, as in `multivariate_normal`. Given these moments, some steps of
 EM follow, whose latent variables are the factors (Ghahramani & Hinton 1996, *The EM algorithm for mixtures of factor
 analyzers*): $f \mid x \sim N(\hat f, M^{-1})$, and each feature has a regression on f and a residual variance.
-Locations are the best ones at the covariance at hand, and factors may have a covariance during a step, so few steps
+Locations are the best ones at the current covariance, and factors may have a covariance during a step, so few steps
 suffice (Liu, Rubin & Wu 1998, *Parameter expansion to accelerate EM: the PX-EM algorithm*).
 
 **Rotation.** Loadings W R have the same density for every orthogonal R, also under the default prior. A triangular W is

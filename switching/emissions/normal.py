@@ -11,7 +11,7 @@ $$\theta' = (E[\tau\mu]/E[\tau],\; E[\tau]), \qquad c = (E[\log\tau] - \log E[\t
 
 If the states share one $\tau$ for each feature, see `tied`. With `covariance="spherical"` the features of a state share
 one $\tau$: then $a = a_0 + \sum_f n_f / 2$, and b is a sum over features. The family is that of tied states,
-`SharedPrecision`, with features in the place of states.
+`SharedPrecision`, with features instead of states.
 
 **Known noise.** If a measurement has noise of a known variance $v_t$, then $x_t \sim N(\mu, 1/\tau + v_t)$. The true
 value $y_t \sim N(\mu, 1/\tau)$ is latent. With $g_t = 1 / (1 + \tau v_t)$ its posterior has mean

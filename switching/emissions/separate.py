@@ -5,9 +5,9 @@ one number. The objective of an M-step is then a sum over states and features,
 
 $$\sum_t w_{tk} \log p(x_{tf} \mid \theta_{kf}) + \log p(\theta_{kf}),$$
 
-and each term has few parameters. Newton's method climbs all terms at once in free coordinates. Where the curvature is
-not negative definite, its eigenvalues change their sign, so that every step goes uphill (Nocedal & Wright 2006,
-*Numerical Optimization*, section 3.4). It begins at the parameters at hand or at rough estimates, whichever is higher.
+and each term has few parameters. Newton's method maximises all terms at once in free coordinates. Where the curvature
+is not negative definite, its eigenvalues change their sign, so that every step goes uphill (Nocedal & Wright 2006,
+*Numerical Optimization*, section 3.4). It begins at the current parameters or at rough estimates, whichever is higher.
 The log density of an exponential family is linear in a few statistics of x, whose weighted means then replace the
 observations (`Summarized`), so its M-step needs only sums over the data.
 """
@@ -90,7 +90,7 @@ class Separate(Emission):
         return replace(best, collapsed=(self.narrowness(best.values) <= NEAR_FLOOR * arguments[-1]).any(-1))
 
     def guess(self, x: Float[Tensor, "N F"], weights: Float[Tensor, "*r N K"], least: Float[Tensor, "F"]) -> Parameters:
-        """Parameters `[*r, K, F]` from which a climb may begin, with variances of at least these."""
+        """Parameters `[*r, K, F]` from which Newton's method may begin, with variances of at least these."""
         mean, variance, _ = weighted_moments(x, weights)
         return self.by_moments(mean, variance.maximum(least))
 
@@ -157,7 +157,7 @@ class Expected(NamedTuple):
     """The weighted log densities of all observations, in float64."""
 
     log_density: Callable[[Parameters], Tensor]  # their sum `[*r, K, F]`, a function of parameters
-    guess: Callable[[Tensor], Parameters]  # parameters from which a climb may begin, with variances of at least these
+    guess: Callable[[Tensor], Parameters]  # a start of Newton's method, with variances of at least these
 
     @staticmethod
     def of(emission: Climbable, x: Float[Tensor, "N F"], weights: Float[Tensor, "*r N K"]) -> "Expected":
@@ -201,7 +201,7 @@ def maximized(
 def _begun(
     objective: Callable[[Parameters], Tensor], begin: Parameters, guess: Parameters, supports: Mapping[str, Any]
 ) -> Parameters:
-    """The guess where it is higher than the parameters at hand."""
+    """The guess where it is higher than the current parameters."""
     # rounding may lead a guess out of its space, as a mean of counts below 0
     possible = {name: guess[name].isfinite() & supports[name].check(guess[name]) for name in begin}
     guess = {name: guess[name].where(possible[name], begin[name]) for name in begin}

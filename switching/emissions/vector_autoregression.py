@@ -14,7 +14,7 @@ $$E \log p(x \mid d) = \log N(x;\, m^\top d,\, E[\Lambda]^{-1}) + (E\log|\Lambda
 d)/2.$$
 
 Missing features are integrated out, and imputed in moments, as in `multivariate_normal`. If states share a part, the
-M-step climbs by BFGS.
+M-step is BFGS.
 """
 
 import math

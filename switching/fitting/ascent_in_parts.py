@@ -79,7 +79,7 @@ class LogPosterior(FreeDensity):
 
 
 class AscentInParts(Ascent):
-    """A batch of restarts that climb by BFGS, with parameters `[R, ...]` as tables; see `fitting.search.Optimizer`.
+    """A batch of restarts that ascend by BFGS, with parameters `[R, ...]` as tables; see `fitting.search.Optimizer`.
 
     Arguments:
         problem: that of a sample of the data, in the units of the fit.

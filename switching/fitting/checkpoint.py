@@ -76,7 +76,7 @@ class Checkpoint:
         self._repaid, self._keeps = repaid(), path is not None
 
     def stop(self) -> None:
-        """Keep what there is, and nothing of what follows: the fit was interrupted."""
+        """Keep the file as it is from now on: the fit was interrupted."""
         self._keeps = False
 
     def finished(self, name: str) -> Any:

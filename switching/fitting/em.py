@@ -4,7 +4,7 @@ r"""Expectation-maximisation over many restarts at once.
     M-step   the mode of dynamics and emission parameters given these marginals
 
 The objective $\log p(x \mid \theta) + \log p(\theta)$ (without a prior: $\log p(x \mid \theta)$) never falls (Dempster,
-Laird & Rubin 1977). Restarts are the leading axis of every table. Sequences of very different lengths are processed
+Laird & Rubin 1977). Restarts are the leading axis of every table. Sequences of different lengths are processed
 without most of their padding: see `bucketing`.
 """
 

@@ -2,7 +2,7 @@
 
 An M-step that needs only sums over the data takes those of all parts: of the counts of paths, and of the statistics of
 the emission (`Dynamics.adds_up`, `Emission.adds_up`). So memory holds one part, and processes exchange only these sums.
-Other models climb the same objective by quasi-Newton steps: see `ascent_in_parts`.
+Other models maximise the same objective by quasi-Newton steps: see `ascent_in_parts`.
 """
 
 from typing import NamedTuple

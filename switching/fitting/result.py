@@ -37,7 +37,7 @@ class Result:
             has no maximum there, so the variance is kept at a floor.
         interrupted: whether Ctrl-C ended the fit; the best so far is kept.
         posterior: the parameters' distribution, and predictions that average over it; None for a fit by EM.
-        paths: for a model of several chains, the marginals of each chain under q; those of sequences of very different
+        paths: for a model of several chains, the marginals of each chain under q; those of sequences of different
             lengths are padded each time that they are read.
         fixed: the names of the parameters of which all or some entries were held.
         held: the tables of these, with NaN where an entry was free.

@@ -357,7 +357,7 @@ def variance_floor(series: Series) -> Float[Tensor, "F"]:
 
 
 def sample_of(series: Series, seed: int, most: int | None = None) -> Series:
-    """The series or, if it is very long, about `most` steps: some of the sequences, or stretches of a long one."""
+    """The series or, of a longer one, about `most` steps: some of the sequences, or stretches of a long one."""
     most = SAMPLE if most is None else most
     n_sequences, n_steps = series.n_sequences, series.n_steps
     if n_sequences * n_steps <= most:

@@ -204,7 +204,7 @@ def _interior(parameter: Parameter) -> Parameter:
 
 
 def _regular(layout: LinearRegimes, tables: Parameters, values: Parameters) -> Parameters:
-    """Values with 1 in the place of known variances and noises, and 0 in that of known covariances."""
+    """Values with 1 instead of known variances and noises, and 0 instead of known covariances."""
     regular = dict(values)
     for name, table in tables.items():
         held, support = ~table.isnan(), layout.known[name].support

@@ -208,7 +208,7 @@ def _state(state: dict[str, Any], engine: VMP, part: VMP) -> dict[str, Any]:
 
 
 def engine_in(like: VMP, state: dict[str, Any], restarts: int | None = None) -> VMP:
-    """The engine that had this state; `like` has the same blocks and factors, and as many restarts unless told."""
+    """The engine that had this state; `like` has the same blocks and factors, and as many restarts by default."""
     blocks = [replace(block, eta=state["etas"][name]) for name, block in like.blocks.items()]
     engine = VMP(blocks, like.factors, restarts or like.restarts, check=False, linear=frozenset(state["linear"]))
     with repeated():

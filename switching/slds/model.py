@@ -11,7 +11,7 @@ $K^T$ parts. Methods:
     filter                 of order n, which keeps the last n - 1 regimes apart: see `gpb`
     smooth                 the best q(states) q(regimes), with a bound on the evidence: see `inference`; or Kim's
                            smoother of order n
-    sample_posterior       Gibbs sampling, exact in the long run: see `gibbs`
+    sample_posterior       Gibbs sampling, exact in the limit of many draws: see `gibbs`
 """
 
 from collections.abc import Iterable, Mapping, Sequence

@@ -170,7 +170,7 @@ def draw_band(
 def draw_arc(
     panel: Axes, axis: TimeAxis, best: ndarray, colors: Sequence[str], mean: ndarray, lower: ndarray, upper: ndarray
 ) -> None:
-    """`draw_band` of angles from -pi to pi: what lies beyond one end is drawn at the other."""
+    """`draw_band` of angles from -pi to pi: the part beyond one end is drawn at the other."""
     draw_band(panel, axis, best, colors, mean, lower.clip(-np.pi, np.pi), upper.clip(-np.pi, np.pi))
     nothing, turn = np.full_like(mean, np.nan), 2 * np.pi
     above = np.where(upper > np.pi, upper - turn, np.nan), np.full_like(mean, -np.pi)

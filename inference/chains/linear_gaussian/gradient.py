@@ -72,7 +72,7 @@ def gradients(
 def score(tables: Tables, d_total: Tensor) -> list[Tensor] | None:
     r"""The gradient of log p(x) in all tables of numbers, from smoothed means; None if there is no scan for them.
 
-    `cpu_score` has the equations. What comes after a step enters by its information $\Lambda = Z Z^\top$ on the state
+    `cpu_score` has the equations. The later steps enter by their information $\Lambda = Z Z^\top$ on the state
     there, of which $A^\top N A = Z (I + Z^\top P_f Z)^{-1} Z^\top$ and $A^\top r = \eta - \Lambda E[s \mid x]$.
     """
     scan = scan_of(tables)

@@ -8,7 +8,7 @@ b_t = l_t + v_t, \quad v_{t-1}(i) = \log \sum_j e^{A_{ij} + b_t(j)}$$
 $$\log P(s_t = i \mid x) = a_t(i) + v_t(i) - n_t, \qquad
 \log P(s_t = i, s_{t+1} = j \mid x) = a_t(i) + A_{ij} + b_{t+1}(j) - n_t$$
 
-Nothing underflows before it is a probability, so a path through a very improbable state is not lost. Each step
+Nothing underflows before it is a probability, so a path through an improbable state is not lost. Each step
 costs K^2 exponentials per direction, while the kernels of `cpu_sweeps` cost K. The kernels here compute sequences for
 which those report lost digits, and chains with a table for every step, which need these exponentials anyway.
 

@@ -96,8 +96,8 @@ class SegmentPart:
     """The posterior over the segments of some steps of a longer series; made by `SegmentChain.between`.
 
     Methods are those of `SegmentChain`, exact, and differentiable in `log_normalizer`. Beginnings before the first step
-    are told apart: `viterbi` takes the best one, `entropy` counts them. The number of the segment at the first step is
-    0.
+    are distinguished: `viterbi` takes the best one, `entropy` counts them. The number of the segment at the first step
+    is 0.
     """
 
     def __init__(self, chain: Any, before: Runs | None, after: Later | None) -> None:

@@ -216,7 +216,7 @@ class SemiMarkovChain:
         return change.index_fill(-1, torch.zeros(1, dtype=torch.int64, device=change.device), 0.0)
 
     def between(self, before: Tensor | None, after: Tensor | None) -> "SemiMarkovChain":
-        """Not possible: what comes before a part is known by the state and the steps left of its segment."""
+        """Not possible: the past of a part is summarised by a state and the steps left of its segment."""
         raise TypeError(f"chain: a part of a semi-Markov chain {PARTS}; take sequences whole.")
 
     def predictive(self, belief: Tensor) -> Float[Tensor, "*b T"]:

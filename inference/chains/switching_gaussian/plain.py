@@ -272,8 +272,8 @@ def smooth(tables: Tables, x: Tensor, lengths: Tensor, order: int = 2) -> Smooth
 
     Given both regimes, the latents follow by a step of Rauch, Tung & Striebel from the moments of $s_{t+1}$ given
     $z_{t+1}$. This neglects the information of $z_t$ about $s_{t+1}$ (Kim & Nelson 1999, *State-space models with
-    regime switching*, 5.3). With a higher order the last n - 1 regimes stand in the place of $z_{t+1}$, and that of
-    step t - n + 2 in the place of $z_t$; with n > T nothing is neglected. Such a step inverts the transition. If the
+    regime switching*, 5.3). With a higher order the last n - 1 regimes replace $z_{t+1}$, and that of
+    step t - n + 2 replaces $z_t$; with n > T nothing is neglected. Such a step inverts the transition. If the
     transition contracts and adds no noise, the neglected part grows.
     """
     n_sequences, n_steps, _ = x.shape

@@ -109,7 +109,7 @@ class _Run:
         return torch.from_numpy(self._weights[:, : self._end(t)])
 
     def adjoint(self) -> _Memory:
-        """The gradients collected by the backward pass that is running now; zeros when it has just begun."""
+        """The gradients collected by the backward pass that is running now; zeros when it begins."""
         current = torch._C._current_graph_task_id()  # pyright: ignore[reportAttributeAccessIssue]
         if self._adjoint is None or self._pass != current:
             push, segment, matched, below, log_top = self.memory.all

@@ -10,8 +10,8 @@ B_c = \Big(\sum_{c'} F_{c-1}[c']\Big)\, push_c$$
 
 $N_t[c]$ is the weight from element c newly on top to c on top at t (a matrix over configurations), $M_t[k]$ that of an
 element pushed at k and popped at t, e the evidence that c is on top at t, $F_t[c]$ the weight of all runs with c on top
-at t, and $B_0$ the initial weight. (Lang 1974; DuSell & Chiang 2020 index the same sums by what lies under c.) $O(T^3)$
-time and $O(T^2)$ memory, all in logs. With `max` for the sum the same tables hold the best runs.
+at t, and $B_0$ the initial weight. (Lang 1974; DuSell & Chiang 2020 index the same sums by the element under c.)
+$O(T^3)$ time and $O(T^2)$ memory, all in logs. With `max` for the sum the same tables hold the best runs.
 """
 
 from collections.abc import Callable

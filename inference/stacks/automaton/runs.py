@@ -93,7 +93,7 @@ class _TraceBack:
     """M runs on their way back, and for each a pile of elements that wait to be on top again.
 
     An element waits while one that was pushed on it, and popped later, is on top. What is on top while none waits stays
-    for ever, and is chosen from all that can be there.
+    forever, and is chosen from all that can be there.
     """
 
     def __init__(self, weights: Weights, tables: Inside, n: int, choose: Choose):
