@@ -2,11 +2,16 @@
 
     python tests/benchmarks/bench_elman.py
 
-$W x + U h + b$ and $[W, U] [x, h] + b$ are the same map, with as many numbers: no matrix is larger, it is written in
-one or two parts. "one": at each step a product with x and h, concatenated. "two": a product with h at each step, and
-one with the inputs of all steps before the loop. "two, each step": both products at each step. All are loops in
-torch. `Elman` is torch's own loop. Times are medians over turns in which every form runs once. Ratios are medians of
-the ratios within a turn; above 1, the form is faster than "one".
+$W x + U h + b$ and $[W, U] [x, h] + b$ are the same map with equally many numbers; only the order of the work differs.
+There are four forms, all of them loops in torch:
+
+- "one": at each step a product with x and h, concatenated;
+- "two": a product with h at each step, and one product with the inputs of all steps before the loop;
+- "two, each step": both products at each step;
+- `Elman`: the loop of torch itself.
+
+Times are medians over turns in which every form runs once. Ratios are medians of the ratios within a turn. If a ratio
+is above 1, the form is faster than "one".
 """
 
 from collections.abc import Callable

@@ -1,11 +1,12 @@
 """The bytes and operations of each GPU kernel: `python tests/benchmarks/bench_gpu_kernels.py`.
 
-Triton's interpreter runs every kernel on the CPU, and each load, store and operation is counted. Bytes are those within
-the mask. Operations are those on floating-point numbers in all lanes; a reduction of n numbers counts as n. Both are
+Triton's interpreter runs every kernel on the CPU and counts each load, store and operation. Bytes are those within the
+mask. Operations are those on floating-point numbers in all lanes; a reduction of n numbers counts as n. Both are
 divided by the entries of the table, sequences x steps x columns, in float64. "Many" sequences keep a device busy. With
-"one" sequence, the kernel cuts time into chunks if it can. "At least both" are the bytes that a call must move, its
-inputs once and its results once; the ratio shows how often a call passes through memory. Times are for one call on a
-GPU, in float32, with the share of the bandwidth of a copy in the same run. Without a GPU they are not measured.
+"one" sequence, the kernel cuts time into chunks if it can. "At least both" are the bytes that a call must move: its
+inputs once and its results once. The ratio shows how often a call passes through memory. Times are for one call on a
+GPU, in float32. "Of copying" is the share of the bandwidth of a copy in the same run. Without a GPU, times are not
+measured.
 """
 
 import json

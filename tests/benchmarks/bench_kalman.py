@@ -1,13 +1,14 @@
 """Kalman filters and smoothers against statsmodels, dynamax and filterpy, and the cost of longer series:
 `python tests/benchmarks/bench_kalman.py`.
 
-A smoother computes the evidence, means, covariances and covariances of neighbours, from the same arrays: F = 4, 4 and 8
-features, constant parameters, no missing values. dynamax compiles once, maps over sequences and runs in float32, and so
-does samplehold beside it. statsmodels and filterpy run in float64, sequence by sequence. filterpy is written in Python
-and is timed once. If sequences share their parameters, samplehold and dynamax compute the covariances once; samplehold
-stops when they are steady. In one further row a tenth of the features is missing, so covariances cannot be shared. Of
-the peers, only statsmodels supports missing values. The first rows are processor time on one core, as the least of
-several runs, which other work on the machine hardly disturbs. The other rows are wall time.
+A smoother computes the evidence, means, covariances and covariances of neighbours. All libraries read the same arrays:
+F = 4, 4 and 8 features, constant parameters, no missing values. The peer dynamax compiles once, maps over sequences and
+runs in float32. In its rows samplehold runs in float32 too. The peers statsmodels and filterpy run in float64, sequence
+by sequence; filterpy is written in Python and is timed once. If sequences share their parameters, samplehold and
+dynamax compute the covariances once. When they are steady, samplehold stops computing them. In one further row a tenth
+of the features is missing, so covariances cannot be shared. Of the peers, only statsmodels supports missing values. The
+first rows are processor time on one core, as the least of several runs. Other work on the machine hardly changes it.
+The other rows are wall time.
 """
 
 import subprocess

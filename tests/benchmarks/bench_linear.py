@@ -1,9 +1,9 @@
 """EM of `LinearSSM` against pykalman and dynamax, from the same start: `python tests/benchmarks/bench_linear.py`.
 
-Needs the extra `bench`. All three learn every table and the offsets, with full covariances and no prior, in float64.
-The table shows milliseconds of a whole call with that number of steps. Below it is log p(x) at the result, computed by
-our filter, or nan if it is not finite. Each call of dynamax compiles its step, and its time includes this. The row
-"compiled" excludes it, as the difference to a call of a single step. pykalman takes one sequence.
+Needs the extra `bench`. All three libraries learn every table and the offsets, with full covariances and no prior, in
+float64. The table shows milliseconds of a whole call with that number of steps. Below it is log p(x) at the result,
+computed by our filter, or nan if it is not finite. Each call of dynamax compiles its step, and its time includes this.
+In the row "compiled" the time of a call of a single step is subtracted. pykalman takes one sequence.
 """
 
 from collections.abc import Callable, Iterator

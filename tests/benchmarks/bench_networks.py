@@ -2,7 +2,7 @@
 
     python tests/benchmarks/bench_networks.py
 
-All layers of a size run in turn, for several rounds, so other work on the machine affects all of them equally. The
+All layers of a size run in turn, for several rounds. So other work on the machine affects all of them equally. The
 table shows the shortest time of each.
 """
 

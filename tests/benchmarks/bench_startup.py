@@ -1,8 +1,8 @@
 """The time of a new process: `python tests/benchmarks/bench_startup.py`.
 
 The table shows seconds of processor time, user and system, from the start of the interpreter to its end, as medians of
-ten processes. One process before them fills the caches of kernels. The fit is `samplehold fit` on the sunspots, with
-all its files.
+ten processes. One process before them fills the caches of kernels. The row of the fit runs `samplehold fit` on the
+sunspots and writes all files.
 """
 
 import resource

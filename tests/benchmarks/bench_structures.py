@@ -1,10 +1,9 @@
 """Default fits of structures of one series against statsmodels: `python tests/benchmarks/bench_structures.py`.
 
 Each fit is the default of its library, with an exact diffuse start. `LinearSSM(...).fit(x)` searches from a start of
-each kind of solution, `UnobservedComponents(...).fit()` from one start. Times are processor time on one core, the least
-of several runs, after one that is not counted.
-The last row fits 100 series under shared parameters, against 100 fits of statsmodels. Below the table are the
-log-likelihoods of samplehold minus those of statsmodels.
+each kind of solution. `UnobservedComponents(...).fit()` has one start. Times are processor time on one core, the least
+of several runs, after one run that is not counted. The last row fits 100 series under shared parameters, against 100
+fits of statsmodels. Below the table are the log-likelihoods of samplehold minus those of statsmodels.
 """
 
 import time

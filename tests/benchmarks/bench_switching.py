@@ -4,9 +4,9 @@
 There are 200 sequences of 200 steps from two scalar chains, s_t = .99 s_t-1 + N(0, 1) and .9 s_t-1 + N(0, 10). One of
 them is observed with noise of variance .1, and stays the observed one with probability .95. The parameters are known.
 The table shows the share of steps at which the more probable regime is the true one, as a mean over sequences with its
-standard error. It has whole sequences, and their first 12 steps alone. For 12 steps all paths are enumerated, by a GPB
-filter of order 12. Filters of order n use the n - 1 steps after a step too. Gibbs draws approach the exact posterior in
-the long run. No rule based on x alone is right more often, on average, than the more probable regime of the exact
+standard error. It has whole sequences, and their first 12 steps alone. For 12 steps a GPB filter of order 12 enumerates
+all paths. Filters of order n also use the n - 1 steps after a step. With many draws, Gibbs sampling approaches the
+exact posterior. No rule based on x alone is right more often, on average, than the more probable regime of the exact
 posterior.
 """
 

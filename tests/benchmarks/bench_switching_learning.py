@@ -2,18 +2,19 @@
 
 The first table has two scalar chains with F = .9 and .7, Q = 2 and 10, R = .1, and a regime that stays with probability
 .95. There are two series of each length T, and each is fitted with three seeds at the default settings. *Right* is the
-share of steps with the right regime after labels are aligned: the mean over all fits, the mean over the fits with the
-best `loglik` of their series, and the share of `smooth` at the true parameters. *Evidence* is log p(x) by GPB(4) at the
-best fit less its value at the true parameters, in nats. *Bound given up* is the highest bound of all starts of that fit
-less the bound of the kept start. *Same* counts the fits that end within a nat of the best `loglik` of their series.
+share of steps with the right regime after labels are aligned. It has three numbers: the mean over all fits, the mean
+over the fits with the best `loglik` of their series, and the share of `smooth` at the true parameters. *Evidence* is
+log p(x) by GPB(4) at the best fit less its value at the true parameters, in nats. *Bound given up* is the highest bound
+of all starts of that fit less the bound of the kept start. *Same* counts the fits that end within a nat of the best
+`loglik` of their series.
 
 The second table has a point that runs through a track (after Linderman et al. 2017), with four regimes, two latents,
 ten features and 10,000 steps. Beyond |s_0| = 2 the point turns about (2, 0) by pi/24 or about (-2, 0) by pi/48 a step.
 Between them it drifts by .1 to the right if s_1 <= 0, and by .25 to the left if s_1 > 0. The noise has variance 1e-4 in
-transitions and 1e-2 in observations. R2 is that of the true latents given the best affine map of the smoothed ones.
-`--figures` draws the flow of the best recurrent fit, in the basis of the true one, into `docs/figures`. `--track` and
-`--chains 100 400` run parts. Seconds are medians of processor time on one thread in the first table, and of wall time
-in the second.
+transitions and 1e-2 in observations. R2 measures how well the best affine map of the smoothed latents predicts the true
+ones. `--figures` draws the flow of the best recurrent fit, in the basis of the true one, into `docs/figures`. `--track`
+and `--chains 100 400` run parts. Seconds are medians of processor time on one thread in the first table, and of wall
+time in the second.
 """
 
 import math

@@ -4,11 +4,11 @@ Each problem has three series of 1,000 steps, fitted at the default settings of 
 latent rises towards 1.5 until it is near 1, then falls towards -1.5 until it is near -1. In *three drifts* it rises in
 two regimes and falls in the third; each regime has its own emission. In *two speeds* a point turns about 0, by pi/6 a
 step on the right and by pi/24 on the left. *Held out* is the evidence of 4,000 other steps at the true parameters less
-that at the fit, in nats a step, by GPB(2). *Own* is the same for the series of the fit. *p / 2T* is the number of
-parameters over twice the number of steps: about the held out difference of maximum likelihood. *Starts* counts, over
-all fits of a row, the starts whose bound is within 10 nats of the highest of their fit. Seconds are medians of
-processor time. Names of problems, or `track` for 2,000 steps of the track of `bench_switching_learning` and two starts,
-run parts.
+that at the fit, in nats a step, by GPB(2). *Own* is the same difference for the series of the fit. It is negative if
+the fit is above the true parameters. *p / 2T* is the number of parameters over twice the number of steps. The held out
+difference of maximum likelihood is about this large. *Starts* counts, over all fits of a row, the starts whose bound is
+within 10 nats of the highest of their fit. Seconds are medians of processor time. Names of problems, or `track` for
+2,000 steps of the track of `bench_switching_learning` and two starts, run parts.
 """
 
 import math

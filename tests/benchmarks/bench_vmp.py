@@ -1,10 +1,10 @@
 """Message passing against hmmlearn's variational HMM and BayesPy, restarts as a batch, and the cost of more data:
 `python tests/benchmarks/bench_vmp.py`.
 
-The table times one iteration of a hidden Markov model with full normals of two features: an E-step under expected logs,
-the update of every block and the bound. hmmlearn runs with scaling, its faster form, from the same data and start.
-BayesPy is skipped if it is not installed; 0.6.6 works with numpy 2.4. Run it on a quiet machine. On a busy one, two
-threads that wait for each other can take ten times as long as one.
+The model is a hidden Markov model with full normals of two features. The table times one iteration: an E-step under
+expected logs, the update of every block, and the bound. hmmlearn runs with scaling, its faster form, from the same data
+and start. BayesPy is skipped if it is not installed; 0.6.6 works with numpy 2.4. Run it on a quiet machine. On a busy
+one, two threads that wait for each other can take ten times as long as one.
 """
 
 import importlib.util

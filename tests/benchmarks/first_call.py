@@ -1,8 +1,8 @@
-"""Processor time of whole new processes, with an empty kernel cache and with the one that they left.
+"""Processor time of new processes: one with an empty cache of kernels, then one with the cache that the first left.
 
-A row is a script as a user would write it, run on two threads in a process of its own. "compiled" counts the functions
-that numba compiled in the first of the two, its own helpers included. Importing torch, Pyro and pandas alone stands in
-the first row. Aims are in brackets; they hold for a machine on which that row takes 2.3 s.
+A row is a script as a user would write it, run on two threads in a new process. "compiled" counts the functions that
+numba compiled in the first process, its helpers included. The first row imports torch, Pyro and pandas alone. Aims are
+in brackets; they hold for a machine on which the first row takes 2.3 s.
 """
 
 import os
