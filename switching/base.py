@@ -100,6 +100,10 @@ class Model(Named, ABC):
             return self.values[name]
         raise missing_member(type(self).__name__, name)
 
+    def __dir__(self) -> list[str]:
+        """Its members, and the names of parameters that have values."""
+        return [*super().__dir__(), *vars(self).get("values", ())]
+
     # ---- what a kind of model says -----------------------------------------------------------------------------------
 
     @property

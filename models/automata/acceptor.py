@@ -12,13 +12,14 @@ from torch.utils import _pytree as tree
 from ...inference.numerics.checks import check_call
 from ...inference.numerics.scalars import check_integer, check_kind
 from ..networks.inputs import a_parameter
+from ..networks.listing import Listed
 from ..networks.recurrent import check_one_way
 from .words import check_alphabet, check_words
 
 CELLS = 2**22  # the most numbers of one-hot rows in one call of a layer
 
 
-class Acceptor(nn.Module):
+class Acceptor(Listed):
     """A recurrent layer that reads a word's symbols as one-hot rows, and a readout: the log-odds that it is accepted.
 
     A word is accepted if the readout is above 0. (For networks with weights set by hand, the readout need not be

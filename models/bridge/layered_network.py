@@ -31,6 +31,7 @@ from ...switching.dynamics.copy import Copy
 from ...switching.emissions.discrete import Categorical
 from ...switching.emissions.gated import Gated
 from ...switching.model import SwitchingSSM
+from ..networks.listing import Listed
 from .lowering import SURE, lower
 from .tokens import one_hot, redrawn_start
 
@@ -56,7 +57,7 @@ class BeliefLayer(nn.Module):
         return torch.stack(states, -2)
 
 
-class SweepNetwork(nn.Module):
+class SweepNetwork(Listed):
     """Layers of beliefs over one-hot tokens, from the lowest; an ordinary module that can be trained further.
 
     `layers[0]` is a `MinGRU` if the emission is gated; all others are `BeliefLayer`. Made by `as_rnn`.

@@ -41,6 +41,7 @@ from .inputs import (
     unpacked,
     weight_of,
 )
+from .listing import Listed
 
 Sweep = Callable[[Tensor, Any, int, bool], tuple[Tensor, Any]]
 
@@ -65,7 +66,7 @@ class Reading(NamedTuple):
         return states[0], tuple(last(part, some).squeeze(-2) for part in states)
 
 
-class Recurrent(nn.Module):
+class Recurrent(Listed):
     """The base of recurrent layers: layers, directions, ragged input and versions.
 
     A subclass defines the shape of its weights, the states before the first step, and one layer over a series.

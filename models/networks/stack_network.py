@@ -32,6 +32,7 @@ from .inputs import (
     unpacked,
     weight_of,
 )
+from .listing import Listed
 from .recurrent import hooked, step_by_call
 
 CONTRAST = 4.0  # the scale of the first weights that read inputs and hidden states, relative to torch's
@@ -95,7 +96,7 @@ class Options:
     dtype: torch.dtype | None
 
 
-class StackRNN(nn.Module):
+class StackRNN(Listed):
     """The base of stack networks: the controller, its loop over time, and the map from hidden state to actions.
 
     A call returns `(output, state)`, as torch's recurrent layers do; `run` also returns actions and readings.

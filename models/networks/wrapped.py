@@ -34,10 +34,11 @@ from .inputs import (
     unpacked,
     weight_of,
 )
+from .listing import Listed
 from .recurrent import Reading, check_one_way, check_sizes, hooked, name_of, over_layers, step_by_call
 
 
-class _Wrapped(nn.RNNBase):
+class _Wrapped(Listed, nn.RNNBase):
     """torch's kernels, or a loop in plain torch under `torch.func`'s transforms and for lengths that torch traces."""
 
     def forward(
