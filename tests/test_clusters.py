@@ -1,4 +1,4 @@
-"""Ray and Spark start the processes that share a fit: the lines of docs/how_to/machines.md, run as they stand there.
+"""Ray and Spark start the processes that share a fit: the lines of docs/guides/machines.md, run as they stand there.
 
 They need the extra `clusters`, and Spark needs Java.
 """
@@ -15,7 +15,7 @@ import pytest
 import samplehold
 from test_documents import BLOCK
 
-PAGE = (Path(samplehold.__file__).parent / "docs" / "how_to" / "machines.md").read_text()
+PAGE = (Path(samplehold.__file__).parent / "docs" / "guides" / "machines.md").read_text()
 LINES = dict(zip(("ray", "pyspark"), re.findall(r"^```py\n(.*?)^```", PAGE, re.DOTALL | re.MULTILINE), strict=True))
 SIZES = {"num_workers=16": "num_workers=2", "num_processes=16, local_mode=False": "num_processes=2, local_mode=True"}
 
