@@ -6,6 +6,8 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import samplehold
+import sklearn.base
+import torch
 
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE / "_extensions"))
@@ -44,6 +46,8 @@ nb_execution_timeout = 300
 nb_merge_streams = True
 
 autosummary_generate = True
+autosummary_context = {"foreign": {*dir(torch.nn.Module), *dir(sklearn.base.BaseEstimator), *dir(object)}}
+toc_object_entries = False  # every page has the tree of all pages; a class lists its methods itself
 autodoc_member_order = "groupwise"
 autodoc_typehints = "none"  # shapes stand in the signature
 napoleon_google_docstring, napoleon_numpy_docstring = True, False

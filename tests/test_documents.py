@@ -1,7 +1,9 @@
 """Every Python block of the README and of the documents runs as it stands, in order."""
 
 import ast
+import inspect
 import re
+from collections import Counter
 from pathlib import Path
 
 import matplotlib as mpl
@@ -10,7 +12,7 @@ import samplehold
 from examples import slow
 
 ROOT = Path(samplehold.__file__).parent
-BLOCK = re.compile(r"^```python\n(.*?)^```", re.DOTALL | re.MULTILINE)
+BLOCK = re.compile(r"^```(?:python|\{code-cell\} python)\n(.*?)^```", re.DOTALL | re.MULTILINE)
 README = ROOT / "README.md"
 DOCUMENTS = [path for path in sorted((ROOT / "docs").rglob("*.md")) if BLOCK.search(path.read_text())]
 BESIDE = {"dynamax.md": "dynamax"}  # pages whose blocks need a package that the extra of the tests has not
@@ -19,7 +21,7 @@ pytestmark = pytest.mark.kernels
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("path", [README, *map(slow, DOCUMENTS)], ids=lambda path: path.name)
+@pytest.mark.parametrize("path", [README, *map(slow, DOCUMENTS)], ids=lambda path: str(path.relative_to(ROOT)))
 def test_every_block_runs(path, tmp_path, monkeypatch):
     if path.name in BESIDE:
         pytest.importorskip(BESIDE[path.name])
@@ -42,3 +44,30 @@ def test_a_block_of_the_readme_imports_the_libraries_that_it_uses(number):
     used = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)} & LIBRARIES
     imports = [node for node in ast.walk(tree) if isinstance(node, ast.Import)]
     assert used == {alias.asname or alias.name for node in imports for alias in node.names} & LIBRARIES
+
+
+def test_the_readme_and_the_answers_to_one_question_are_short():
+    assert len(README.read_text().splitlines()) <= 120
+    pages = sorted((ROOT / "docs" / "how_to").glob("*.md"))
+    assert len(pages) > 10
+    assert [page.name for page in pages if len(page.read_text().splitlines()) > 40 and page.stem != "index"] == []
+
+
+def test_every_public_name_has_one_place_in_the_reference():
+    listed = Counter(
+        line.strip().removeprefix("samplehold.")
+        for page in (ROOT / "docs" / "reference").glob("*.md")
+        for line in page.read_text().splitlines()
+        if line.startswith("   ") and not line.strip().startswith((":", "."))
+    )
+    names = {name for name in samplehold.__all__ if not inspect.ismodule(getattr(samplehold, name))}
+    for room in set(samplehold.__all__) - names:
+        members = {name: getattr(getattr(samplehold, room), name) for name in dir(getattr(samplehold, room))}
+        names |= {f"{room}.{name}" for name, it in members.items() if name[0] != "_" and not inspect.ismodule(it)}
+    assert listed == Counter(names)
+
+
+def test_every_tutorial_is_listed():
+    listed = (ROOT / "docs" / "tutorials" / "index.md").read_text()
+    for notebook in (ROOT / "notebooks").glob("*.ipynb"):
+        assert f"]({notebook.name})" in listed

@@ -22,8 +22,6 @@ PAGES = {name: f"samplehold.{name}" for name in sh.__all__} | {
 
 def rewrite(app: Any, kind: str, name: str, thing: Any, options: Any, lines: list[str]) -> None:
     """Change the lines of one docstring."""
-    if kind == "attribute" and lines and lines[0] == (type(thing).__doc__ or "").split("\n")[0]:
-        lines.clear()  # the docstring of its type
     text = SHOWN.sub(lambda found: f"\n{found[1]}.. math:: {_line(found[2])}\n", "\n".join(lines))
     text = FORMULA.sub(lambda found: f":math:`{_line(found[1])}`", text)
     pieces = PIECE.split(text)

@@ -84,6 +84,7 @@ class Mixture(Emission):
 
     @cached_property
     def parameters(self) -> Mapping[str, Parameter]:  # type: ignore[override]
+        """The axes, support and displayed form of each parameter."""
         inner = {
             name: Parameter(("state", "component", *p.dims[1:]), p.support, p.shown)
             for name, p in self.emission.parameters.items()

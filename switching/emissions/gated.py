@@ -130,6 +130,7 @@ class Gated(Emission):
 
     @property
     def parameters(self) -> Mapping[str, Parameter]:  # type: ignore[override]
+        """The axes, support and displayed form of each parameter."""
         known = dict(self.emission.parameters)
         for name, parameter in self.background.parameters.items():
             shown = parameter.shown and parameter.shown._replace(name=PREFIX + parameter.shown.name)

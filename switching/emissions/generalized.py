@@ -126,6 +126,7 @@ class GeneralizedLinear(DrivenEmission):
 
     @property
     def parameters(self) -> Mapping[str, Parameter]:  # type: ignore[override]
+        """The axes, support and displayed form of each parameter."""
         known = dict(self.plain_emission.parameters)
         if self._by_state:
             known["coefficients"] = Parameter(("state", self.link.axis, "regressor"))

@@ -182,6 +182,7 @@ class Joint(Emission):
 
     @cached_property
     def parameters(self) -> Mapping[str, Parameter]:  # type: ignore[override]
+        """The axes, support and displayed form of each parameter."""
         known = {}
         for prefix, part, _ in self._places:
             for name, parameter in part.parameters.items():

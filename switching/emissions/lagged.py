@@ -81,6 +81,7 @@ class Lagged(NormalRegression):
 
     @property
     def parameters(self) -> Mapping[str, Parameter]:  # type: ignore[override]
+        """The axes, support and displayed form of each parameter."""
         known = dict(NormalRegression.parameters) | {"precision": self.plain.parameters["precision"]}
         for part, name in SWITCHING.items():
             if part not in self.switching:

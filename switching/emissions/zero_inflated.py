@@ -92,6 +92,7 @@ class ZeroInflated(Emission):
 
     @property
     def parameters(self) -> Mapping[str, Parameter]:  # type: ignore[override]
+        """The axes, support and displayed form of each parameter."""
         return dict(self.emission.parameters) | {ZERO: Parameter(("state", "feature"), constraints.unit_interval)}
 
     @cached_property

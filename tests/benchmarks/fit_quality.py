@@ -294,7 +294,7 @@ def switching_regression(problem: Problem, x: np.ndarray, seed: int) -> float:
 
 def compare(method: str, seeds: int) -> None:
     """A row a problem: how far we are behind the best of the peer's restarts."""
-    print(f"\n### By {'expectation-maximisation' if method == 'em' else 'message passing'}\n")
+    print(f"\n## By {'expectation-maximisation' if method == 'em' else 'message passing'}\n")
     print("| problem | K | steps | behind, by seed | ahead, by seed | seconds | theirs |")
     print("|---|---:|---:|---|---|---:|---:|")
     behind, worst, total = [], 0.0, Clock()
@@ -329,7 +329,7 @@ def compare(method: str, seeds: int) -> None:
 
 def beside_statsmodels() -> None:
     """The same of single normals by EM, against statsmodels."""
-    print("\n### Beside statsmodels\n\n| problem | K | steps | ours | statsmodels | seconds | theirs |")
+    print("\n## Beside statsmodels\n\n| problem | K | steps | ours | statsmodels | seconds | theirs |")
     print("|---|---:|---:|---:|---:|---:|---:|")
     for problem in PROBLEMS:
         if problem.emission != Normal(1) or problem.n_states > 4:
