@@ -101,10 +101,7 @@ class StateMixture(TorchDistribution):
         low = torch.minimum(lower.redrawn.amin(-2), lower.held.amin(-2))
         high = torch.maximum(upper.redrawn.amax(-2), upper.held.amax(-2))
         whole = torch.as_tensor(self.emission.whole, device=low.device)
-        least, most = (
-            torch.as_tensor(getattr(self.emission.support, f"{end}_bound", none)).to(low)
-            for end, none in (("lower", -torch.inf), ("upper", torch.inf))
-        )
+        least, most = self.emission.ends(low)
         bounded = least.isfinite() & most.isfinite() & ~whole
         low, high = (end.expand(*self.batch_shape, -1).clone() for end in (low, high))
         low, high = torch.where(bounded, least, low), torch.where(bounded, most, high)

@@ -44,8 +44,11 @@ def unsealed(data: bytes, version: int, file: str) -> tuple[dict[str, Any], dict
     if KEY not in metadata:
         raise ValueError(f"{file} is of another kind: it has no description by samplehold.")
     structure = _json(metadata[KEY])
-    if structure["format"] != version:
-        raise ValueError(f"it has format {structure['format']!r}, and this version reads {version}; update samplehold.")
+    found = structure["format"]
+    if found != version:
+        later = isinstance(found, int) and found > version
+        cure = "update samplehold" if later else "use the samplehold that wrote it, or make it anew"
+        raise ValueError(f"it has format {found!r}, and this version reads {version}; {cure}.")
     seal = SEAL.search(data, 0, start)
     without = b"" if seal is None else data[: seal.start()] + UNSEALED.encode() + data[seal.end() :]
     if structure["sha256"] != hashlib.sha256(without).hexdigest():

@@ -21,6 +21,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, ClassVar, NamedTuple, cast
 
+import pyro.distributions as dist
 import torch
 from jaxtyping import Bool, Float, Int
 from pyro.distributions.torch_distribution import TorchDistributionMixin
@@ -198,9 +199,30 @@ class Emission(Named, ABC):
         return torch.full_like(variance, torch.inf) if self.support.is_discrete else variance
 
     def marginal_cdf(self, x: Float[Tensor, "*#n F"], values: Parameters) -> Float[Tensor, "*n F"]:
-        """P(x_f <= x) of each feature separately, under parameters that broadcast against x."""
-        distribution: Any = self.distribution(values)
-        return getattr(distribution, "base_dist", distribution).cdf(x)
+        """P(x_f <= x) of each feature separately, under parameters that broadcast against x.
+
+        Raises:
+            ValueError: the distribution has no density at some x, although `support` contains it.
+        """
+        low, high = self.ends(x)
+        inside = x.clamp(low, high)
+        with dist.validation_enabled(False):  # in a far tail, a transformed number may round to an end of its range
+            distribution: Any = self.distribution(values)
+            marginal = getattr(distribution, "base_dist", distribution)
+            below = marginal.cdf(inside)
+            wrong = ~marginal.support.check(inside) & (inside > low) & (inside < high)
+        if bool(wrong.any()):
+            raise ValueError(
+                f"{self.name}.distribution: got {float(inside.expand_as(wrong)[wrong][0]):g}, outside its support; let "
+                f"`{self.name}.support` be the support of the observations, as a constraint of torch."
+            )
+        return torch.where(x < low, 0.0, below)
+
+    def ends(self, like: Tensor) -> tuple[Tensor, Tensor]:
+        """The ends of the support, one of each feature or of all; infinite where there is none."""
+        support, none = self.support, torch.inf
+        ends = getattr(support, "lower_bound", -none), getattr(support, "upper_bound", none)
+        return torch.as_tensor(ends[0]).to(like), torch.as_tensor(ends[1]).to(like)
 
     def in_units(self, table: Parameters, unit: Float[Tensor, "F"]) -> Parameters:
         """Values or hyperparameters of x, converted to those of x / unit, if observations `have_unit`."""

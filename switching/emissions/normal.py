@@ -173,6 +173,9 @@ class Normal(NormalEmission):
     def distribution(self, values: Parameters) -> TorchDistributionMixin:
         return dist.Normal(values["loc"], values["precision"].rsqrt()).to_event(1)
 
+    def marginal_cdf(self, x: Tensor, values: Parameters) -> Tensor:
+        return torch.special.ndtr((x - values["loc"]) * values["precision"].sqrt())
+
     def message(self, x: Tensor, weights: Tensor, near: Parameters | None = None) -> Tensor:
         about = x.new_zeros(weights.shape[-1], self.n_features) if near is None else near["loc"]
         x, noise = self._measured(x)

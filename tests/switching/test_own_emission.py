@@ -61,6 +61,35 @@ class PlainNormal(Laplace):
 
 
 @dataclass(frozen=True)
+class Gumbel(Laplace):
+    """Features whose distribution function torch computes by way of a uniform number."""
+
+    name = "GumbelOfTheTests"
+
+    def distribution(self, values):
+        return dist.Gumbel(values["loc"], values["scale"]).to_event(1)
+
+
+@dataclass(frozen=True)
+class HalfNormal(Laplace):
+    """Features of at least 0; `loc` has no effect."""
+
+    name = "HalfNormalOfTheTests"
+    support = constraints.nonnegative
+
+    def distribution(self, values):
+        return dist.HalfNormal(values["scale"]).to_event(1)
+
+
+@dataclass(frozen=True)
+class NoSupport(HalfNormal):
+    """The same with a support that is too wide."""
+
+    name = "NoSupportOfTheTests"
+    support = constraints.real
+
+
+@dataclass(frozen=True)
 class Exponential(sh.ConjugateEmission):
     """Waiting times, with a gamma prior on their rate: all that a conjugate emission must write."""
 
@@ -202,6 +231,26 @@ def test_everything_that_a_fitted_model_does_works_on_it(tmp_path):
     again = sh.SwitchingSSM.load(tmp_path / "laplace")
     assert again.emission == Laplace(1)
     assert torch.equal(again.log_evidence(x), model.log_evidence(x))
+
+
+def ahead(emission: sh.Emission) -> sh.Forecast:
+    model = sh.SwitchingSSM(sh.Copy(2), emission).with_values(
+        redraw_prob=0.5, state_probs=[1.0, 0.0], loc=[[2.0], [9.0]], scale=[[0.5], [0.01]]
+    )
+    return model.forecast(torch.ones(3, 1).double(), 1)
+
+
+@pytest.mark.parametrize("emission", [Gumbel(), HalfNormal()])
+def test_quantiles_are_those_of_the_distribution_to_the_ends_of_its_support(emission):
+    one = {"loc": torch.tensor([2.0]).double(), "scale": torch.tensor([0.5]).double()}
+    ends = torch.cat([*ahead(emission).interval(0.9)])
+    assert_close(emission.distribution(one).base_dist.cdf(ends), torch.tensor([[0.05], [0.95]]).double())
+
+
+def test_a_support_that_is_too_wide_is_named():
+    message = r"^NoSupportOfTheTests.distribution: got -.*, outside its support; let `NoSupportOfTheTests.support` be"
+    with pytest.raises(ValueError, match=message):
+        ahead(NoSupport()).interval(0.9)
 
 
 def test_message_passing_says_what_it_needs_and_what_to_use():

@@ -253,10 +253,13 @@ def test_missing_tensors_of_models_of_several_chains_are_refused(tmp_path):
             sh.FactorialSSM.load(tmp_path)
 
 
-def test_a_later_format_says_what_to_do(tmp_path):
+@pytest.mark.parametrize(
+    ("found", "cure"), [(3, "update samplehold"), (0, "use the samplehold that wrote it, or make it anew")]
+)
+def test_another_format_says_what_to_do(tmp_path, found, cure):
     small().save(tmp_path)
-    rewrite(tmp_path, structure_of(tmp_path) | {"format": 3}, small().to_parts()[1])
-    with pytest.raises(ValueError, match=r"^path: .* format 3, and this version reads 1; update samplehold"):
+    rewrite(tmp_path, structure_of(tmp_path) | {"format": found}, small().to_parts()[1])
+    with pytest.raises(ValueError, match=rf"^path: .* format {found}, and this version reads 1; {cure}"):
         SwitchingSSM.load(tmp_path)
 
 
