@@ -19,7 +19,7 @@ from ..switching.data.files import check_file, check_files, check_model
 from .questions import modules, question
 from .startup import announcements, is_shared, rare_collections
 
-app = typer.Typer(
+app: typer.Typer = typer.Typer(
     name="samplehold",
     help="Fit switching state-space models to sequences, forecast from them, and draw from them.",
     epilog="Example: [bold]samplehold fit nile.csv --columns volume --states 2 --out results/[/bold], then"
@@ -41,8 +41,8 @@ def _choices(title: str, room: str) -> Any:
     return StrEnum(title, {name: re.sub(r"(?<=[a-z])(?=[A-Z])", "-", name).lower() for name in names})
 
 
-EmissionName = _choices("EmissionName", "emissions")
-DynamicsName = _choices("DynamicsName", "dynamics")
+EmissionName: Any = _choices("EmissionName", "emissions")
+DynamicsName: Any = _choices("DynamicsName", "dynamics")
 NORMAL, COPY = EmissionName("normal"), DynamicsName("copy")
 
 

@@ -237,7 +237,7 @@ def fit_and_write(model: SwitchingSSM, series: TableSeries, out: Path, **options
         Console(highlight=False).print(escape(f"Wrote {', '.join(RESULTS)} to {out}."), soft_wrap=True)
 
 
-def show(series: TableSeries, observed: Series, fit: Fit, posterior: Groups, states: pd.DataFrame) -> None:
+def show(series: TableSeries, observed: Series, fit: Fit[Any], posterior: Groups, states: pd.DataFrame) -> None:
     """Print the parameters, the switches and the end of the fit."""
     console = Console(highlight=False)
     show_parameters(console, posterior.datasets["posterior"].mean(("chain", "draw")), states)
@@ -253,7 +253,7 @@ def show(series: TableSeries, observed: Series, fit: Fit, posterior: Groups, sta
         console.print(escape(first), soft_wrap=True)
 
 
-def draws_of(fit: Fit, observed: Series) -> Groups:
+def draws_of(fit: Fit[Any], observed: Series) -> Groups:
     """The fit for ArviZ, with up to 1000 draws; a fit by EM is a point, so it has one draw.
 
     If the series is too long for that (`MAX_REPLICATED`), no series are drawn.

@@ -132,7 +132,7 @@ def _search(restarts: pd.DataFrame) -> str:
     return f"best of {len(restarts)} starts, {n_whole} of them run to the end{agree}"
 
 
-def show_diagnostics(console: Console, fit: Fit) -> None:
+def show_diagnostics(console: Console, fit: Fit[Any]) -> None:
     """Print how the fit ended, and warnings."""
     more = "--num-samples" if fit.method in ("nuts", "gibbs") else "--max-steps"
     end = "converged" if fit.converged else f"not converged: raise {more}"

@@ -97,6 +97,15 @@ class Ascent:
         known: a peak that an earlier restart has reached; a restart that this peak explains moves there and rests.
     """
 
+    inverse: Tensor
+    slopes: Tensor
+    point: Tensor
+    stuck: Tensor
+    density: Climbable
+    tol: float
+    n_even: int
+    known: Peak | None
+
     stride = 8
 
     def __init__(

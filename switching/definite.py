@@ -27,7 +27,7 @@ class _Definite(Constraint):
         return constraints.positive_definite.check(value)
 
 
-definite = _Definite()
+definite: _Definite = _Definite()
 
 
 class DefiniteTransform(Transform):
@@ -122,6 +122,9 @@ class ScaledCorrelation(dist.TorchDistribution):
         scale: of the standard deviations, of batch shape `[*#b, F]`.
         correlation: of the correlations, of batch shape `[*#b]` and event shape `[F, F]`.
     """
+
+    scale: Any
+    correlation: Any
 
     support = definite  # pyright: ignore[reportAssignmentType]
     arg_constraints = {}  # noqa: RUF012 # pyright: ignore[reportAssignmentType]

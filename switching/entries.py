@@ -24,13 +24,18 @@ class Entries(Constraint):
         of: the support of the free entries: real numbers, or those that are not negative.
     """
 
+    free: Tensor
+    reason: str
+    relative: bool
+    of: Constraint
+
     is_discrete = False
 
     def __init__(
         self, free: Bool[Tensor, "..."], reason: str, relative: bool = False, of: Constraint = constraints.real
     ) -> None:
         self.free, self.reason, self.relative, self.of = free.cpu(), reason, relative, of
-        self.event_dim = free.ndim  # pyright: ignore[reportIncompatibleMethodOverride]
+        self.event_dim: int = free.ndim  # pyright: ignore[reportIncompatibleMethodOverride]
 
     def check(self, value: Tensor) -> Tensor:
         fits = (value == 0) | (self.free.to(value.device) & value.isfinite() & self.of.check(value))
@@ -59,14 +64,19 @@ class PossibleRows(Constraint):
         rest: the probability that the free entries of each row share, `[..., 1]`; 1 in rows without any.
     """
 
+    free: Tensor
+    reason: str
+
     is_discrete = False
 
     def __init__(self, free: Bool[Tensor, "*i K"], reason: str, known: Float[Tensor, "*i K"] | None = None) -> None:
         self.free, self.reason = free.cpu(), reason
-        self.known = torch.zeros(free.shape, dtype=torch.float64, device="cpu") if known is None else known.cpu()
+        self.known: Tensor = (
+            torch.zeros(free.shape, dtype=torch.float64, device="cpu") if known is None else known.cpu()
+        )
         rest = 1 - self.known.sum(-1, keepdim=True)
-        self.rest = torch.where(self.free.any(-1, keepdim=True), rest, torch.ones_like(rest))
-        self.event_dim = free.ndim  # pyright: ignore[reportIncompatibleMethodOverride]
+        self.rest: Tensor = torch.where(self.free.any(-1, keepdim=True), rest, torch.ones_like(rest))
+        self.event_dim: int = free.ndim  # pyright: ignore[reportIncompatibleMethodOverride]
 
     def check(self, value: Tensor) -> Tensor:
         fits = self.free.to(value.device) | (value == self.known.to(value))

@@ -14,7 +14,7 @@ block.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, cast
+from typing import Any, ClassVar, cast
 
 import torch
 from jaxtyping import Float
@@ -48,6 +48,10 @@ class KnownEntries(Constraint):
         table: the known entries, NaN elsewhere. Matrices are known or free as a whole.
     """
 
+    base: Constraint
+    table: Tensor
+    event_dim: int
+
     is_discrete = False
 
     def __init__(self, base: Constraint, table: Tensor) -> None:
@@ -58,7 +62,7 @@ class KnownEntries(Constraint):
             table, free = torch.where(base.free.to(table.device), table, 0.0), free & base.free.to(table.device)
             base = base.of
         self.base, self.table, self.event_dim = base, table, table.ndim  # pyright: ignore[reportIncompatibleMethodOverride]
-        self.free = free.flatten(free.ndim - base.event_dim).any(-1) if base.event_dim else free
+        self.free: Tensor = free.flatten(free.ndim - base.event_dim).any(-1) if base.event_dim else free
 
     def check(self, value: Tensor) -> Tensor:
         lead = value.shape[: value.ndim - self.event_dim]
@@ -68,6 +72,8 @@ class KnownEntries(Constraint):
 
 class KnownTransform(Transform):
     """From free coordinates `[P]` of the free entries to the table."""
+
+    support: KnownEntries
 
     domain = constraints.real_vector
     bijective = True
@@ -161,7 +167,10 @@ def whole_parameters(fixed: Parameters) -> Parameters:
 class PossibleDirichlet(TorchDistribution):
     """Rows of probabilities with Dirichlet priors of the shares of their free entries."""
 
-    arg_constraints: dict = {}  # noqa: RUF012 the interface of torch.distributions
+    concentration: Tensor
+    rows: PossibleRows
+
+    arg_constraints: dict[str, Any] = {}  # noqa: RUF012 the interface of torch.distributions
     has_rsample = True
 
     def __init__(self, concentration: Tensor, rows: PossibleRows, batch_shape: torch.Size = NO_AXES) -> None:
@@ -197,8 +206,12 @@ class KnownDistribution(TorchDistribution):
         extreme: known entries that are left out, because their density is 0 or infinite and would decide the product.
     """
 
-    arg_constraints: dict = {}  # noqa: RUF012 the interface of torch.distributions
-    has_rsample = delegated("base")
+    base: Any
+    known: KnownEntries
+    extreme: Tensor | None
+
+    arg_constraints: dict[str, Any] = {}  # noqa: RUF012 the interface of torch.distributions
+    has_rsample: ClassVar[Any] = delegated("base")
 
     def __init__(
         self, base: Any, known: KnownEntries, extreme: Tensor | None = None, batch_shape: torch.Size = NO_AXES

@@ -1,6 +1,7 @@
 """An observation whose state and gate are uncertain."""
 
 import math
+from typing import Any
 
 import torch
 from pyro.distributions import TorchDistribution
@@ -17,7 +18,11 @@ from .parameters import Parameters
 class StateMixture(TorchDistribution):
     """An observation whose state and gate have the probabilities `weights`: batch `[*b, H]`, event `[F]`."""
 
-    arg_constraints: dict = {}  # noqa: RUF012 the interface of torch.distributions
+    emission: Emission
+    values: Parameters
+    weights: ByGate
+
+    arg_constraints: dict[str, Any] = {}  # noqa: RUF012 the interface of torch.distributions
 
     def __init__(self, emission: Emission, values: Parameters, weights: ByGate) -> None:
         self.emission, self.values, self.weights = emission, values, weights

@@ -39,6 +39,12 @@ class NewtonAscent(Ascent):
     lengths is taken. The highest restart that rests at a peak makes the peak a known one.
     """
 
+    known: Peak
+    inverse: Tensor
+    slopes: Tensor
+    stuck: Tensor
+    point: Tensor
+
     stride = 4
 
     def _begin(self) -> None:

@@ -11,6 +11,7 @@ This is the chain's log-normaliser, so SVI and NUTS over the parameters run at t
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from typing import Any
 
 import pyro
 import torch
@@ -49,7 +50,14 @@ class Observation(TorchDistribution):
     Its density may have a power `[*b]`, and the observation noise of known variances `[*b, F]`.
     """
 
-    arg_constraints: dict = {}  # noqa: RUF012 the interface of torch.distributions
+    emission: Emission
+    values: Parameters
+    power: Tensor | None
+    noise: Tensor | None
+    state: Tensor
+    redraw: Tensor
+
+    arg_constraints: dict[str, Any] = {}  # noqa: RUF012 the interface of torch.distributions
     has_enumerate_support = False
 
     def __init__(
@@ -92,7 +100,10 @@ class PathMixture(TorchDistribution):
     drive; steps beyond its lengths are ignored.
     """
 
-    arg_constraints: dict = {}  # noqa: RUF012
+    problem: Problem
+    values: Parameters
+
+    arg_constraints: dict[str, Any] = {}  # noqa: RUF012
     has_enumerate_support = False
 
     def __init__(self, problem: Problem, values: Parameters, batch_shape: torch.Size | None = None) -> None:

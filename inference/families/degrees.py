@@ -211,6 +211,9 @@ class Tailed(VectorFamily[LocPrecisionDf]):
         normal, degrees: the families of the two parts, if some of them is known.
     """
 
+    normal: VectorFamily[Any] | NormalGamma
+    degrees: VectorFamily[Any] | Degrees
+
     def __init__(self, normal: VectorFamily[Any] | None = None, degrees: VectorFamily[Any] | None = None) -> None:
         self.normal, self.degrees = normal or NormalGamma(), degrees or Degrees()
 

@@ -50,5 +50,5 @@ def _inverse_of(axes: Tensor, variance: Tensor, like: Tensor) -> Tensor:
     return torch.where(singular, held, (axes / variance.unsqueeze(-2)) @ axes.mT).to(like)
 
 
-peak = Variants(_peak, "normal_peak")
+peak: Variants = Variants(_peak, "normal_peak")
 """The `Peak` of messages `[*plates, P]`, with covariances of at least diag(floor)."""

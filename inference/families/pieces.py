@@ -42,6 +42,10 @@ class InPieces(VectorFamily[Any]):
         pieces: cover all plates and columns.
     """
 
+    family: VectorFamily[Any]
+    shape: torch.Size
+    pieces: list[Piece]
+
     def __init__(self, family: VectorFamily[Any], shape: torch.Size, pieces: list[Piece]) -> None:
         self.family, self.shape, self.pieces = family, shape, pieces
         # a normal-Wishart density is a regression on the single input 1

@@ -81,6 +81,9 @@ class Held(VectorFamily[Any]):
         family: the family of the prior, to whose points it belongs.
     """
 
+    family: VectorFamily[Any]
+    point: Any
+
     def __init__(self, family: VectorFamily[Any], point: Any) -> None:
         self.family, self.point = family, point
         self._known = family.statistics(point).nan_to_num(nan=torch.nan, neginf=LEAST)

@@ -36,6 +36,9 @@ from .wishart import Wishart
 class Restricted(VectorFamily[Any]):
     """`family` with a known part of its point. The rest is of the family `free`; see the module's equations."""
 
+    family: VectorFamily[Any]
+    free: VectorFamily[Any]
+
     def __init__(self, family: VectorFamily[Any], free: VectorFamily[Any]) -> None:
         self.family, self.free = family, free
 

@@ -45,6 +45,9 @@ class SharedPrecision(VectorFamily[LocPrecision]):
             K, its first one stands for those that are missing.
     """
 
+    n_outputs: int
+    known: LocPrecision | None
+
     def __init__(self, n_outputs: int = 1, known: LocPrecision | None = None) -> None:
         self.n_outputs, self.known = n_outputs, known
 

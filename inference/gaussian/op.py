@@ -59,15 +59,15 @@ def _full_gradient(call: Call, grad: Tensor) -> Gradients | None:
 
 _MOMENTS = f"(Tensor x, Tensor weights, Tensor about) -> {tensors(3)}"
 _full_moments = partial(_fake_moments, full=True)
-diagonal_moments = Op("normal_moments" + _MOMENTS, plain.normal_moments, _fake_moments)
-full_moments = Op("multivariate_normal_moments" + _MOMENTS, plain.multivariate_normal_moments, _full_moments)
-diagonal_density = Op(
+diagonal_moments: Op = Op("normal_moments" + _MOMENTS, plain.normal_moments, _fake_moments)
+full_moments: Op = Op("multivariate_normal_moments" + _MOMENTS, plain.multivariate_normal_moments, _full_moments)
+diagonal_density: Op = Op(
     "normal_log_density(Tensor x, Tensor loc, Tensor precision, Tensor log_precision) -> Tensor",
     plain.normal_log_density,
     _fake_density,
     _diagonal_gradient,
 )
-full_density = Op(
+full_density: Op = Op(
     "multivariate_normal_log_density(Tensor x, Tensor loc, Tensor chol_precision, Tensor log_det) -> Tensor",
     plain.multivariate_normal_log_density,
     _fake_density,

@@ -117,10 +117,10 @@ class VMP:
         linear: frozenset[str] = frozenset(),
         ranks: Ranks | None = None,
     ):
-        self.ranks = Ranks() if ranks is None else ranks
+        self.ranks: Ranks = Ranks() if ranks is None else ranks
         self._waiting: list[tuple[str, Mapping[str, Stats] | None, int]] = []  # updates until the next sum
         self._ready: dict[str, Tensor] = {}  # messages to common blocks, which came with the last bound
-        self.factors = tuple(factors)
+        self.factors: tuple[Factor, ...] = tuple(factors)
         self.restarts = restarts
         self._blocks = by_name(blocks, restarts, check)
         self.blocks: Mapping[str, Block] = MappingProxyType(self._blocks)
@@ -133,7 +133,7 @@ class VMP:
         self.linear = linear
         if check:
             not_linear = {name for factor in self.factors for name in check_factor(factor, self._blocks, restarts)}
-            self.linear = frozenset(self._blocks) - not_linear
+            self.linear: frozenset[str] = frozenset(self._blocks) - not_linear
 
     def put(self, block: Block, near: Stats = None) -> None:
         """Replace the block of this name, to set its eta, prior, step or family.

@@ -14,6 +14,7 @@ lower the bound, and the engine takes a shorter one.
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -92,7 +93,7 @@ class Block:
     """
 
     name: str
-    family: Family
+    family: Family[Any]
     prior: Stats = None
     eta: Stats = None
     step: float = 1.0

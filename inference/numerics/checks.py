@@ -19,6 +19,9 @@ HALVES = (torch.bfloat16, torch.float16)
 class ImpossibleError(ValueError):
     """Log-weights that allow no path; `failed` [*b] marks the sequences for which this is so."""
 
+    message: str
+    failed: Tensor
+
     def __init__(self, names: str, message: str, failed: Tensor) -> None:
         super().__init__(f"{names}: {message}")
         self.message, self.failed = message, failed

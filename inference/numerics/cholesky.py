@@ -77,7 +77,7 @@ def _what_is_wrong(matrix: Tensor, info: Tensor) -> str:
     )
 
 
-cholesky = Variants(_by_torch)
+cholesky: Variants = Variants(_by_torch)
 """The lower factors `[*b, D, D]` of positive definite matrices. Raises `NotDefiniteError` where one is none."""
 
 
@@ -132,7 +132,7 @@ def _log_det(chol: Tensor) -> Tensor:
     return 2 * chol.diagonal(dim1=-2, dim2=-1).log().sum(-1)
 
 
-log_det = Variants(_log_det)
+log_det: Variants = Variants(_log_det)
 """The log determinants `[*b]` of the matrices whose lower Cholesky factors `[*b, D, D]` these are."""
 
 

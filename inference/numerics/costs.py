@@ -222,8 +222,8 @@ class Account:
     """What the plain form of one operator has cost so far, against what its kernel would."""
 
     def __init__(self, name: str | None) -> None:
-        self.name = name or ""
-        self.cost = COSTS.get(self.name)
+        self.name: str = name or ""
+        self.cost: Cost | None = COSTS.get(self.name)
 
     def repays(self, arguments: Iterable[Any]) -> bool:
         """Whether the kernel is to serve this call; if not, its plain form is counted."""

@@ -38,7 +38,7 @@ class Lanes(types.Type):
 
     def __init__(self, dtype: Any) -> None:
         self.dtype = dtype
-        self.count = BYTES * 8 // dtype.bitwidth
+        self.count: Any = BYTES * 8 // dtype.bitwidth
         self.vector = ir.VectorType(_FLOAT[dtype], self.count)
         super().__init__(name=f"Lanes({dtype})")
 
@@ -227,8 +227,8 @@ _overload(operator.add, _elementwise(lambda builder, a, b: builder.fadd(a, b, fl
 _overload(operator.sub, _elementwise(lambda builder, a, b: builder.fsub(a, b, flags=FUSE)))
 _overload(operator.mul, _elementwise(lambda builder, a, b: builder.fmul(a, b, flags=FUSE)))
 _overload(operator.truediv, _elementwise(lambda builder, a, b: builder.fdiv(a, b, flags=FUSE)))
-larger = _elementwise(_select_larger)
-smaller = _elementwise(_select_smaller)
+larger: Any = _elementwise(_select_larger)
+smaller: Any = _elementwise(_select_smaller)
 
 
 @lowered
@@ -301,5 +301,5 @@ def _reduction(generate: Callable[[Any, Any, Any], Any]) -> Any:
     return reduce
 
 
-total = _reduction(lambda builder, a, b: builder.fadd(a, b))
-largest = _reduction(_select_larger)
+total: Any = _reduction(lambda builder, a, b: builder.fadd(a, b))
+largest: Any = _reduction(_select_larger)

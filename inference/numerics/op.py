@@ -106,6 +106,10 @@ class Op(Kernels):
         by_sequence: whether the first axis of every tensor, given or returned, is that of independent sequences.
     """
 
+    schema: str
+    fake: Function
+    gradient: Callable[..., Gradients | None] | None
+
     def __init__(
         self,
         schema: str,
@@ -114,7 +118,7 @@ class Op(Kernels):
         gradient: Callable[..., Gradients | None] | None = None,
         by_sequence: bool = False,
     ) -> None:
-        self.name = schema.partition("(")[0]
+        self.name: str = schema.partition("(")[0]
         super().__init__(plain, self.name)
         self.schema, self.fake, self.gradient = schema, fake, gradient
         self.by_sequence = by_sequence
@@ -124,7 +128,7 @@ class Op(Kernels):
         _defined[self.name] = self
         self._library = torch.library.Library(_NAMESPACE, "FRAGMENT")
         self._adjoints: dict[str, tuple[Function, Callable[..., bool]]] = {}
-        self.overload = self._define(schema, fake)
+        self.overload: Any = self._define(schema, fake)
         self._library.impl(self.name, lambda *given: _contiguous(plain(*given)), "CompositeExplicitAutograd")
         for device in _DEVICES:
             self._library.impl(self.name, partial(self._serve, device), device.upper())

@@ -15,7 +15,7 @@ from .op import Variants, beyond_kernels
 _MIN_WORK = 2**26  # multiplications above which oneDNN with its compilation is not slower than MKL
 _SUMMED = 8192  # rows that one thread adds up, for any number of rows
 
-linear = Variants(functional.linear)
+linear: Variants = Variants(functional.linear)
 r"""$x W^\top + b$ of x [*b, N], a weight [M, N] and a bias [M] or None, as `torch.nn.functional.linear`."""
 
 

@@ -18,7 +18,7 @@ def _by_sorting(x: Tensor, at: Sequence[float]) -> Tensor:
     return torch.stack([torch.lerp(low, high, p - p.floor()) for p, (low, high) in zip(places, ends, strict=True)])
 
 
-quantiles = Variants(_by_sorting)
+quantiles: Variants = Variants(_by_sorting)
 """Quantiles `[Q, F]` of each column of x `[N, F]`, ignoring NaN; NaN for a column without numbers."""
 
 

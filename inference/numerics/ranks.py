@@ -46,6 +46,10 @@ class Ranks:
         n: the number of processes.
     """
 
+    group: Any
+    rank: Any
+    n: Any
+
     def __init__(self, group: Any = None) -> None:
         self.group, self.rank, self.n = group, 0, 1
         self._known: BaseException | None = None  # the last error that all ranks know

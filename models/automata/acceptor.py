@@ -52,6 +52,12 @@ class Acceptor(Listed):
         [False, False, True]
     """
 
+    alphabet: tuple[str, ...]
+    layer: nn.Module
+    readout: nn.Module
+    input_size: int
+    has_start: bool
+
     def __init__(self, layer: nn.Module, readout: nn.Module, alphabet: str | Sequence[str] = "01") -> None:
         super().__init__()
         self.alphabet = check_alphabet(alphabet)

@@ -45,6 +45,9 @@ class Exhausted(Exception):
 class Teacher:
     """A network that answers each word once, and always the same; AALpy's "system under learning"."""
 
+    network: Acceptor
+    max_queries: int
+
     def __init__(self, network: Acceptor, max_queries: int) -> None:
         self.network, self.max_queries = network, max_queries
         self.answers: dict[str, bool] = {}
@@ -91,6 +94,12 @@ class Partition:
 
 class Comparison:
     """AALpy's "equivalence oracle"; keeps the last machine and the counterexamples."""
+
+    cells: int
+    teacher: Teacher
+    alphabet: tuple[str, ...]
+    draw: random.Random
+    max_cells: int
 
     def __init__(self, teacher: Teacher, alphabet: Sequence[str], n_clusters: int, seed: int) -> None:
         self.teacher, self.alphabet = teacher, tuple(alphabet)

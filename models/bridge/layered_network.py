@@ -39,6 +39,10 @@ from .tokens import one_hot, redrawn_start
 class BeliefLayer(nn.Module):
     """One layer: the filter of a copy chain whose evidence is linear in the input, held or drawn."""
 
+    weight: nn.Parameter
+    redraw_logit: nn.Parameter
+    log_prior: nn.Parameter
+
     def __init__(
         self, log_evidence: Float[Tensor, "K I"], redraw_prob: Tensor, state_probs: Float[Tensor, "K"]
     ) -> None:
@@ -71,6 +75,8 @@ class SweepNetwork(Listed):
         >>> top.shape, len(layers), torch.allclose(top.sum(-1), torch.ones(3))
         (torch.Size([3, 2]), 2, True)
     """
+
+    layers: nn.ModuleList
 
     def __init__(self, layers: list[nn.Module]) -> None:
         super().__init__()

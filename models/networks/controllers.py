@@ -17,6 +17,9 @@ Controller = Callable[..., nn.Module]
 class Layers(nn.ModuleList):
     """Controllers one above the other, with dropout on the outputs of all but the highest."""
 
+    hidden_size: int
+    dropout: float
+
     def __init__(self, layers: list[nn.Module], hidden_size: int, share: float) -> None:
         super().__init__(layers)
         self.hidden_size, self.dropout = hidden_size, share

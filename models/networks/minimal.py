@@ -47,7 +47,7 @@ class Minimal(Recurrent):
     ) -> None:
         super().__init__(input_size, hidden_size, num_layers, bias, batch_first, dropout, bidirectional)
         self.candidate = candidate
-        self.block = check_kinds(self.hidden_size, self.gate, candidate, block)
+        self.block: int = check_kinds(self.hidden_size, self.gate, candidate, block)
         self._make_parameters(device, dtype)
 
     def activations(self, x: Tensor, layer: int = 0, reverse: bool = False) -> Activated:

@@ -91,8 +91,8 @@ class QRNN(Recurrent):
         super().__init__(input_size, hidden_size, num_layers, bias, batch_first, dropout, bidirectional)
         check_choice("pooling", pooling, _GATES)
         self.pooling = pooling
-        self.window = check_integer("window", window)
-        self.gate = _GATES[pooling]
+        self.window: int = check_integer("window", window)
+        self.gate: str = _GATES[pooling]
         self._make_parameters(device, dtype)
 
     def activations(self, rows: Tensor, layer: int = 0, reverse: bool = False) -> Activated:

@@ -72,6 +72,14 @@ class Recurrent(Listed):
     A subclass defines the shape of its weights, the states before the first step, and one layer over a series.
     """
 
+    input_size: int
+    hidden_size: int
+    num_layers: int
+    bias: bool
+    batch_first: bool
+    dropout: float
+    bidirectional: bool
+
     _version = 1
 
     def __init__(

@@ -65,7 +65,7 @@ class SecondOrder(Recurrent):
     ) -> None:
         super().__init__(input_size, hidden_size, num_layers, bias, batch_first, dropout, bidirectional)
         check_dtype("dtype", dtype)
-        self.nonlinearity = check_choice("nonlinearity", nonlinearity, ("linear", "tanh"))
+        self.nonlinearity: str = check_choice("nonlinearity", nonlinearity, ("linear", "tanh"))
         for layer, reverse in self._each():
             start = nn.Parameter(torch.empty(self.hidden_size, device=device, dtype=dtype))
             self.register_parameter(name_of("start", layer, reverse), start)

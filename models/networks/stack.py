@@ -70,6 +70,13 @@ class SuperpositionStackRNN(StackRNN):
     True
     """
 
+    value_size: int
+    stacks: int
+    n_read: int
+    most_pops: int
+    empty: float
+    capacity: int | None
+
     def __init__(
         self,
         input_size: int,
@@ -225,6 +232,9 @@ class StratificationStackRNN(StackRNN):
     True
     """
 
+    value_size: int
+    stacks: int
+
     def __init__(
         self,
         input_size: int,
@@ -326,6 +336,13 @@ class NondeterministicStackRNN(StackRNN):
     True
     """
 
+    states: int
+    symbols: int
+    value_size: int
+    stacks: int
+    normalized: bool
+    reads: str
+
     def __init__(
         self,
         input_size: int,
@@ -358,7 +375,7 @@ class NondeterministicStackRNN(StackRNN):
         self.states, self.symbols, self.value_size, self.stacks = states, symbols, value_size, stacks
         self.normalized, self.reads = normalized, reading
         bottom = torch.zeros(stacks, value_size, device=device, dtype=dtype)
-        self.bottom = nn.Parameter(bottom) if value_size else None
+        self.bottom: nn.Parameter | None = nn.Parameter(bottom) if value_size else None
         self._set_apart()
 
     def reset_parameters(self) -> None:

@@ -124,6 +124,18 @@ class StackRNN(Listed):
     number of sequences may vary.
     """
 
+    input_size: int
+    hidden_size: int
+    reading_size: int
+    raw_size: int
+    feedback: bool
+    num_layers: int
+    batch_first: bool
+    bias: bool
+    dropout: float
+    controller: nn.Module | Layers
+    to_actions: nn.Linear
+
     bidirectional = False  # a stack is read from its first step on
 
     def __init__(self, input_size: int, hidden_size: int, reading_size: int, raw_size: int, options: Options) -> None:

@@ -107,14 +107,14 @@ class StateRegularized(Recurrent):
         check_one_way(inner, "and centroids are where a series read forward is", "cell")
         super().__init__(inner.input_size, inner.hidden_size, 1, inner.bias, inner.batch_first, 0.0, False)
         self.cell = cell
-        self.n_states = check_integer("n_states", n_states)
-        self.similarity = check_choice("similarity", similarity, SIMILARITIES)
+        self.n_states: int = check_integer("n_states", n_states)
+        self.similarity: str = check_choice("similarity", similarity, SIMILARITIES)
         self.mode = mode
         like = next(cell.parameters())
-        self.centroids = nn.Parameter(like.new_empty(self.n_states, self.hidden_size))
+        self.centroids: nn.Parameter = nn.Parameter(like.new_empty(self.n_states, self.hidden_size))
         log_temperature = like.new_tensor(math.log(check_number("temperature", temperature, above=0)))
         if check_flag("learn_temperature", learn_temperature):
-            self.log_temperature = nn.Parameter(log_temperature)
+            self.log_temperature: nn.Parameter = nn.Parameter(log_temperature)
         else:
             self.register_buffer("log_temperature", log_temperature)
         self._scatter()

@@ -30,7 +30,7 @@ class Truncated(nn.Module):
                 "layer: it looks ahead or projects its state, so no window of past inputs suffices; build it without."
             )
         self.layer = layer
-        self.window = check_integer("window", window)
+        self.window: int = check_integer("window", window)
 
     def forward(self, x: Tensor, hx: Any = None) -> Tensor:
         """Outputs of the layer's shape for inputs of the layer's shape, each from its own window alone."""

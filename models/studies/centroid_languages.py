@@ -8,7 +8,7 @@ import random
 from collections.abc import Callable, Iterator, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.nn.functional import one_hot
@@ -159,7 +159,7 @@ def languages(full: bool, seed: int = 0) -> list[Language]:
     return [*tomitas, bracket_language(places, 200, (Recipe(LSTM), Recipe(PeepholeLSTM)), seed)]
 
 
-def trained(some: Sequence[Language], seeds: Sequence[int], track: Track) -> Iterator[Trained]:
+def trained(some: Sequence[Language], seeds: Sequence[int], track: Track[Any]) -> Iterator[Trained]:
     """Every recipe of every language with centroids and without, from every seed."""
     runs = [(one, recipe, seed) for one in some for recipe in one.recipes for seed in seeds]
     for language, recipe, seed in track(runs, "languages"):

@@ -68,6 +68,10 @@ SLOW = "nondeterministic"  # an eighth of the updates, one seed, and tests up to
 class Reader(nn.Module):
     """A recurrent layer over symbols, and a linear map of its outputs to logits [B, T, n_classes]."""
 
+    layer: Any
+    head: nn.Linear
+    n_symbols: int
+
     def __init__(self, layer: Any, n_symbols: int, n_classes: int) -> None:
         super().__init__()
         self.layer, self.head, self.n_symbols = layer, nn.Linear(layer.hidden_size, n_classes), n_symbols
@@ -214,7 +218,7 @@ def first_failure_by_hand(acceptor: Acceptor, up_to: int) -> int | None:
     return None
 
 
-def study(scale: str, track: Track, seed: int = 0) -> Findings:
+def study(scale: str, track: Track[Any], seed: int = 0) -> Findings:
     """Blocks, prefixes, and the cells on $a^n b^n$ (see this module)."""
     chosen, seeds = SCALES[scale], seeds_from(seed, scale)
     kept: dict[tuple[str, str], Reader] = {}

@@ -37,7 +37,7 @@ NETWORKS: dict[str, Callable[[int], Any]] = {
     "DoublingLSTM": lambda n: DoublingLSTM(n, HIDDEN),
 }
 STARTS = ("as drawn", f"forget gates at {OPEN:g}")
-SCALES = {  # lengths of gradients; lengths of words in training, updates
+SCALES: dict[str, Any] = {  # lengths of gradients; lengths of words in training, updates
     "quick": ((4, 16, 64), (4, 12), 40),
     "full": ((4, 8, 16, 32, 64, 128, 256), (4, 8, 16), 500),
 }
@@ -108,7 +108,7 @@ def learned(name: str, n: int, n_updates: int, seed: int, opened: bool) -> tuple
     return max(norms), sum(last) / len(last)
 
 
-def study(scale: str, track: Track, seed: int = 0) -> Findings:
+def study(scale: str, track: Track[Any], seed: int = 0) -> Findings:
     """Words held, their gradients, and training (see this module)."""
     (steps, sizes, n_updates), seeds = SCALES[scale], seeds_from(seed, scale)
     held = [

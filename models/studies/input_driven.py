@@ -149,8 +149,8 @@ class Predictor(nn.Module):
     def __init__(self, size: Size, seed: int) -> None:
         super().__init__()
         name, units, layers = size
-        self.layer = make_layer(lambda n, d: NETWORKS[name](n, d, num_layers=layers), K, units, seed)
-        self.head = make_layer(nn.Linear, units, K, seed)  # pyright: ignore
+        self.layer: nn.Module = make_layer(lambda n, d: NETWORKS[name](n, d, num_layers=layers), K, units, seed)
+        self.head: nn.Module = make_layer(nn.Linear, units, K, seed)  # pyright: ignore
 
     def forward(self, x: Tensor) -> Tensor:
         """From symbols [*b, T, K]."""

@@ -21,7 +21,7 @@ from .study import Findings, Track
 
 SIZES = ((1, 64), (16, 64), (16, 256), (128, 256))  # sequences, and units
 STEPS, TIMES = 200, 5
-KINDS = {"LSTM": LSTM, "Elman": Elman}
+KINDS: dict[str, type[LSTM | Elman]] = {"LSTM": LSTM, "Elman": Elman}
 
 
 def study(scale: str, track: Track[Any], seed: int = 0) -> Findings:

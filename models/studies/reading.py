@@ -37,7 +37,7 @@ class Reader(nn.Module):
     def __init__(self, layer: nn.Module, n_classes: int) -> None:
         super().__init__()
         self.layer: Any = layer
-        self.head = nn.Linear(self.layer.hidden_size, n_classes)
+        self.head: nn.Linear = nn.Linear(self.layer.hidden_size, n_classes)
 
     def forward(self, x: Tensor) -> Tensor:
         """Log-odds of the classes, [*b, T, C]."""

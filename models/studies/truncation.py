@@ -24,13 +24,13 @@ from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy
 from ..bridge.tokens import one_hot
 from ..networks.minimal import MinGRU
 from ..networks.stable import stable
-from ..networks.truncated import truncate
+from ..networks.truncated import Truncated, truncate
 from ..networks.wrapped import GRU, LSTM, Elman
 from .forgetting import truncation_bound
 from .next_token import held_model, make_layer
 from .study import Findings, Track, note_of, seeds_from
 
-LAYERS = {"Elman": Elman, "LSTM": LSTM, "GRU": GRU, "MinGRU": MinGRU}
+LAYERS: dict[str, Any] = {"Elman": Elman, "LSTM": LSTM, "GRU": GRU, "MinGRU": MinGRU}
 LIPSCHITZ = 0.75
 BATCH = 16
 MOST_DRAWN = 1000.0  # bounds of outputs, which are at most of order 1
@@ -118,10 +118,13 @@ def chorales(length: int, most: int = 120) -> Sequences:
 class Predictor(nn.Module):
     """Logits of the next input, from a layer that reads all or the last inputs."""
 
+    layer: Any
+    head: nn.Module
+
     def __init__(self, layer: Any, features: int, window: int | None = None) -> None:
         super().__init__()
         self.layer, self.head = layer, make_layer(nn.Linear, layer.hidden_size, features)
-        self.truncated = truncate(layer, window) if window else None
+        self.truncated: Truncated | None = truncate(layer, window) if window else None
 
     def forward(self, x: Tensor) -> Tensor:
         out = self.truncated(x) if self.truncated else self.layer(x)[0]

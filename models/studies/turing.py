@@ -33,7 +33,7 @@ from ..automata.turing_network import TuringNetwork, turing_network
 from .study import Findings, Track
 
 FLOATS = {"float64": torch.float64, "float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
-MACHINES = {
+MACHINES: dict[str, Any] = {
     "binary increment": (binary_increment(), {"quick": ("1011", "1" * 24), "full": ("1011", "1" * 24, "1" * 200)}),
     "palindromes": (palindromes(), {"quick": ("abba", "ab" * 8 + "ba" * 8), "full": ("abba", "ab" * 16 + "ba" * 16)}),
     "unary multiplication": (
@@ -98,7 +98,7 @@ def _comes_back(word: list[int], dtype: torch.dtype, n_symbols: int) -> bool:
     return stack.symbols(len(word) + 2) == word[::-1]
 
 
-def study(scale: str, track: Track, seed: int = 0) -> Findings:
+def study(scale: str, track: Track[Any], seed: int = 0) -> Findings:
     """Machines against automata-lib's and in floats, and the depths of stacks."""
     rows = []
     for name, (machine, words) in track(list(MACHINES.items()), "machines"):

@@ -24,6 +24,8 @@ NUMBERS = ("columns", "inputs", "dt", "weights", "noise")
 class TableReader:
     """Reads tables that have the columns of the first one."""
 
+    listed: bool
+
     def __init__(self, choice: Choice) -> None:
         self.choice = choice
         self._first: Table | None = None

@@ -53,16 +53,16 @@ class Formula:
         with needs("formulaic", "formulas"):
             from formulaic import model_matrix
 
-        self.formula = check_kind("formula", formula, str, 'text such as "count ~ day"')
+        self.formula: str = check_kind("formula", formula, str, 'text such as "count ~ day"')
         read, frame = _read(table), Frame.of(table)
         with _readable(f"formula: got {formula!r}, which cannot be read on this table"):
             matrices: Any = model_matrix(formula, read, na_action="ignore")
         right = getattr(matrices, "rhs", matrices)
-        self.x = _framed(pd.DataFrame(matrices.lhs), frame) if hasattr(matrices, "lhs") else None
+        self.x: Any = _framed(pd.DataFrame(matrices.lhs), frame) if hasattr(matrices, "lhs") else None
         self._specification = right.model_spec
         inputs = _without_constant(right)
-        self.inputs = None if inputs is None else _framed(inputs, frame)
-        self.names = () if inputs is None else tuple(map(str, inputs.columns))
+        self.inputs: Any = None if inputs is None else _framed(inputs, frame)
+        self.names: tuple[()] | tuple[str, ...] = () if inputs is None else tuple(map(str, inputs.columns))
 
     def __repr__(self) -> str:
         return f"Formula({self.formula!r}, inputs={self.names})"

@@ -25,6 +25,10 @@ class Labels(Sequence[pd.Index]):
         make: an index from some of the numbers.
     """
 
+    table: Scratch
+    ends: Int[np.ndarray, "B"]
+    make: Callable[[np.ndarray], pd.Index]
+
     def __init__(self, table: Scratch, ends: Int[np.ndarray, "B"], make: Callable[[np.ndarray], pd.Index]) -> None:
         self.table, self.ends, self.make = table, ends, make
 

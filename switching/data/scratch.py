@@ -27,6 +27,9 @@ class Scratch:
         tensor([3., 3.], dtype=torch.float64)
     """
 
+    dtype: torch.dtype
+    row: tuple[int, ...]
+
     def __init__(self, dtype: torch.dtype, row: tuple[int, ...]) -> None:
         self.dtype, self.row = dtype, row
         self._file = tempfile.TemporaryFile(prefix="samplehold-")  # noqa: SIM115 it lives as long as the table

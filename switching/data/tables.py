@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from io import TextIOWrapper
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -17,7 +18,7 @@ import pandas as pd
 from .files import check_file
 from .timeline import TIME_NAMES, distances, is_time, label_text, out_of_order, rows_by
 
-PACKED = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open}
+PACKED: dict[str, Any] = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open}
 PARQUET = (".parquet", ".pq")
 UNNAMED = "row"  # the name of a first column without a name
 WHOLE_TIMES = frozenset({"time", "date", "datetime", "timestamp", "t", "step", UNNAMED})  # not parts, as a month is

@@ -103,7 +103,7 @@ class ContinuousMarkov(Dynamics):
     exact: Sequence[int] = ()
     inputs: Inputs | Sequence[str] = 0  # type: ignore[assignment]
     initial: str | Sequence[float] = "free"
-    initial_prior: float | Sequence = 1.0
+    initial_prior: float | Sequence[Any] = 1.0
     rate_prior: Sequence[Any] | None = None
     counts_by_step: ClassVar[bool] = True
     at_once: ClassVar[bool] = False

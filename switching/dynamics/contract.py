@@ -341,7 +341,7 @@ class Dynamics(Named, ABC):
     def start(self, labels: Int[Tensor, "*rb T"], series: Series) -> Parameters:
         """Rough parameters `[*r, ...]` from a first labelling of every step."""
 
-    def paths(self, series: Series, lead: tuple[int, ...], gated: bool, alike: bool) -> tuple[Family, PathTables]:
+    def paths(self, series: Series, lead: tuple[int, ...], gated: bool, alike: bool) -> tuple[Family[Any], PathTables]:
         """The family of the paths of a series, and tables of 0 for it with these leading axes.
 
         Arguments:

@@ -136,7 +136,7 @@ class Copy(Dynamics):
 
     n_states: int
     redraw_prior: Sequence[float] = (1, 1)
-    state_prior: float | Sequence = 1.0
+    state_prior: float | Sequence[Any] = 1.0
     inputs: Inputs | Sequence[str] = 0  # type: ignore[assignment]
     prior: Mapping[str, Any] | None = field(default=None, repr=False, hash=False)
     arguments: ClassVar[Mapping[str, tuple[str, ...]]] = {

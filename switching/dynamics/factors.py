@@ -51,7 +51,9 @@ def gates(block: str, chain: str, n_axes: int) -> Factor:
     return driven_gates(block, chain, log_gate, {block: to_block})
 
 
-def driven_gates(block: str, chain: str, log_gate: LogGate, messages: dict[str, Callable] | None = None) -> Factor:
+def driven_gates(
+    block: str, chain: str, log_gate: LogGate, messages: dict[str, Callable[..., Any]] | None = None
+) -> Factor:
     """The same with driven gates: `log_gate` gives their expected log probabilities `[*r, *b, T-1]`.
 
     Without a closed form of the message to the block these are bounds, convex in the block's statistics.

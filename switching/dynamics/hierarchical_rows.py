@@ -101,6 +101,9 @@ class HierarchicalRows(VectorFamily[HierarchicalPoint]):
         known: values at which base and concentrations are held; None: they are at their mode.
     """
 
+    n_states: int
+    known: HierarchicalPoint | None
+
     def __init__(self, n_states: int, known: HierarchicalPoint | None = None) -> None:
         self.n_states, self.known = n_states, known
 

@@ -86,8 +86,8 @@ class Markov(Dynamics):
     """
 
     n_states: int
-    initial_prior: float | Sequence = 1.0
-    transition_prior: float | Sequence = 1.0
+    initial_prior: float | Sequence[Any] = 1.0
+    transition_prior: float | Sequence[Any] = 1.0
     sticky: float = 0.0
     inputs: Inputs | Sequence[str] = 0  # type: ignore[assignment]
     initial: str | Sequence[float] = "free"

@@ -99,8 +99,8 @@ class SemiMarkov(Dynamics):
     last_segment: str = "cut"
     max_duration: int | None = None
     initial: str | Sequence[float] = "free"
-    initial_prior: float | Sequence = 1.0
-    transition_prior: float | Sequence = 1.0
+    initial_prior: float | Sequence[Any] = 1.0
+    transition_prior: float | Sequence[Any] = 1.0
     mask: Sequence[Sequence[bool]] | Any = None
     inputs: Inputs | Sequence[str] = 0  # type: ignore[assignment]
     paths_tell: ClassVar[bool] = False  # not the duration of a segment that is cut

@@ -285,6 +285,9 @@ class AtSubjects(Emission):
     Values are those of all subjects, `[*r, S, K, ...]`.
     """
 
+    emission: Emission
+    subjects: Tensor
+
     def __init__(self, emission: Emission, subjects: Int[Tensor, "*n"], parameters: Mapping[str, Parameter]) -> None:
         self.emission, self.subjects, self.parameters = emission, subjects, parameters
         self.n_features, self.support = emission.n_features, emission.support

@@ -63,7 +63,7 @@ def _by_torch(points: Tensor, learn_from: Tensor, n_clusters: int, seed: int) ->
     return _squares(points / size - about, means).argmin(-1)
 
 
-kmeans = Variants(_by_torch)
+kmeans: Variants = Variants(_by_torch)
 """The nearest of K means for each of the points `[N, E]`; k-means++ starts the means on some points to learn from."""
 
 

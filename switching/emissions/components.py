@@ -253,7 +253,7 @@ class Mixture(Emission):
 class _Apart(TorchDistribution):
     """A distribution of a table of K n rows, as one of a table `[K, n, ...]`."""
 
-    arg_constraints: dict = {}  # noqa: RUF012 the interface of torch.distributions
+    arg_constraints: dict[str, Any] = {}  # noqa: RUF012 the interface of torch.distributions
 
     def __init__(self, flat: Any, n: int) -> None:
         self.flat, self.n = flat, n

@@ -173,7 +173,7 @@ class ConjugateEmission(Conjugate, Emission):
         return Maximized(values, torch.zeros(shape, dtype=torch.bool, device=values[name].device))
 
 
-is_complete = Variants(remembered(lambda x: not bool(torch.isnan(x).any())))
+is_complete: Variants = Variants(remembered(lambda x: not bool(torch.isnan(x).any())))
 """Whether no value is missing."""
 
 

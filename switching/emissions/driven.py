@@ -92,6 +92,9 @@ class Beside(Emission):
     """A driven emission at steps with known inputs `[*b, T, C]`: its moments have axes `[*r, *b, T, K, F]`. One step
     needs no axis."""
 
+    driven: DrivenEmission
+    inputs_here: Tensor
+
     def __init__(self, emission: DrivenEmission, inputs: Float[Tensor, "*n C"]) -> None:
         self.driven, self.inputs_here = emission, inputs.nan_to_num(0.0) if emission.order else inputs
         self.unknown: Any = emission.unknown(inputs) if emission.order else None  # nothing is known about them

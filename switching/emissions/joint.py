@@ -368,7 +368,7 @@ class Joint(Emission):
 class _SideBySide(TorchDistribution):
     """Observations whose parts are independent."""
 
-    arg_constraints: dict = {}  # noqa: RUF012 the interface of torch.distributions
+    arg_constraints: dict[str, Any] = {}  # noqa: RUF012 the interface of torch.distributions
 
     def __init__(self, emission: Joint, parts: Sequence[Any]) -> None:
         self.emission, self.parts = emission, parts

@@ -59,6 +59,12 @@ class Checkpoint:
         tell: takes an error of writing during a fit that processes share; None: it is raised at once.
     """
 
+    path: Path | None
+    identity: Any
+    every: float
+    work: dict[str, float]
+    loops: list[Loop]
+
     tell: Callable[[Exception], None] | None = None
 
     def __init__(

@@ -57,6 +57,10 @@ class ChunkedVMP:
         under: expected statistics of the parameters for the first update, instead of those of `etas`.
     """
 
+    graph: SeriesGraph
+    linear: frozenset[str]
+    etas: Etas | dict[str, Tensor | Stats]
+
     def __init__(self, graph: SeriesGraph, etas: Etas, linear: frozenset[str], under: Etas | None = None):
         self._size = max(1, _room(graph) // (_restarts(etas) * graph.problem.n_states))  # steps of a chunk
         self._take(graph, etas)

@@ -133,6 +133,9 @@ class Density(FreeDensity):
         start: the coordinates of `near`, by name.
     """
 
+    problem: Problem
+    units: Units
+
     def __init__(self, problem: Problem, near: Parameters) -> None:
         self.problem, self.units = problem, Units.of(problem.emission, problem.series, problem.fixed)
         self._inner = self.units.problem(problem)

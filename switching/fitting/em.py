@@ -39,11 +39,14 @@ class EM:
         collapsed: `[R, K]`, the states that have collapsed onto a point.
     """
 
+    tables: Parameters
+    collapsed: Tensor
+
     stride = 4
 
     def __init__(self, problem: Problem, values: Parameters) -> None:
         self._buckets = Bucketing.of(problem)
-        self.problem = problem.padded() if self._buckets is None else self._buckets.problem  # of the M-step
+        self.problem: Problem = problem.padded() if self._buckets is None else self._buckets.problem  # of the M-step
         self._floor = variance_floor(self.problem.series)
         self._begin(values, None)
 

@@ -59,6 +59,8 @@ class EMInParts(EM):
         whole: all data, in the same units.
     """
 
+    problem: Problem
+
     def __init__(self, problem: Problem, whole: Whole, values: Parameters) -> None:
         self.problem, self._whole, self._floor = problem, whole, variance_floor(problem.series)
         first = problem.series.part(torch.zeros(1, dtype=torch.long, device="cpu"))

@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import torch
 from jaxtyping import Int
@@ -114,7 +115,7 @@ def _by_draws(begin: Initialization, options: Options, by_messages: bool, whole:
     return sampled if sampled is not None else replace(start, interrupted=True)
 
 
-SAMPLED = {"svi": fit_svi, "nuts": fit_nuts, "gibbs": fit_gibbs}
+SAMPLED: dict[str, Any] = {"svi": fit_svi, "nuts": fit_nuts, "gibbs": fit_gibbs}
 """Samplers by the name of their method."""
 
 

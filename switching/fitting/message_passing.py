@@ -44,6 +44,10 @@ class Passing:
         fresh: whether parameters still have their prior; then no change of basis raises the bound.
     """
 
+    engine: VMP | ChunkedVMP
+    graph: Graph
+    fresh: bool
+
     stride = 8  # a change of basis, and the height after an extrapolation, cost as much as a step
 
     def __init__(self, engine: VMP | ChunkedVMP, graph: Graph, fresh: bool = True) -> None:

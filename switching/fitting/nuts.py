@@ -25,6 +25,8 @@ class Sampler:
         n_warmup: the number of draws in which the sampler adapts.
     """
 
+    kernel: NUTS
+
     def __init__(self, potential: Callable[[Parameters], Tensor], start: Parameters, n_warmup: int) -> None:
         self.kernel, self._point = NUTS(potential_fn=potential), start
         self.kernel.initial_params = start

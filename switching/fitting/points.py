@@ -132,12 +132,16 @@ class AtPoints:
     """
 
     together = True
+    best: dict[str, Any]
+    highest: Tensor
 
     def __init__(self, graph: Graph, tables: Mapping[str, Any]) -> None:
         self.graph = graph
         self.families: dict[str, Any] = {name: graph.families[name] for name in _moved(graph)}
-        self.points_near = {name: family.expected(tables[name]) for name, family in self.families.items()}
-        self.start = self.flat(self.points_near)
+        self.points_near: dict[str, Any] = {
+            name: family.expected(tables[name]) for name, family in self.families.items()
+        }
+        self.start: Tensor = self.flat(self.points_near)
         self.best, self.highest = dict(tables), torch.full_like(self.start[:, 0], -torch.inf)
         self._last: VMP | ChunkedVMP | None = None  # the engine at the highest bounds, which knows expected statistics
 

@@ -66,6 +66,8 @@ class Populations(Passing):
         partial: the blocks with a population.
     """
 
+    graph: ChainGraph
+
     def __init__(self, engine: VMP | ChunkedVMP, graph: ChainGraph, partial: Blocks) -> None:
         super().__init__(engine, graph, fresh=False)
         self.partial = partial

@@ -39,6 +39,7 @@ from ...inference.numerics.interrupts import may_interrupt
 from ..data.series import Series
 from ..parameters import Parameters
 from ..problem import Problem
+from .checkpoint import Checkpoint
 from .climbs import SAME, Climb, SearchResult, merged
 from .density import IMPOSSIBLE
 from .options import Options
@@ -233,10 +234,15 @@ class MultiStart:
         saving: the checkpoint of the fit.
     """
 
+    interrupted: bool
+    max_steps: int
+    report: Reporting
+    saving: Checkpoint
+
     def __init__(self, options: Options, series: Series | Whole, report: Reporting) -> None:
         self.climbs: list[Climb] = []
         self.interrupted = False
-        self.tol = options.tol * float(series.n_observed)
+        self.tol: float = options.tol * float(series.n_observed)
         self.max_steps, self.report, self.saving = options.max_steps, report, options.saving
         self._rounding = ROUNDING[series.like.dtype]
         self._device = series.like.device

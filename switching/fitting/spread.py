@@ -39,6 +39,8 @@ class Spread:
         tables, collapsed: of all; see `Optimizer`.
     """
 
+    tables: dict[str, Any]
+
     def __init__(
         self, ranks: Ranks, members: Members, mine: Optimizer, tables: dict[str, Any], collapsed: Tensor | None
     ) -> None:

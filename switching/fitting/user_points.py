@@ -36,6 +36,9 @@ class UnderPrior(Point):
         max_steps: of Newton's method; fewer than needed lead only a part of the way.
     """
 
+    ratio: Callable[[Tensor], Float[Tensor, "*groups"]]
+    known: list[Tensor] | None
+
     def __init__(
         self,
         family: VectorFamily[Any],

@@ -20,6 +20,7 @@ from ..definite import DefiniteTransform
 from ..fitting.density import FreeDensity
 from ..fitting.units import Units
 from ..parameters import Parameters
+from ..user_priors import UserPrior
 from .emission import Irregular, LinearEmission
 from .priors import NAMES, one_point, one_value
 from .problem import LinearProblem
@@ -39,20 +40,26 @@ class StructureCoordinates:
         logs: whether a standard deviation has its logarithm as coordinate if its prior excludes 0; for samplers.
     """
 
+    priors: dict[str, UserPrior]
+
     def __init__(
         self, emission: Irregular, fixed: Parameters, inputs: Tensor | None = None, logs: bool = False
     ) -> None:
         structure, self.priors = emission.structure, emission.user_priors
         names = (*("sigma2.irregular",) * structure.irregular, *structure.variances)
-        self.variances = [name for name in names if name not in fixed]
-        self.logs = [name for name in self.variances if logs and self._excludes_zero(name)]
-        self.weights = [names_of for names_of in structure.orders.values() if not set(names_of) & set(fixed)]
-        self.ranges = {name: ends for name, ends in emission.ranges.items() if name not in fixed}
+        self.variances: list[str] = [name for name in names if name not in fixed]
+        self.logs: list[str] = [name for name in self.variances if logs and self._excludes_zero(name)]
+        self.weights: list[tuple[str, ...]] = [
+            names_of for names_of in structure.orders.values() if not set(names_of) & set(fixed)
+        ]
+        self.ranges: dict[str, tuple[float, float]] = {
+            name: ends for name, ends in emission.ranges.items() if name not in fixed
+        }
         self.fixed = fixed
         sizes = [] if inputs is None else inputs.double().square().mean(0).sqrt().tolist()
         names = [f"sigma2.{structure.latents[place]}" for place in structure.driven]
         units = dict(zip(names, sizes, strict=False))
-        self.units = [units.get(name) or 1.0 for name in self.variances]
+        self.units: list[float] = [units.get(name) or 1.0 for name in self.variances]
 
     def _excludes_zero(self, name: str) -> bool:
         """Whether the prior density of a standard deviation is 0 at 0."""
@@ -114,9 +121,14 @@ class TableCoordinates:
         fixed: parameters that have no coordinates; they are complete blocks.
     """
 
+    emission: LinearEmission
+    near: Parameters
+    fixed: Parameters
+    priors: dict[str, UserPrior]
+
     def __init__(self, emission: LinearEmission, near: Parameters, fixed: Parameters) -> None:
         self.emission, self.near, self.fixed, self.priors = emission, near, fixed, emission.user_priors
-        self.free = [name for name, block in NAMES.items() if block[0] not in fixed]
+        self.free: list[str] = [name for name, block in NAMES.items() if block[0] not in fixed]
 
     def of(self, values: Parameters) -> Float[Tensor, "*r P"]:
         """The coordinates of parameters."""
@@ -171,6 +183,10 @@ class LinearDensity(FreeDensity):
         volume: whether to add the log Jacobian of the coordinates: yes for draws, no for the mode.
     """
 
+    problem: LinearProblem
+    units: Units
+    volume: bool
+
     def __init__(self, problem: LinearProblem, units: Units, near: Parameters, volume: bool = True) -> None:
         self.problem, self.units, self.volume = problem, units, volume
         emission = problem.emission
@@ -178,7 +194,7 @@ class LinearDensity(FreeDensity):
             emission = Irregular(emission.structure) if problem.prior is None else emission
             self.coordinates = StructureCoordinates(emission, problem.fixed, problem.series.design_rows, logs=volume)
         else:
-            self.coordinates = TableCoordinates(emission, near, problem.fixed)
+            self.coordinates: StructureCoordinates | TableCoordinates = TableCoordinates(emission, near, problem.fixed)
         self.start = {"y": self.coordinates.of(near)}
 
     def values(self, free: Parameters) -> Parameters:

@@ -101,7 +101,7 @@ def weak(n_latent: int, emission: LinearEmission, like: Tensor) -> dict[str, Ten
     return {name: eta.unsqueeze(0) for name, eta in etas.items()}
 
 
-NAMES = {
+NAMES: dict[str, tuple[str, ...]] = {
     "moves": ("transition", "transition_offset", "state_noise"),
     "sights": ("emission", "emission_offset", "observation_noise"),
     "first": ("initial_mean", "initial_covariance"),

@@ -123,12 +123,15 @@ class Profiled:
         drop: how far in nats the profile may fall.
     """
 
+    top: float
+    drop: float
+
     def __init__(self, problem: LinearProblem, values: Parameters, drop: float) -> None:
         units, self.drop = problem.units, drop
-        self.density = QuickDensity(problem.in_units(units), units, units.values(values), volume=False)
-        self.best = self.density.point
+        self.density: QuickDensity = QuickDensity(problem.in_units(units), units, units.values(values), volume=False)
+        self.best: Tensor = self.density.point
         self.top = float(self.density.at(self.best[None]))
-        self.others = changed(self.density, self.best).points
+        self.others: Tensor = changed(self.density, self.best).points
 
     def ends(self, name: str) -> tuple[float, float]:
         """The interval of a parameter."""

@@ -8,6 +8,7 @@ of $\kappa^{1/2} N(\cdot; 0, \kappa)$ for a variance $\kappa$.
 import math
 from collections.abc import Sequence
 from contextlib import ExitStack
+from typing import Any
 
 import pyro
 import torch
@@ -34,12 +35,12 @@ class SingularNormal(TorchDistribution):
         diffuse: [D], entries with a diffuse distribution.
     """
 
-    arg_constraints: dict = {}  # noqa: RUF012 the interface of torch.distributions
+    arg_constraints: dict[str, Any] = {}  # noqa: RUF012 the interface of torch.distributions
 
     def __init__(self, loc: Tensor, covariance: Tensor, diffuse: Tensor | None = None) -> None:
-        self.loc = loc.expand(*broadcast_shapes(loc.shape[:-1], covariance.shape[:-2]), -1)
+        self.loc: Tensor = loc.expand(*broadcast_shapes(loc.shape[:-1], covariance.shape[:-2]), -1)
         self.covariance = covariance
-        self.diffuse = loc.new_zeros(loc.shape[-1], dtype=torch.bool) if diffuse is None else diffuse
+        self.diffuse: Tensor = loc.new_zeros(loc.shape[-1], dtype=torch.bool) if diffuse is None else diffuse
         super().__init__(self.loc.shape[:-1], loc.shape[-1:], validate_args=False)
 
     @property

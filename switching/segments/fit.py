@@ -44,6 +44,9 @@ class SegmentDensity(FreeDensity):
         near: parameters at which the density is defined.
     """
 
+    problem: SegmentProblem
+    volume: bool
+
     def __init__(self, problem: SegmentProblem, center: Parameters, near: Parameters, volume: bool) -> None:
         self.problem, self.volume = problem, volume
         self._transforms: dict[str, Any] = {}

@@ -27,7 +27,10 @@ from .rows import with_state
 class Seen(TorchDistribution):
     """One observation under parameters `[*b, ...]`; NaN features are marginalised."""
 
-    arg_constraints: dict = {}  # noqa: RUF012 the interface of torch.distributions
+    emission: Any
+    values: Parameters
+
+    arg_constraints: dict[str, Any] = {}  # noqa: RUF012 the interface of torch.distributions
 
     def __init__(self, emission: Any, values: Parameters, batch_shape: Sequence[int]) -> None:
         self.emission, self.values = emission, values

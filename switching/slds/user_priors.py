@@ -49,7 +49,7 @@ BLOCKS = {
 }
 """The block of each parameter."""
 
-KINDS = {
+KINDS: dict[str, Any] = {
     "initial_probs": Dirichlet,
     "transition_probs": Dirichlet,
     "recurrence_offset": Normal,

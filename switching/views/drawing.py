@@ -27,7 +27,7 @@ LATE = 0.75  # the share of the panel from which on the name of a gate is on its
 LINE, FONT = 0.16, 9.0  # of a label: inches and points
 LONGEST_NAME = 36  # letters of a feature's name in a line
 MANY_STEPS = 2000
-HALO = {"facecolor": "white", "edgecolor": "none", "alpha": 0.75, "pad": 0.0}
+HALO: dict[str, Any] = {"facecolor": "white", "edgecolor": "none", "alpha": 0.75, "pad": 0.0}
 
 
 @dataclass(frozen=True)

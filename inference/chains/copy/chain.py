@@ -70,6 +70,9 @@ class CopyChain:
     tensor([0.1474, 0.1653, 0.2769, 0.2852, 0.3892, 0.8251, 0.9329, 0.9570, 0.9520])
     """
 
+    n_steps: int
+    n_states: int
+
     def __init__(
         self,
         log_initial: Tensor | None,
@@ -83,13 +86,13 @@ class CopyChain:
         self.log_fresh = log_fresh
         self.log_held = log_held
         self.log_initial = log_initial
-        self.batch_shape = common_batch(
+        self.batch_shape: torch.Size = common_batch(
             log_fresh=log_fresh.shape[:-2],
             log_held=check_shape("log_held", log_held, (self.n_steps, self.n_states), (self.n_steps, 1)),
             log_initial=check_shape("log_initial", log_initial, (self.n_states,)),
             lengths=None if lengths is None else lengths.shape,
         )
-        self.lengths = check_lengths(lengths, self.batch_shape, self.n_steps, log_fresh.device)
+        self.lengths: Tensor = check_lengths(lengths, self.batch_shape, self.n_steps, log_fresh.device)
         check_start(log_initial)
 
     def log_normalizer(self) -> Float[Tensor, "*b"]:

@@ -47,38 +47,38 @@ LIMITS = {
 class Inputs(NamedTuple):
     """The tables that kernels read, of all sequences."""
 
-    log_fresh: NDArray  # [N, T, K]
-    log_held: NDArray  # [N, T, K] or [N, T, 1]
-    log_start: NDArray  # [N, K], of the belief before the first step
-    start: NDArray  # [N, K], that belief
-    lengths: NDArray  # [N]
+    log_fresh: NDArray[Any]  # [N, T, K]
+    log_held: NDArray[Any]  # [N, T, K] or [N, T, 1]
+    log_start: NDArray[Any]  # [N, K], of the belief before the first step
+    start: NDArray[Any]  # [N, K], that belief
+    lengths: NDArray[Any]  # [N]
 
 
 class Outputs(NamedTuple):
     """The tables that kernels write; an array without columns is not wanted."""
 
-    value: NDArray  # [N]
-    verdict: NDArray  # [N]
-    failed: NDArray  # [N]
-    increment: NDArray  # [N, T]
-    state: NDArray  # [N, T, K]
-    redraw: NDArray  # [N, T]
-    fresh: NDArray  # [N, T, K]
-    held: NDArray  # [N, T, K] or [N, T, 1]
-    initial: NDArray  # [N, K]
+    value: NDArray[Any]  # [N]
+    verdict: NDArray[Any]  # [N]
+    failed: NDArray[Any]  # [N]
+    increment: NDArray[Any]  # [N, T]
+    state: NDArray[Any]  # [N, T, K]
+    redraw: NDArray[Any]  # [N, T]
+    fresh: NDArray[Any]  # [N, T, K]
+    held: NDArray[Any]  # [N, T, K] or [N, T, 1]
+    initial: NDArray[Any]  # [N, K]
 
 
 class Block(NamedTuple):
     """The weights and beliefs of one block, and the kept vectors of all blocks."""
 
-    fresh: NDArray  # [rows, K]
-    held: NDArray  # [rows, K]
-    belief: NDArray  # [rows + 1, K], before and after each step
-    totals: NDArray  # [rows], c_t
-    redrawn: NDArray  # [rows], the sum of the weights of redraws
-    shifts: NDArray  # [rows], the logarithm of the weights' divisor
-    future: NDArray  # [1, K], b_t
-    kept: NDArray  # [blocks + 1, K], beliefs before each block, or futures after it
+    fresh: NDArray[Any]  # [rows, K]
+    held: NDArray[Any]  # [rows, K]
+    belief: NDArray[Any]  # [rows + 1, K], before and after each step
+    totals: NDArray[Any]  # [rows], c_t
+    redrawn: NDArray[Any]  # [rows], the sum of the weights of redraws
+    shifts: NDArray[Any]  # [rows], the logarithm of the weights' divisor
+    future: NDArray[Any]  # [1, K], b_t
+    kept: NDArray[Any]  # [blocks + 1, K], beliefs before each block, or futures after it
 
 
 def new_block(rows: int, states: int, blocks: int, dtype: DTypeLike) -> Block:
@@ -111,7 +111,7 @@ def _extremum(name: str, flags: tuple[str, ...]) -> Any:
 
 # The first two are one instruction each, for numbers other than NaN; `highest` is NaN if either number is.
 larger, smaller = _extremum("maxnum", ("nnan", "nsz")), _extremum("minnum", ("nnan", "nsz"))
-highest = _extremum("maximum", ("nsz",))
+highest: Any = _extremum("maximum", ("nsz",))
 
 
 @kernel

@@ -55,12 +55,12 @@ def _fake_sample(initial: Tensor | None, fresh: Tensor, held: Tensor, lengths: T
 
 
 _TABLES = "Tensor? log_initial, Tensor log_fresh, Tensor log_held, Tensor lengths"
-evidence = Op(f"copy_log_normalizer({_TABLES}) -> {tensors(2)}", plain.log_normalizer, _fake_value)
-filter = Op(f"copy_filter({_TABLES}) -> {tensors(4)}", plain.filter, _fake_filter)
-smooth = Op(f"copy_smooth({_TABLES}) -> {tensors(4)}", plain.smooth, _fake_smooth)
-marginals = Op(f"copy_marginals({_TABLES}) -> {tensors(5)}", plain.marginals, _fake_marginals, _by_shares)
-viterbi = Op(f"copy_viterbi({_TABLES}) -> {tensors(4)}", plain.viterbi, _fake_viterbi)
-sample = Op(f"copy_sample({_TABLES}, Tensor uniform) -> {tensors(3)}", plain.sample, _fake_sample)
+evidence: Op = Op(f"copy_log_normalizer({_TABLES}) -> {tensors(2)}", plain.log_normalizer, _fake_value)
+filter: Op = Op(f"copy_filter({_TABLES}) -> {tensors(4)}", plain.filter, _fake_filter)
+smooth: Op = Op(f"copy_smooth({_TABLES}) -> {tensors(4)}", plain.smooth, _fake_smooth)
+marginals: Op = Op(f"copy_marginals({_TABLES}) -> {tensors(5)}", plain.marginals, _fake_marginals, _by_shares)
+viterbi: Op = Op(f"copy_viterbi({_TABLES}) -> {tensors(4)}", plain.viterbi, _fake_viterbi)
+sample: Op = Op(f"copy_sample({_TABLES}, Tensor uniform) -> {tensors(3)}", plain.sample, _fake_sample)
 
 
 def log_normalizer(*tables: Tensor | None) -> tuple[Tensor, Tensor]:

@@ -66,6 +66,13 @@ class FactoredCopyChain:
     tensor([0.1474, 0.1653, 0.2769, 0.2852, 0.3892, 0.8251, 0.9329, 0.9570, 0.9520])
     """
 
+    n_steps: int
+    n_states: int
+    log_redraw: Tensor
+    log_hold: Tensor
+    log_state: Tensor
+    log_likelihood: Tensor
+
     def __init__(
         self, log_redraw: Tensor, log_hold: Tensor, log_state: Tensor, log_likelihood: Tensor, lengths: Any = None
     ):
@@ -75,14 +82,14 @@ class FactoredCopyChain:
         self.n_steps, self.n_states = check_steps("log_likelihood", log_likelihood)
         self.log_redraw, self.log_hold = log_redraw, log_hold
         self.log_state, self.log_likelihood = log_state, log_likelihood
-        self.batch_shape = common_batch(
+        self.batch_shape: torch.Size = common_batch(
             log_redraw=check_shape("log_redraw", log_redraw, (self.n_steps,), (1,)),
             log_hold=check_shape("log_hold", log_hold, (self.n_steps,), (1,)),
             log_state=check_shape("log_state", log_state, (self.n_states,)),
             log_likelihood=log_likelihood.shape[:-2],
             lengths=None if lengths is None else lengths.shape,
         )
-        self.lengths = check_lengths(lengths, self.batch_shape, self.n_steps, log_likelihood.device)
+        self.lengths: Tensor = check_lengths(lengths, self.batch_shape, self.n_steps, log_likelihood.device)
 
     @cached_property
     def multiplied_out(self) -> CopyChain:

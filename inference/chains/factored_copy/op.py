@@ -53,8 +53,10 @@ def _fake_posterior(redraw: Tensor, hold: Tensor, state: Tensor, likelihood: Ten
 
 
 _TABLES = "Tensor log_redraw, Tensor log_hold, Tensor log_state, Tensor log_likelihood, Tensor lengths"
-filter = Op(f"factored_copy_filter({_TABLES}) -> {tensors(5)}", plain.filter, _fake_filter)
-posterior = Op(f"factored_copy_posterior({_TABLES}) -> {tensors(6)}", plain.posterior, _fake_posterior, _by_posterior)
+filter: Op = Op(f"factored_copy_filter({_TABLES}) -> {tensors(5)}", plain.filter, _fake_filter)
+posterior: Op = Op(
+    f"factored_copy_posterior({_TABLES}) -> {tensors(6)}", plain.posterior, _fake_posterior, _by_posterior
+)
 
 
 def log_normalizer(*tables: Tensor) -> tuple[Tensor, Tensor]:

@@ -35,7 +35,7 @@ def _fake_sample(linear: Tensor, square: Tensor, cross: Tensor, lengths: Tensor,
 
 
 _TABLES = "Tensor linear, Tensor square, Tensor cross, Tensor lengths"
-moments = Op(f"gaussian_paths({_TABLES}) -> {tensors(5)}", plain.moments, _fake_moments, _by_moments)
+moments: Op = Op(f"gaussian_paths({_TABLES}) -> {tensors(5)}", plain.moments, _fake_moments, _by_moments)
 """A [N], and E s, E s s', E s_t+1 s_t' in the shapes of the tables, 0 beyond the end; failed."""
-sample = Op(f"gaussian_paths_sample({_TABLES}, Tensor noise) -> {tensors(2)}", plain.sample, _fake_sample)
+sample: Op = Op(f"gaussian_paths_sample({_TABLES}, Tensor noise) -> {tensors(2)}", plain.sample, _fake_sample)
 """Draws [n, N, T, L] from standard normal numbers of that shape, 0 beyond the end; failed."""

@@ -75,6 +75,12 @@ class LinearGaussianChain:
     tensor(-5.0004)
     """
 
+    batch_shape: torch.Size
+    lengths: Tensor
+    diffuse: Tensor
+    n_steps: int
+    n_states: int
+
     def __init__(
         self,
         x: Tensor,

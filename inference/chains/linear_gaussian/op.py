@@ -74,10 +74,12 @@ _TABLES = (
     "Tensor emission, Tensor emission_offset, Tensor observation_factor, Tensor initial_mean, Tensor initial_factor, "
     "Tensor directions"
 )
-evidence = Op(f"linear_gaussian_evidence({_TABLES}) -> {tensors(2)}", _plain(plain.evidence), _fake_evidence, _by_score)
-filter = Op(f"linear_gaussian_filter({_TABLES}) -> {tensors(9)}", _plain(plain.filter), _fake_filter)
-smooth = Op(f"linear_gaussian_smooth({_TABLES}) -> {tensors(5)}", _plain(plain.smooth), _fake_smooth)
-sample = Op(
+evidence: Op = Op(
+    f"linear_gaussian_evidence({_TABLES}) -> {tensors(2)}", _plain(plain.evidence), _fake_evidence, _by_score
+)
+filter: Op = Op(f"linear_gaussian_filter({_TABLES}) -> {tensors(9)}", _plain(plain.filter), _fake_filter)
+smooth: Op = Op(f"linear_gaussian_smooth({_TABLES}) -> {tensors(5)}", _plain(plain.smooth), _fake_smooth)
+sample: Op = Op(
     f"linear_gaussian_sample({_TABLES}, Tensor noise, Tensor diffuse_noise) -> {tensors(2)}",
     _plain(plain.sample),
     _fake_sample,

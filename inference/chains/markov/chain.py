@@ -74,6 +74,9 @@ class MarkovChain:
     tensor(-6.5439)
     """
 
+    n_steps: int
+    n_states: int
+
     def __init__(
         self,
         log_initial: Tensor,
@@ -84,17 +87,17 @@ class MarkovChain:
         check_same_kind(log_initial=log_initial, log_transition=log_transition, log_likelihood=log_likelihood)
         lengths = read_lengths(lengths)
         self.n_steps, self.n_states = check_steps("log_likelihood", log_likelihood)
-        self.varies = check_moves(log_transition, log_likelihood)
+        self.varies: bool = check_moves(log_transition, log_likelihood)
         self.log_initial = log_initial
         self.log_transition = log_transition
         self.log_likelihood = log_likelihood
-        self.batch_shape = common_batch(
+        self.batch_shape: torch.Size = common_batch(
             log_initial=check_shape("log_initial", log_initial, (self.n_states,)),
             log_transition=log_transition.shape[: -3 if self.varies else -2],
             log_likelihood=log_likelihood.shape[:-2],
             lengths=None if lengths is None else lengths.shape,
         )
-        self.lengths = check_lengths(lengths, self.batch_shape, self.n_steps, log_likelihood.device)
+        self.lengths: Tensor = check_lengths(lengths, self.batch_shape, self.n_steps, log_likelihood.device)
         check_start(log_initial)
         check_weights("log_transition", log_transition)
 

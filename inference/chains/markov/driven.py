@@ -37,6 +37,13 @@ class DrivenMarkovChain(MarkovChain):
         As `MarkovChain`.
     """
 
+    n_steps: int
+    n_states: int
+    log_initial: Tensor
+    log_base: Tensor
+    weights: Tensor
+    inputs: Tensor
+
     def __init__(
         self,
         log_initial: Tensor,
@@ -53,14 +60,14 @@ class DrivenMarkovChain(MarkovChain):
         self.varies = True
         self.log_initial, self.log_base, self.weights, self.inputs = log_initial, log_base, weights, inputs
         self.log_likelihood = log_likelihood
-        self.batch_shape = common_batch(
+        self.batch_shape: torch.Size = common_batch(
             log_initial=log_initial.shape[:-1],
             log_base=log_base.shape[:-2],
             inputs=inputs.shape[:-2],
             log_likelihood=log_likelihood.shape[:-2],
             lengths=None if lengths is None else lengths.shape,
         )
-        self.lengths = check_lengths(lengths, self.batch_shape, self.n_steps, log_likelihood.device)
+        self.lengths: Tensor = check_lengths(lengths, self.batch_shape, self.n_steps, log_likelihood.device)
         check_start(log_initial)
         check_weights("log_base", log_base)
 

@@ -80,17 +80,19 @@ def _fake_rows(initial: Tensor, base: Tensor, weights: Tensor, inputs: Tensor, *
 
 
 _TABLES = "Tensor log_initial, Tensor log_transition, Tensor log_likelihood, Tensor lengths"
-filter = Op(f"markov_filter({_TABLES}) -> {tensors(4)}", plain.filter, _fake_filter)
-posterior = Op(f"markov_posterior({_TABLES}) -> {tensors(4)}", plain.posterior, _fake_posterior, _by_posterior)
-viterbi = Op(f"markov_viterbi({_TABLES}) -> {tensors(2)}", plain.viterbi, _fake_viterbi)
-sample = Op(f"markov_sample({_TABLES}, Tensor uniform) -> {tensors(2)}", plain.sample, _fake_sample)
+filter: Op = Op(f"markov_filter({_TABLES}) -> {tensors(4)}", plain.filter, _fake_filter)
+posterior: Op = Op(f"markov_posterior({_TABLES}) -> {tensors(4)}", plain.posterior, _fake_posterior, _by_posterior)
+viterbi: Op = Op(f"markov_viterbi({_TABLES}) -> {tensors(2)}", plain.viterbi, _fake_viterbi)
+sample: Op = Op(f"markov_sample({_TABLES}, Tensor uniform) -> {tensors(2)}", plain.sample, _fake_sample)
 
 _ROWS = "Tensor log_initial, Tensor log_base, Tensor weights, Tensor inputs, Tensor log_likelihood, Tensor lengths"
-rows_filter = Op(f"markov_rows_filter({_ROWS}) -> {tensors(4)}", plain_rows.filter, _fake_rows_filter)
-rows_posterior = Op(f"markov_rows_posterior({_ROWS}) -> {tensors(5)}", plain_rows.posterior, _fake_rows, _by_row_sums)
+rows_filter: Op = Op(f"markov_rows_filter({_ROWS}) -> {tensors(4)}", plain_rows.filter, _fake_rows_filter)
+rows_posterior: Op = Op(
+    f"markov_rows_posterior({_ROWS}) -> {tensors(5)}", plain_rows.posterior, _fake_rows, _by_row_sums
+)
 """log p(x) [*B], P(s_t | x) [*B, T, K]; sums over all moves of n(i, j) (1, c) and of m(i) A(i, j) (1, c), both
 [*B, K, K, 1 + C], where n are the probabilities of the moves, and m of leaving each state; failed."""
-row_sums = Variants(plain_rows.row_sums, "markov_row_sums")
+row_sums: Variants = Variants(plain_rows.row_sums, "markov_row_sums")
 """The sums of a step of Newton's method on rows that depend on inputs.
 
 Arguments: log_base [R, I, K], changes [R, I, K, D] by which its entries respond to the design [N, D], and the weights

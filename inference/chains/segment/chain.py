@@ -76,6 +76,10 @@ class SegmentChain:
     tensor(0.9544)
     """
 
+    n_steps: int
+    log_hazard: Tensor
+    log_base: Tensor | None
+
     def __init__(
         self,
         blocks: Block | Sequence[Block],
@@ -85,9 +89,9 @@ class SegmentChain:
         lengths: Any = None,
         tol: float = 0.0,
     ):
-        self.blocks = read_blocks(blocks)
-        self.by = check_choice("by", by, ("step", "run"))
-        self.tol = check_probability("tol", tol)
+        self.blocks: tuple[Block, ...] = read_blocks(blocks)
+        self.by: str = check_choice("by", by, ("step", "run"))
+        self.tol: float = check_probability("tol", tol)
         if self.tol == 1:
             raise ValueError("tol: got 1, which leaves everything out; give a number below 1, such as 1e-9.")
         tables = {f"blocks[{i}].{name}": part for i, block in enumerate(self.blocks) for name, part in parts(block)}
@@ -97,13 +101,13 @@ class SegmentChain:
         allowed = (
             [(self.n_steps,), (1,)] if by == "step" else [(max(1, log_hazard.shape[-1] if log_hazard.dim() else 1),)]
         )
-        self.batch_shape = common_batch(
+        self.batch_shape: torch.Size = common_batch(
             log_hazard=check_shape("log_hazard", log_hazard, *allowed),
             log_base=check_shape("log_base", log_base, (self.n_steps,)),
             lengths=None if lengths is None else lengths.shape,
             **shapes,
         )
-        self.lengths = check_lengths(lengths, self.batch_shape, self.n_steps, log_hazard.device)
+        self.lengths: Tensor = check_lengths(lengths, self.batch_shape, self.n_steps, log_hazard.device)
         self.log_hazard, self.log_base = log_hazard, log_base
         check_hazard("log_hazard", log_hazard)
         for i, block in enumerate(self.blocks):

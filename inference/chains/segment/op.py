@@ -29,9 +29,9 @@ def _plain_viterbi(steps: Tensor, tables: Tables) -> tuple[Tensor, Tensor, Tenso
     return paths.viterbi(tables)
 
 
-forwards = Variants(plain_forward, "segment_forward")
-smooths = Variants(plain_smooth, "segment_smooth")
-viterbis = Variants(_plain_viterbi, "segment_viterbi")
+forwards: Variants = Variants(plain_forward, "segment_forward")
+smooths: Variants = Variants(plain_smooth, "segment_smooth")
+viterbis: Variants = Variants(_plain_viterbi, "segment_viterbi")
 
 
 def forward(tables: Tables) -> Forward:
@@ -53,7 +53,7 @@ def viterbi(tables: Tables) -> tuple[Tensor, Tensor, Tensor]:
     return viterbis(_steps(tables), tables)
 
 
-updates = Variants(plain_stream.update, "segment_update")
+updates: Variants = Variants(plain_stream.update, "segment_update")
 
 
 def update(x: Tensor, memory: Memory, rules: Rules, expect: Functions | None = None) -> tuple[Memory, Tensor]:

@@ -100,6 +100,12 @@ class SegmentPart:
     is 0.
     """
 
+    chain: Any
+    after: Later | None
+    batch_shape: Any
+    n_steps: Any
+    lengths: Any
+
     def __init__(self, chain: Any, before: Runs | None, after: Later | None) -> None:
         self.chain, self.after, self.batch_shape, self.n_steps = chain, after, chain.batch_shape, chain.n_steps
         self.lengths, self._tables, self._before = chain.lengths, chain._tables(), before

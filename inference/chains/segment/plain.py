@@ -142,8 +142,8 @@ class Bound:
 
     def __init__(self, tables: Tables) -> None:
         self.tables = tables
-        self.prior = tables.prior_evidence().unsqueeze(-1)
-        self.by_run = of_hazards(tables.log_change, tables.log_hold) if tables.by_run else None
+        self.prior: Tensor = tables.prior_evidence().unsqueeze(-1)
+        self.by_run: Tensor | None = of_hazards(tables.log_change, tables.log_hold) if tables.by_run else None
 
     def cost(self, live: Live, t: int, total: Callable[[Tensor, int], Tensor] = log_sum_exp) -> Tensor:
         """[N, R], log of the bound of the share of each beginning; `total` sums the weights of changes."""

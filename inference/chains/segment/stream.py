@@ -44,6 +44,9 @@ class SegmentStream:
     tensor(1)
     """
 
+    families: tuple[Conjugate, ...]
+    priors: tuple[Tensor, ...]
+
     def __init__(
         self,
         families: Sequence[Conjugate],
@@ -58,14 +61,14 @@ class SegmentStream:
             raise ValueError(
                 f"families, priors: got {len(self.families)} and {len(self.priors)}; give one of each for each block."
             )
-        self.by = check_choice("by", by, ("step", "run"))
-        self.tol = check_probability("tol", tol)
-        self.most = None if most is None else check_integer("most", most)
+        self.by: str = check_choice("by", by, ("step", "run"))
+        self.tol: float = check_probability("tol", tol)
+        self.most: int | None = None if most is None else check_integer("most", most)
         tables = {f"priors[{i}]": prior for i, prior in enumerate(self.priors)}
         check_same_kind(log_hazard=log_hazard, **tables)
         sizes = (1,) if by == "step" else (max(1, log_hazard.shape[-1] if log_hazard.dim() else 1),)
         shapes = {name: check_shape(name, prior, tuple(prior.shape[-2:])) for name, prior in tables.items()}
-        self.batch_shape = common_batch(log_hazard=check_shape("log_hazard", log_hazard, sizes), **shapes)
+        self.batch_shape: torch.Size = common_batch(log_hazard=check_shape("log_hazard", log_hazard, sizes), **shapes)
         check_hazard("log_hazard", log_hazard)
         for i, (family, prior) in enumerate(zip(self.families, self.priors, strict=True)):
             check_prior(f"priors[{i}]", family, prior)

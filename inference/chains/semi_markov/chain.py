@@ -74,6 +74,9 @@ class SemiMarkovChain:
     tensor([0, 0, 0, 0, 0, 1, 1, 1, 1])
     """
 
+    n_steps: int
+    n_states: int
+
     def __init__(
         self,
         log_initial: Tensor,
@@ -91,18 +94,18 @@ class SemiMarkovChain:
         lengths = read_lengths(lengths)
         self.n_steps, self.n_states = check_steps("log_likelihood", log_likelihood)
         k, longest = self.n_states, log_duration.shape[-1] if log_duration.dim() else 0
-        self.varies = check_moves(log_transition, log_likelihood)
+        self.varies: bool = check_moves(log_transition, log_likelihood)
         moves = log_transition.shape[-3 if self.varies else -2 :]
         sizes = {"log_initial": (k,), "log_transition": moves, "log_duration": (k, max(1, longest))}
         batches = {name: check_shape(name, table, sizes[name]) for name, table in tables.items()}
         if log_first_duration is not None:
             batches["log_first_duration"] = check_shape("log_first_duration", log_first_duration, (k, longest))
-        self.batch_shape = common_batch(
+        self.batch_shape: torch.Size = common_batch(
             **batches,
             log_likelihood=log_likelihood.shape[:-2],
             lengths=None if lengths is None else lengths.shape,
         )
-        self.lengths = check_lengths(lengths, self.batch_shape, self.n_steps, log_likelihood.device)
+        self.lengths: Tensor = check_lengths(lengths, self.batch_shape, self.n_steps, log_likelihood.device)
         check_start(log_initial)
         for name, table in {**tables, **first}.items():
             check_weights(name, table)

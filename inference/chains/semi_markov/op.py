@@ -54,10 +54,10 @@ def _fake_paths(*tables: Tensor) -> Results:
 
 
 _TABLES = "Tensor log_initial, Tensor log_transition, Tensor log_durations, Tensor log_likelihood, Tensor lengths"
-filter = Op(f"semi_markov_filter({_TABLES}) -> {tensors(5)}", plain.filter, _fake_filter)
-posterior = Op(f"semi_markov_posterior({_TABLES}) -> {tensors(7)}", plain.posterior, _fake_posterior, _by_posterior)
-viterbi = Op(f"semi_markov_viterbi({_TABLES}) -> {tensors(2)}", plain.viterbi, _fake_paths)
-sample = Op(f"semi_markov_sample({_TABLES}, Tensor uniform) -> {tensors(2)}", plain.sample, _fake_paths)
+filter: Op = Op(f"semi_markov_filter({_TABLES}) -> {tensors(5)}", plain.filter, _fake_filter)
+posterior: Op = Op(f"semi_markov_posterior({_TABLES}) -> {tensors(7)}", plain.posterior, _fake_posterior, _by_posterior)
+viterbi: Op = Op(f"semi_markov_viterbi({_TABLES}) -> {tensors(2)}", plain.viterbi, _fake_paths)
+sample: Op = Op(f"semi_markov_sample({_TABLES}, Tensor uniform) -> {tensors(2)}", plain.sample, _fake_paths)
 
 
 def log_normalizer(*tables: Tensor) -> tuple[Tensor, Tensor]:

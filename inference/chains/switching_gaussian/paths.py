@@ -28,11 +28,15 @@ class Paths:
         lengths: [B], the lengths of the N sequences as often as there are chains.
     """
 
+    tables: Tables
+    x: Tensor
+    lengths: Tensor
+
     def __init__(self, tables: Tables, x: Tensor, lengths: Tensor) -> None:
         self.tables, self.x, self.lengths = tables, x.contiguous(), lengths.contiguous()
         same = lambda *parts: all(bool((table == table[:1]).all()) for table in parts)
-        self.starts_differ = not same(tables.initial_mean, tables.initial_covariance)
-        self.moves_differ = not same(tables.transition, tables.transition_offset, tables.state_noise)
+        self.starts_differ: bool = not same(tables.initial_mean, tables.initial_covariance)
+        self.moves_differ: bool = not same(tables.transition, tables.transition_offset, tables.state_noise)
 
     def latents(self, path: Tensor, omega: Tensor, generator: torch.Generator | None) -> tuple[Latents, Tensor]:
         """A draw given regimes and the numbers of their sticks [B, T, J], and failed [B]."""

@@ -61,7 +61,7 @@ def _fake(redrawn: Tensor, *others: Any) -> tuple[Tensor, ...]:
     return blank(redrawn), *by_step, blank(others[5])
 
 
-filter = Op(
+filter: Op = Op(
     "filter_vmp(Tensor log_redrawn, Tensor log_held, Tensor log_state, Tensor log_odds, Tensor log_initial, "
     f"Tensor? gate, Tensor lengths, int sweeps, bool independent) -> {tensors(5)}",
     plain.filter,

@@ -50,7 +50,7 @@ def _gradient(call: Call, grad: Tensor) -> Gradients:
     return plain.activate_adjoint(pre, now, by_activation, *kinds), of_h0, None, None, None
 
 
-scan = Op(
+scan: Op = Op(
     "gated_scan(Tensor pre, Tensor h0, str gate, str candidate, int block) -> Tensor",
     plain.gated_scan,
     fake=lambda pre, h0, *options: blank(h0, (*pre.shape[:2], h0.shape[1])),

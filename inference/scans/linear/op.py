@@ -43,7 +43,7 @@ def _gradient(call: Call, grad: Tensor) -> Gradients:
     return (total * (second - before), total * first, of_h0, None) if lerp else (total * before, total, of_h0, None)
 
 
-scan = Op(
+scan: Op = Op(
     "linear_scan(Tensor first, Tensor second, Tensor h0, bool lerp) -> Tensor",
     plain.scan,
     fake=lambda first, second, h0, lerp: blank(second),

@@ -200,6 +200,10 @@ def _replayed(
 class Tape:
     """A run after some steps: the memory its steps share, how far it has come, and all weights until then."""
 
+    run: _Run
+    step: int
+    history: Tensor
+
     def __init__(self, run: _Run, step: int, history: Tensor) -> None:
         self.run, self.step, self.history = run, step, history
 

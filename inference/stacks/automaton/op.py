@@ -40,7 +40,7 @@ def _fake(initial: Tensor, push: Tensor, *others: Any) -> tuple[Tensor, Tensor, 
     return segment, matched, below, log_top
 
 
-pushdown = Op(
+pushdown: Op = Op(
     "pushdown(Tensor log_initial, Tensor log_push, Tensor log_replace, Tensor log_bottom, Tensor log_pop, "
     f"Tensor? log_evidence, bool best) -> {tensors(4)}",
     plain.pushdown,
@@ -80,7 +80,7 @@ class Tape(Protocol):
         ...
 
 
-starts = Variants(plain.start, "pushdown_starts")
+starts: Variants = Variants(plain.start, "pushdown_starts")
 """The start of a run. It is not an operator, because the steps of a run share computations and their derivative."""
 
 

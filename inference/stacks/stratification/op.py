@@ -59,7 +59,7 @@ def _step(raw: Tensor, strength: Tensor, values: Tensor) -> tuple[Tensor, Tensor
     return strength, values, (visible(strength).unsqueeze(1) @ values).squeeze(1)
 
 
-step = Variants(_step)
+step: Variants = Variants(_step)
 """`stratified_step`; not an operator, whose bookkeeping would take longer than the step of a small network."""
 
 

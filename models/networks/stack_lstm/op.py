@@ -83,7 +83,7 @@ def depth_after(n_cells: int, settings: Settings) -> int:
     return n_cells + 1 if settings.capacity is None else min(n_cells + 1, settings.capacity)
 
 
-passes = Variants(plain, "stack_lstm")
+passes: Variants = Variants(plain, "stack_lstm")
 """`plain`, or the fused form if there is one."""
 
 
