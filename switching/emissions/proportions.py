@@ -6,7 +6,7 @@ $$p(x \mid a, b) = x^{a - 1} (1 - x)^{b - 1} / B(a, b), \qquad E[x] = \frac{a}{a
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import pyro.distributions as dist
 import torch
@@ -49,7 +49,7 @@ class Beta(Summarized):
     support = _Inside(0.0, 1.0)
     expects = "proportions between 0 and 1, without these"
     instead = "ZeroInflated(Beta(...)) takes 0 too, and Gamma or LogNormal take numbers above 1"
-    typical: ClassVar[float] = 0.5
+    typical = 0.5
     parameters = {  # noqa: RUF012 the same for all instances
         "concentration1": Parameter(("state", "feature"), constraints.positive),
         "concentration0": Parameter(("state", "feature"), constraints.positive),

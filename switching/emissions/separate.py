@@ -16,7 +16,7 @@ from abc import abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, ClassVar, NamedTuple, Protocol, cast, runtime_checkable
+from typing import Any, NamedTuple, Protocol, cast, runtime_checkable
 
 import torch
 from jaxtyping import Float
@@ -42,7 +42,7 @@ class Separate(Emission):
 
     n_features: int = 1
     prior: Any = field(default=None, kw_only=True, repr=False, compare=False)
-    typical: ClassVar[float] = 1.0  # a number inside the support, in the place of missing ones
+    typical = 1.0  # a number inside the support, in the place of missing ones
 
     # ---- what a family writes --------------------------------------------------------------------------------------
 
@@ -143,7 +143,7 @@ class Summarized(Separate):
 class Climbable(Protocol):
     """An emission of independent features: see `Separate`."""
 
-    typical: ClassVar[float]
+    typical: float
     log_density: Callable[[Tensor, Parameters], Tensor]
     sites: Callable[[Parameters], list[Site]]
     guess: Callable[[Tensor, Tensor, Tensor], Parameters]

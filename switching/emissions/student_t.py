@@ -22,7 +22,7 @@ distribution at $m$, $\bar\nu$ and the precision $\bar\tau \bar\nu / (\bar\nu + 
 
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, ClassVar
+from typing import Any
 
 import pyro.distributions as dist
 import torch
@@ -75,7 +75,7 @@ class StudentT(ConjugateEmission):
     have_unit = True
     mixes = True
     adds_up = False  # type: ignore[assignment] mixing variables weigh each observation
-    typical: ClassVar[float] = 1.0
+    typical = 1.0
     parameters = {  # noqa: RUF012 the same for all instances
         **Normal.parameters,
         "df": Parameter(("state", "feature"), constraints.positive),

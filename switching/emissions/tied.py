@@ -160,7 +160,7 @@ class Joined(Conjugate):
     emission: NormalEmission
     by_state: bool
 
-    n_features: ClassVar[Any] = delegated("emission")
+    n_features = delegated("emission")
     family = delegated("emission")
 
     @property

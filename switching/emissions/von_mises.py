@@ -9,7 +9,7 @@ R is the length of the mean of $(\cos x, \sin x)$. The circular standard deviati
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import pyro.distributions as dist
@@ -63,7 +63,7 @@ class VonMises(Summarized):
     support = constraints.interval(-END, END)
     expects = "angles in radians, from -pi to pi"
     instead = "Turn others into this range by (x + pi) % (2 * pi) - pi; Normal or StudentT take any number"
-    typical: ClassVar[float] = 0.0
+    typical = 0.0
     angular = True
     parameters = {  # noqa: RUF012 the same for all instances
         "loc": Parameter(("state", "feature"), constraints.interval(-END, END)),

@@ -9,7 +9,7 @@ then sees the other numbers, and that of $\pi_s$ is the share of zeros.
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, ClassVar, cast
+from typing import Any, cast
 
 import pyro.distributions as dist
 import torch
@@ -238,7 +238,7 @@ class ZeroInflated(Emission):
 
     # ---- zeros of counts: the objective of each state and feature, see `separate` -----------------------------------
 
-    typical: ClassVar[float] = 1.0
+    typical = 1.0
 
     def guess(self, x: Tensor, weights: Tensor, least: Tensor) -> Parameters:
         """Half of the zeros are of the point mass."""
