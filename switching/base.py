@@ -137,7 +137,11 @@ class Model(Named, ABC):
         return 0
 
     def scored(self, series: Series) -> Tensor:
-        """The observed values `[*b, T, F]` whose density the model gives."""
+        """The observed values `[*b, T, F]` whose density the model gives.
+
+        Arguments:
+            series: what `read` returned.
+        """
         return ~torch.isnan(series.observations)
 
     @cached_property
@@ -162,20 +166,40 @@ class Model(Named, ABC):
 
     @abstractmethod
     def problem(self, x: Any, **given: Unpack[Given]) -> SeriesProblem:
-        """The model's parts and the series x, as one input for inference."""
+        """The model's parts and the series x, as one input for inference.
+
+        Arguments:
+            x: the series and the arguments beside it, as in `read`; or a `Series`.
+        """
 
     @abstractmethod
     def forward(self, x: Any = None, *, n_steps: int | None = None, batch_shape: tuple[int, ...] = ()) -> Tensor:
-        """Run the Pyro program, conditioned on x if it is given, and return the observations."""
+        """Run the Pyro program, conditioned on x if it is given, and return the observations.
+
+        Arguments:
+            x: observations to condition on, as in `read`; None: they are drawn.
+            n_steps: the number of steps that are drawn if there is no x.
+            batch_shape: the batch axes: () for one sequence.
+        """
 
     @abstractmethod
     def probabilities(self, chain: Any, values: Parameters) -> Probabilities:
         """The tables of a whole series for `states` and `to_arviz`: `[*r, *b, T, ...]` by name, with the names of their
-        axes after time."""
+        axes after time.
+
+        Arguments:
+            chain: the chain of a series: the posterior over its paths.
+            values: the parameters by name, `[*r, ...]`.
+        """
 
     @abstractmethod
     def forecast(self, x: Any, horizon: int, **given: Unpack[Given]) -> Any:
-        """States and observations at each of the `horizon` steps after the end of x."""
+        """States and observations at each of the `horizon` steps after the end of x.
+
+        Arguments:
+            x: the series and the arguments beside it, as in `read`; or a `Series`.
+            horizon: the number of steps to forecast, at least 1.
+        """
 
     @abstractmethod
     def _figures(self) -> Any:
@@ -186,11 +210,19 @@ class Model(Named, ABC):
         """The Python call that makes this model, as text."""
 
     def product_of(self, values: Parameters) -> Parameters:
-        """The parameters of the chain in `problem`."""
+        """The parameters of the chain in `problem`.
+
+        Arguments:
+            values: the parameters by name, `[*r, ...]`.
+        """
         return values
 
     def of_product(self, path: Tensor) -> Tensor:
-        """The states of the model, from a path of the chain in `problem`."""
+        """The states of the model, from a path of the chain in `problem`.
+
+        Arguments:
+            path: states of the chain in `problem`.
+        """
         return path
 
     def _checked(self, values: Parameters) -> Parameters:
@@ -232,6 +264,10 @@ class Model(Named, ABC):
     def with_values(self: Own, values: Mapping[str, Any] | None = None, /, **named: Any) -> Own:
         """The same model with these parameter values, by name. Pass names with a dot in a dictionary.
 
+        Arguments:
+            values: numbers in any form by name, in the form of `known` or in a displayed form.
+            named: the same as keywords.
+
         Raises:
             ValueError: a parameter is missing, unknown, of another shape, or outside its space.
         """
@@ -254,6 +290,9 @@ class Model(Named, ABC):
     def with_prior(self: Own, prior: Mapping[str, Any]) -> Own:
         """The same model with other hyperparameters, with names and shapes as in `model.prior`. A fit keeps these, and
         scales the others to the data.
+
+        Arguments:
+            prior: hyperparameters by name; those left out keep their values.
 
         Raises:
             ValueError: other names or shapes; numbers that are not finite or not valid hyperparameters.
@@ -292,6 +331,9 @@ class Model(Named, ABC):
         """The same model with its weak prior scaled to the observations x, as in `fit`. Hyperparameters of `with_prior`
         stay. Inputs and gaps are optional.
 
+        Arguments:
+            x: the series and the arguments beside it, as in `read`; or a `Series`.
+
         Raises:
             ValueError: a feature of x without any observed value.
         """
@@ -326,7 +368,11 @@ class Model(Named, ABC):
         return self.values
 
     def values_like(self, x: Tensor) -> Parameters:
-        """The values in the dtype and on the device of x."""
+        """The values in the dtype and on the device of x.
+
+        Arguments:
+            x: a tensor with the dtype and the device.
+        """
         return {name: value.to(x) for name, value in self._values.items()}
 
     @property
@@ -336,7 +382,12 @@ class Model(Named, ABC):
 
     def n_free(self, fixed: Iterable[str]) -> int:
         """The number of free parameters in a fit that keeps some parameters fixed; a dictionary has their tables, with
-        NaN where an entry is free."""
+        NaN where an entry is free.
+
+        Arguments:
+            fixed: the names of the parameters that the fit keeps; or their tables by name, with NaN where an entry is
+                free.
+        """
         return count_free(self.known, free_entries(self._values, fixed))
 
     def describe(self) -> Parameters:
@@ -364,6 +415,9 @@ class Model(Named, ABC):
         """Write the model into the folder `path` as one file, `model.safetensors`. The file is written completely or
         not at all.
 
+        Arguments:
+            path: the folder; it is made if it does not exist.
+
         Raises:
             TypeError, ValueError: `path` is not a path.
             OSError: the file cannot be written; an existing model stays unchanged.
@@ -375,6 +429,9 @@ class Model(Named, ABC):
     @classmethod
     def load(cls: type[Own], path: str | Path) -> Own:
         """Read a model of this class that was written by `save`.
+
+        Arguments:
+            path: the folder that `save` has written.
 
         Raises:
             ValueError: no such folder, no model of this class in it, or a damaged file.
@@ -392,7 +449,12 @@ class Model(Named, ABC):
 
     @classmethod
     def from_parts(cls: type[Own], parts: dict[str, Any], tensors: dict[str, Tensor]) -> Own:
-        """The model with the parts and tensors of `to_parts`."""
+        """The model with the parts and tensors of `to_parts`.
+
+        Arguments:
+            parts: the specification by name.
+            tensors: values and hyperparameters by name.
+        """
         model, tables = cls._from_specification(parts), {}
         for prefix in ("value.", "prior.", "weak."):
             tables[prefix] = {name.removeprefix(prefix): t for name, t in tensors.items() if name.startswith(prefix)}
@@ -517,6 +579,9 @@ class Model(Named, ABC):
     def states(self, x: Any, **given: Unpack[Given]) -> "pd.DataFrame | Any":
         """The states at each step given the whole sequence, at the model's values.
 
+        Arguments:
+            x: the series and the arguments beside it, as in `read`; or a `Series`.
+
         Returns:
             A row for each step, as a frame of pandas. For a panel or a table of several sequences, the index is that of
             the table, in its order. For other sequences, it is the sequence and the time. Data in a frame of polars or
@@ -549,6 +614,8 @@ class Model(Named, ABC):
         computed in stretches, exactly; its other results, and those of models of real-valued states, in memory.
 
         Arguments:
+            x: the series and the arguments beside it, as in `read`; or a `Series`.
+            path: the Parquet file.
             result: "states": the columns of `states`. "viterbi": the most probable path, `state`, and `redraw` if the
                 model has gates. "forecast": the mean and the standard deviation of each feature (`level`, `level_sd`)
                 and the beliefs about states, a row for each sequence and horizon 1, 2, ... "draws": new sequences from
@@ -568,13 +635,26 @@ class Model(Named, ABC):
         write(self, x, path, result, horizon, seed, **given)
 
     def plot(self, x: Any, *, sequence: int = 0, level: float = 0.9, **given: Unpack[Given]) -> "Figure":
-        """Plot the series, the model's bands, its states, and the redraws: see `plot_fit` in `views`."""
+        """Plot the series, the model's bands, its states, and the redraws: see `plot_fit` in `views`.
+
+        Arguments:
+            x: the series and the arguments beside it, as in `read`; or a `Series`.
+            sequence: the number of the sequence that is drawn.
+            level: the probability of the bands.
+        """
         return self._figures().plot_fit(self, x, sequence=sequence, level=level, **given)
 
     def plot_forecast(
         self, x: Any, horizon: int, *, sequence: int = 0, level: float = 0.9, **given: Unpack[Given]
     ) -> "Figure":
-        """Plot the end of one sequence and its forecast: `forecast(x, horizon, ...).plot(...)`."""
+        """Plot the end of one sequence and its forecast: `forecast(x, horizon, ...).plot(...)`.
+
+        Arguments:
+            x: the series and the arguments beside it, as in `read`; or a `Series`.
+            horizon: the number of steps to forecast, at least 1.
+            sequence: the number of the sequence that is drawn.
+            level: the probability of the bands.
+        """
         horizon = check_integer("horizon", horizon)
         one = self.read(x, horizon=horizon, **given).one(sequence)
         return self.forecast(one, horizon).plot(level=level)
@@ -582,7 +662,13 @@ class Model(Named, ABC):
     def to_arviz(
         self, x: Any, *, draws: int | None = None, seed: Seed = 0, **given: Unpack[Given]
     ) -> "az.InferenceData":
-        """The model at its values and the series x as ArviZ `InferenceData`: see `views.arviz.to_arviz`."""
+        """The model at its values and the series x as ArviZ `InferenceData`: see `views.arviz.to_arviz`.
+
+        Arguments:
+            x: the series and the arguments beside it, as in `read`; or a `Series`.
+            draws: the number of draws, each with a path; None: the default of `views.arviz.to_arviz`.
+            seed: of the draws.
+        """
         from .views.arviz import to_arviz
 
         return to_arviz(self, x, draws=draws, seed=seed, **given)

@@ -147,7 +147,11 @@ class DeviationAR:
         return sites
 
     def log_prior(self, values: Parameters) -> Float[Tensor, "*r"]:
-        """The log density of `parameters` `[*r, ...]` under their priors; 0 without any."""
+        """The log density of `parameters` `[*r, ...]` under their priors; 0 without any.
+
+        Arguments:
+            values: the parameters by name, `[*r, ...]`.
+        """
         if not self._priors:
             loc = values["loc"]
             return loc.new_zeros(loc.shape[:-2])
@@ -173,6 +177,9 @@ class DeviationAR:
     def beliefs(self, table: Any) -> Float[Tensor, "*b K"]:
         """Beliefs about the last state, from those about tuples, in any form.
 
+        Arguments:
+            table: `[*b, M]`, probabilities of tuples.
+
         Raises:
             ValueError: the last axis has another size than the number of tuples.
         """
@@ -184,7 +191,11 @@ class DeviationAR:
         return table.unflatten(-1, (self.n_states, -1)).sum(-1)
 
     def lifted(self, values: Parameters) -> Parameters:
-        """The parameters `[*r, M, ...]` of the model of tuples."""
+        """The parameters `[*r, M, ...]` of the model of tuples.
+
+        Arguments:
+            values: the parameters by name, `[*r, ...]`.
+        """
         tuples, loc = self.tuples.to(values["loc"].device), values["loc"]
         last, axis = tuples[:, 0], loc.ndim - 2
         moves = values["transition_probs"][..., last.unsqueeze(-1), last] * self.follows.to(loc)
@@ -211,6 +222,7 @@ class DeviationAR:
         nats. Noise has at least 1 % of the standard deviation of x.
 
         Arguments:
+            restarts, max_steps, seed: of the search, as in `SwitchingSSM.fit`.
             x, given: as in every method of a `SwitchingSSM`, without `states`.
 
         Raises:

@@ -62,6 +62,7 @@ class Fit(Result, Generic[Model]):
         """Make a Fit from a result.
 
         Arguments:
+            result: the values and the course of the fit.
             model: the model with the fitted values.
             reader: the model with the prior of the fit; a posterior reads other series with it.
         """
@@ -71,7 +72,11 @@ class Fit(Result, Generic[Model]):
         return cls(model=model, **fields)
 
     def reported(self, clock: Clock) -> "Fit[Model]":
-        """The fit with the report of its time, which is over."""
+        """The fit with the report of its time, which is over.
+
+        Arguments:
+            clock: the time that reading and computing took.
+        """
         return self if self.series is None else replace(self, report=Report.of(clock, self.series, self.steps))
 
     @property
@@ -153,6 +158,10 @@ class Fit(Result, Generic[Model]):
         """What the input `name` does to each part of a `SwitchingSSM` that reads it, with bands of probability
         `level`: see `views.effects.plot_effect`.
 
+        Arguments:
+            name: the name of the input.
+            level: the probability of the bands.
+
         Raises:
             ValueError: the model reads no such input; level outside (0, 1).
         """
@@ -208,6 +217,9 @@ class Fit(Result, Generic[Model]):
     def subject(self, name: str) -> "Fit[Any]":
         """The fit of one subject, of a fit with parameters by subject (`pooled=`): its model, its sequences, and its
         part of the posterior. Diagnostics are those of the whole fit.
+
+        Arguments:
+            name: the name of the subject.
 
         Raises:
             ValueError: there is no such subject.
@@ -280,23 +292,45 @@ class Fit(Result, Generic[Model]):
     # ---- what its model says ----------------------------------------------------------------------------------------
 
     def log_evidence(self, x: Any = None, **given: Any) -> Tensor:
-        """See `model.log_evidence`. Without x, this method and the next six use the fitted series."""
+        """The log evidence at the fitted values: see `model.log_evidence`.
+
+        Without x, this method and the next six use the fitted series.
+
+        Arguments:
+            x: another series, as in `model.read`; None: the fitted series.
+        """
         return self._model.log_evidence(self._given(x), **self._numbered(given))
 
     def filter(self, x: Any = None, **given: Any) -> Any:
-        """See `model.filter`."""
+        """The beliefs given the past at each step, at the fitted values: see `model.filter`.
+
+        Arguments:
+            x: another series, as in `model.read`; None: the fitted series.
+        """
         return self._model.filter(self._given(x), **self._numbered(given))
 
     def smooth(self, x: Any = None, **given: Any) -> Any:
-        """See `model.smooth`."""
+        """The beliefs given the whole series, at the fitted values: see `model.smooth`.
+
+        Arguments:
+            x: another series, as in `model.read`; None: the fitted series.
+        """
         return self._model.smooth(self._given(x), **self._numbered(given))
 
     def viterbi(self, x: Any = None, **given: Any) -> Any:
-        """See `model.viterbi`."""
+        """The most probable path at the fitted values: see `model.viterbi`.
+
+        Arguments:
+            x: another series, as in `model.read`; None: the fitted series.
+        """
         return self._model.viterbi(self._given(x), **self._numbered(given))
 
     def states(self, x: Any = None, **given: Any) -> "pd.DataFrame | Any":
-        """See `model.states`."""
+        """A table of the states at each step, at the fitted values: see `model.states`.
+
+        Arguments:
+            x: another series, as in `model.read`; None: the fitted series.
+        """
         if self.state_names is None:
             return self._model.states(self._given(x), **given)
         from .views.states import states
@@ -313,14 +347,28 @@ class Fit(Result, Generic[Model]):
         seed: Seed = 0,
         **given: Any,
     ) -> None:
-        """See `model.write`; without x, of the fitted series."""
+        """Write states, forecasts or draws to a Parquet file: see `model.write`.
+
+        Arguments:
+            path: the Parquet file.
+            result: "states", "viterbi", "forecast" or "draws".
+            x: another series; None: the fitted series.
+            horizon: the number of steps of a forecast.
+            seed: of draws.
+        """
         from .views.written import write
 
         write(self._model, self._given(x), path, result, horizon, seed, self.state_names, **self._numbered(given))
 
     def forecast(self, x: Any = None, horizon: int | None = None, **given: Any) -> Any:
-        """See `model.forecast`. `fit.forecast(12)` forecasts the fitted series, as does `fit.forecast(horizon=12)`; one
-        step if there is no number. Inputs and gaps are then those of the steps to come, `[*batch, horizon, ...]`.
+        """A forecast at the fitted values: see `model.forecast`.
+
+        `fit.forecast(12)` forecasts the fitted series, as does `fit.forecast(horizon=12)`; one step if there is no
+        number. Inputs and gaps are then those of the steps to come, `[*batch, horizon, ...]`.
+
+        Arguments:
+            x: another series, or the number of steps; None: the fitted series.
+            horizon: the number of steps to forecast.
         """
         if isinstance(x, Integral) and not isinstance(x, bool):
             if horizon is not None:
@@ -388,7 +436,11 @@ class Fit(Result, Generic[Model]):
         return diagnose(self, self._given(None), seed)
 
     def save(self, path: str | Path) -> None:
-        """Write the fitted model into the folder `path`; see `model.save`. `sh.load(path)` reads it."""
+        """Write the fitted model into the folder `path`; see `model.save`. `sh.load(path)` reads it.
+
+        Arguments:
+            path: the folder; it is made if it does not exist.
+        """
         self._model.save(path)
 
     def _given(self, x: Any) -> Any:
@@ -452,7 +504,12 @@ class Fit(Result, Generic[Model]):
 
     def to_arviz(self, x: Any = None, **keywords: Any) -> "az.InferenceData":
         """InferenceData of this fit and the series x (default: the fitted series); see
-        `switching.views.arviz.to_arviz`."""
+        `switching.views.arviz.to_arviz`.
+
+        Arguments:
+            x: another series; None: the fitted series.
+            keywords: as in `switching.views.arviz.to_arviz`.
+        """
         from .views.arviz import to_arviz
 
         return to_arviz(self, self._given(x), **keywords)
@@ -461,6 +518,11 @@ class Fit(Result, Generic[Model]):
         """Write `to_arviz(x, ...)` into a netCDF file, completely or not at all; `az.from_netcdf(path)` reads it.
 
         `InferenceData.to_netcdf` writes the same, but on a full disk it can end the process.
+
+        Arguments:
+            path: the netCDF file.
+            x: another series; None: the fitted series.
+            keywords: as in `switching.views.arviz.to_arviz`.
 
         Raises:
             OSError: the file cannot be written; an existing file stays unchanged.
@@ -473,5 +535,10 @@ class Fit(Result, Generic[Model]):
 
     def plot(self, x: Any = None, **keywords: Any) -> "Figure":
         """The series x (default: the fitted series) with state means and bands, the smoothed states and redraws; see
-        `model.plot`."""
+        `model.plot`.
+
+        Arguments:
+            x: another series; None: the fitted series.
+            keywords: as in `model.plot`.
+        """
         return self._model.plot(self._given(x), **keywords)

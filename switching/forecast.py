@@ -38,7 +38,11 @@ class AfterSeries:
     source: Any  # the model or the posterior that made it
 
     def one(self, sequence: int) -> Any:
-        """The forecast of one sequence, without batch axes; `ValueError` if there is no such sequence."""
+        """The forecast of one sequence, without batch axes; `ValueError` if there is no such sequence.
+
+        Arguments:
+            sequence: the number of the sequence.
+        """
         if self.series is None:
             raise ValueError("forecast: got one without a series; make it with model.forecast(x, horizon).")
         n_batch = len(self.series.batch_shape)
@@ -100,7 +104,15 @@ class Forecast(AfterSeries):
     def of(
         emission: Emission, values: Parameters, weights: ByGate, series: Series | None = None, source: Any = None
     ) -> "Forecast":
-        """The forecast with joint probabilities `weights` of states and gates, each `[*b, H, K]`."""
+        """The forecast with joint probabilities `weights` of states and gates, each `[*b, H, K]`.
+
+        Arguments:
+            emission: of the steps to come.
+            values: of its parameters.
+            weights: of redrawn and of held states.
+            series: what was observed.
+            source: the model or the posterior.
+        """
         observation = StateMixture(emission, values, weights)
         mean, variance = observation.mean, observation.variance
         state, redraw = weights.redrawn + weights.held, weights.redrawn.sum(-1)

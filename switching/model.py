@@ -185,7 +185,12 @@ class SwitchingSSM(Model):
 
     def n_free(self, fixed: Iterable[str]) -> int:
         """The number of free parameters in a fit that keeps some parameters fixed; a single state has no free
-        dynamics."""
+        dynamics.
+
+        Arguments:
+            fixed: the names of the parameters that the fit keeps; or their tables by name, with NaN where an entry is
+                free.
+        """
         moves = self.n_states > 1 or len(self.emission.parts) > 1
         if moves:
             return super().n_free(fixed)
@@ -211,6 +216,9 @@ class SwitchingSSM(Model):
 
         Message passing takes a Beta for `redraw_prob` and Dirichlets for rows of probabilities. Other methods take any
         distribution of probabilities: see `Copy` and `Markov`. For an emission see `Normal`.
+
+        Arguments:
+            prior: hyperparameters and distributions of Pyro by name; those left out keep their values.
 
         Raises:
             ValueError: other names or shapes; numbers that are not finite or not valid hyperparameters; a distribution
@@ -254,7 +262,11 @@ class SwitchingSSM(Model):
         ]
 
     def log_prior(self, values: Parameters) -> Tensor:
-        """Log density of the prior at parameter values: `[*r]`."""
+        """Log density of the prior at parameter values: `[*r]`.
+
+        Arguments:
+            values: the parameters by name, `[*r, ...]`.
+        """
         prior = self._prior_like(next(iter(values.values())))
         return log_prior(self.dynamics.sites(prior) + self.emission.sites(prior), values)
 
@@ -277,7 +289,12 @@ class SwitchingSSM(Model):
             self.dynamics.check_drive(series.whole_drive, series.batch_shape, n_steps)
 
     def problem(self, x: Any, *, horizon: int = 0, **given: Unpack[Given]) -> Problem:
-        """This model's dynamics, emission and prior, and the series x, as one input for inference."""
+        """This model's dynamics, emission and prior, and the series x, as one input for inference.
+
+        Arguments:
+            x: the series and the arguments beside it, as in `read`; or a `Series`.
+            horizon: the number of steps after the end, for which inputs and gaps are passed too.
+        """
         series = self.read(x, horizon=horizon, **given)
         return Problem(self.dynamics, self.emission, series, self._prior_like(series.like))
 
@@ -289,7 +306,13 @@ class SwitchingSSM(Model):
     def forward(
         self, x: Any = None, *, n_steps: int | None = None, batch_shape: tuple[int, ...] = (), **given: Unpack[Given]
     ) -> Tensor:
-        """The generative program with a site for every gate, state and observation, conditioned on x if it is given."""
+        """The generative program with a site for every gate, state and observation, conditioned on x if it is given.
+
+        Arguments:
+            x: observations to condition on, as in `read`; None: they are drawn.
+            n_steps: the number of steps that are drawn if there is no x.
+            batch_shape: the batch axes: () for one sequence.
+        """
         problem = self._extent(x, n_steps, batch_shape, given)
         return explicit_program(problem, self._drawn(problem), observed=x is not None)
 
@@ -297,7 +320,13 @@ class SwitchingSSM(Model):
         self, x: Any = None, *, n_steps: int | None = None, batch_shape: tuple[int, ...] = (), **given: Unpack[Given]
     ) -> Tensor:
         """The same density with the paths summed out: one site `x`, whose log probability is the chain's
-        log-normaliser."""
+        log-normaliser.
+
+        Arguments:
+            x: observations to condition on, as in `read`; None: they are drawn.
+            n_steps: the number of steps that are drawn if there is no x.
+            batch_shape: the batch axes: () for one sequence.
+        """
         problem = self._extent(x, n_steps, batch_shape, given)
         return collapsed_program(problem, self._drawn(problem), observed=x is not None)
 
@@ -305,7 +334,13 @@ class SwitchingSSM(Model):
         self, n_steps: int, batch_shape: tuple[int, ...] = (), *, seed: Seed = None, **given: Unpack[Given]
     ) -> Simulated:
         """Draw sequences from the model at its values. A seed makes the draw repeatable and does not touch global
-        state."""
+        state.
+
+        Arguments:
+            n_steps: the number of steps.
+            batch_shape: the batch axes: () for one sequence.
+            seed: a number, which makes the draw repeatable; a `torch.Generator`; or None, torch's global generator.
+        """
         problem = self._extent(None, n_steps, batch_shape, given)
         like = problem.series.like
         mixture = PathMixture(problem, self.values_like(like))
@@ -335,37 +370,63 @@ class SwitchingSSM(Model):
     # ---- inference given the values --------------------------------------------------------------------------------
 
     def log_evidence(self, x: Any, **given: Unpack[Given]) -> Tensor:
-        """log p(x | values), every path summed out: `[*batch]`; differentiable in the values."""
+        """log p(x | values), every path summed out: `[*batch]`; differentiable in the values.
+
+        Arguments:
+            x: the series and the arguments beside it, as in `read`; or a `Series`.
+        """
         problem = self.problem(x, **given)
         with naming("x"):
             return problem.evidence(self.values_like(problem.series.like))
 
     @by_sequence()
     def filter(self, x: Any, **given: Unpack[Given]) -> Filtered:
-        """P(s_t | x_1..t) and P(z_t = 1 | x_1..t) at every step, and log p(x_t | x_1..t-1)."""
+        """P(s_t | x_1..t) and P(z_t = 1 | x_1..t) at every step, and log p(x_t | x_1..t-1).
+
+        Arguments:
+            x: the series and the arguments beside it, as in `read`; or a `Series`.
+        """
         with naming("x"):
             return self.chain(x, **given).filter()
 
     @by_sequence()
     def smooth(self, x: Any, **given: Unpack[Given]) -> Smoothed:
-        """P(s_t | x) and P(z_t = 1 | x) at every step, given the whole series."""
+        """P(s_t | x) and P(z_t = 1 | x) at every step, given the whole series.
+
+        Arguments:
+            x: the series and the arguments beside it, as in `read`; or a `Series`.
+        """
         with naming("x"):
             return self.chain(x, **given).smooth()
 
     @by_sequence()
     def viterbi(self, x: Any, **given: Unpack[Given]) -> Viterbi:
-        """The most probable path of states and gates."""
+        """The most probable path of states and gates.
+
+        Arguments:
+            x: the series and the arguments beside it, as in `read`; or a `Series`.
+        """
         with naming("x"):
             return self.chain(x, **given).viterbi()
 
     @by_sequence(draws=True)
     def sample_posterior(self, x: Any, n: int, seed: Seed = None, **given: Unpack[Given]) -> Sampled:
-        """n independent paths from the posterior given the whole series: `path [n, *batch, T]`."""
+        """n independent paths from the posterior given the whole series: `path [n, *batch, T]`.
+
+        Arguments:
+            x: the series and the arguments beside it, as in `read`; or a `Series`.
+            n: the number of draws.
+            seed: a number, which makes the draw repeatable; a `torch.Generator`; or None, torch's global generator.
+        """
         with naming("x"):
             return self.chain(x, **given).sample(n, seed)
 
     def chain(self, x: Any, **given: Unpack[Given]) -> Chain:
-        """The chain over the paths of x. It has every exact algorithm of `inference`."""
+        """The chain over the paths of x. It has every exact algorithm of `inference`.
+
+        Arguments:
+            x: the series and the arguments beside it, as in `read`; or a `Series`.
+        """
         problem = self.problem(x, **given)
         return problem.chain(self.values_like(problem.series.like))
 
@@ -378,6 +439,12 @@ class SwitchingSSM(Model):
         Forecasts are exact, except quantiles and densities of an `AutoRegressive` emission: these come from `draws`
         paths with this seed. Its forecasts begin at the last step whose `order` observations are all known, and use
         the observations and known states after it.
+
+        Arguments:
+            x: the series and the arguments beside it, as in `read`; or a `Series`.
+            horizon: the number of steps to forecast, at least 1.
+            draws: the number of draws where a forecast has no closed form.
+            seed: of these draws.
         """
         horizon = check_integer("horizon", horizon)
         problem = self.problem(x, horizon=horizon, **given)
@@ -396,6 +463,10 @@ class SwitchingSSM(Model):
         """Probabilities of a whole series by name: `[*r, *b, T, ...]`, with the names of their axes after time.
 
         These are probabilities of states, of a redraw if there is a gate, and of a change of state, which is smaller.
+
+        Arguments:
+            chain: the chain of a series: the posterior over its paths.
+            values: the parameters by name, `[*r, ...]`.
         """
         smoothed = chain.smooth()
         redraw = {} if smoothed.redraw is None else {"redraw_probability": (smoothed.redraw, ())}
@@ -405,7 +476,12 @@ class SwitchingSSM(Model):
     # ---- streams ---------------------------------------------------------------------------------------------------
 
     def start(self, batch_shape: tuple[int, ...] = (), before: Any = None) -> StreamState:
-        """The state of a batch of streams before their first observation, or after the observations `before`."""
+        """The state of a batch of streams before their first observation, or after the observations `before`.
+
+        Arguments:
+            batch_shape: the batch axes of the streams; () for a single stream.
+            before: `[*batch, P, F]`, earlier observations, the latest last, for emissions that read lags.
+        """
         self.values_like(self._like)
         if self.subjects:
             raise ValueError("model: has parameters by subject; use a stream of one, model.of(subject).start().")
@@ -423,6 +499,13 @@ class SwitchingSSM(Model):
 
         `inputs [*batch, C]` and `dt [*batch]` are those of this step, and so are known `states [*batch]`, numbers with
         -1 where unknown, or their weights `[*batch, K]`. The result equals `filter` on the whole series, to rounding.
+
+        Arguments:
+            state: the memory of the streams, from `start` or from the last `update`.
+            x_t: the observations of this step, NaN where missing.
+            inputs: of this step, `[*batch, C]`.
+            dt: the gap before this step, `[*batch]`.
+            states: known states of this step, `[*batch]`.
         """
         check_kind("state", state, StreamState, "the state from start() or update()")
         batch = tuple(state.log_evidence.shape)
@@ -459,6 +542,9 @@ class SwitchingSSM(Model):
 
         With inputs, durations use the mean redraw probability, or the mean probability of staying, of their steps. With
         parameters by subject, durations are the mean over the subjects of x.
+
+        Arguments:
+            x: the series and the arguments beside it, as in `read`; or a `Series`.
         """
         series = self.read(x, **given)
         drive, inside = series.drive, series.inside
@@ -514,6 +600,7 @@ class SwitchingSSM(Model):
         """Fit the parameters to sequences.
 
         Arguments:
+            x: sequences and the arguments beside them, as in `read`; or a `Series`.
             method: "em", expectation-maximisation: the mode of the posterior, or maximum likelihood with `prior=None`.
                 "vmp", variational message passing: q(parameters) q(paths), which maximises a bound on the evidence.
                 "svi" and "nuts" use Pyro on the density with the paths summed out. They continue from a fit by message
@@ -659,6 +746,9 @@ class SwitchingSSM(Model):
     def of(self, subject: str) -> "SwitchingSSM":
         """The model of one subject, with its values.
 
+        Arguments:
+            subject: the name of the subject.
+
         Raises:
             ValueError: there is no such subject.
         """
@@ -668,7 +758,13 @@ class SwitchingSSM(Model):
         return self._alone()._copy(values, self.prior)
 
     def plot(self, x: Any, *, sequence: int = 0, level: float = 0.9, **given: Unpack[Given]) -> "Figure":
-        """As `Model.plot`; with parameters by subject, the sequence with those of its subject."""
+        """As `Model.plot`; with parameters by subject, the sequence with those of its subject.
+
+        Arguments:
+            x: the series and the arguments beside it, as in `read`; or a `Series`.
+            sequence: the number of the sequence that is drawn.
+            level: the probability of the bands.
+        """
         if not self.subjects:
             return super().plot(x, sequence=sequence, level=level, **given)
         one = self.read(x, **given).one(sequence)

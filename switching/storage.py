@@ -122,6 +122,9 @@ def _plain(value: Any, name: str) -> Any:
 def load(path: str | Path) -> Any:
     """Read a model of any kind from the folder that `save` of a model or of a fit has written.
 
+    Arguments:
+        path: the folder.
+
     Raises:
         ValueError: no such folder, no model in it, or a damaged file.
 

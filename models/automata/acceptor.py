@@ -75,14 +75,22 @@ class Acceptor(Listed):
         self.has_start = self.input_size > len(self.alphabet)
 
     def forward(self, words: Sequence[str]) -> Float[Tensor, "N"]:
-        """The log-odds that each word is accepted; gradients flow to layer and readout."""
+        """The log-odds that each word is accepted; gradients flow to layer and readout.
+
+        Arguments:
+            words: each a string or a sequence of symbols.
+        """
         words = check_words(words, self.alphabet)
         lengths = torch.tensor([len(word) for word in words], dtype=torch.int64, device="cpu")
         after = self.prefixes(words)
         return after.gather(1, lengths.to(after.device)[:, None]).squeeze(1)
 
     def prefixes(self, words: Sequence[str]) -> Float[Tensor, "N T"]:
-        """The log-odds after the first 0, 1, ... symbols of each word; entries after a word's end have no meaning."""
+        """The log-odds after the first 0, 1, ... symbols of each word; entries after a word's end have no meaning.
+
+        Arguments:
+            words: each a string or a sequence of symbols.
+        """
         x = self.inputs(words)
         if self.has_start:
             out, _ = self._run(x)
@@ -99,7 +107,11 @@ class Acceptor(Listed):
 
     @torch.no_grad()
     def accepts(self, words: Sequence[str]) -> Bool[Tensor, "N"]:
-        """Whether each word is accepted; many words are processed in parts."""
+        """Whether each word is accepted; many words are processed in parts.
+
+        Arguments:
+            words: each a string or a sequence of symbols.
+        """
         words = check_words(words, self.alphabet)
         longest = max(map(len, words), default=0) + 1
         n = max(1, CELLS // (longest * max(self.input_size, getattr(self.layer, "hidden_size", 1))))
@@ -109,6 +121,9 @@ class Acceptor(Listed):
     @torch.no_grad()
     def states(self, words: Sequence[str]) -> Float[Tensor, "N S"]:
         """The layer's whole state after each word, with all parts concatenated.
+
+        Arguments:
+            words: each a string or a sequence of symbols.
 
         Raises:
             ValueError: a layer whose states have no fixed size, or are unknown before the first step.
@@ -127,7 +142,12 @@ class Acceptor(Listed):
 
     @torch.no_grad()
     def advance(self, states: Float[Tensor, "N S"], symbol: str) -> Float[Tensor, "N S"]:
-        """The states after one more symbol."""
+        """The states after one more symbol.
+
+        Arguments:
+            states: as `states` returns them.
+            symbol: the index of the symbol.
+        """
         parts, spec = tree.tree_flatten(self._a_state(len(states)))
         sizes = [part.numel() // len(states) for part in parts]
         split = states.split(sizes, 1)
@@ -140,11 +160,19 @@ class Acceptor(Listed):
 
     def inputs(self, words: Sequence[str]) -> Float[Tensor, "N T V"]:
         """The layer's inputs for words: one-hot rows, after a start symbol if there is one; arbitrary after a word's
-        end."""
+        end.
+
+        Arguments:
+            words: each a string or a sequence of symbols.
+        """
         return self._rows(self.encode(words))
 
     def encode(self, words: Sequence[str]) -> Int[Tensor, "N T"]:
-        """Words as indices of symbols, -1 after each word's end."""
+        """Words as indices of symbols, -1 after each word's end.
+
+        Arguments:
+            words: each a string or a sequence of symbols.
+        """
         index = {symbol: i for i, symbol in enumerate(self.alphabet)}
         rows = [[index[symbol] for symbol in word] for word in check_words(words, self.alphabet)]
         longest = max(map(len, rows), default=0)

@@ -60,6 +60,10 @@ def shuffle_dyck_lstm(kinds: int = 1, dtype: torch.dtype = torch.float64) -> Acc
 def shuffle_dyck_elman(kinds: int = 1, dtype: torch.dtype = torch.float64) -> Acceptor:
     """An Elman network of ReLU that accepts the words of `shuffle_dyck_lstm`, with weights 0, 1 and -1.
 
+    Arguments:
+        kinds: from 1 to 4: (), [], {}, <>.
+        dtype: of the weights.
+
     >>> import samplehold as sh
     >>> network = sh.automata.shuffle_dyck_elman(2)
     >>> network.accepts(["([)]", "())(", "([)", ""]).tolist(), network.layer.hidden_size
@@ -84,6 +88,7 @@ def dyck_lstm(kinds: int = 2, depth: int = 5, dtype: torch.dtype = torch.float64
     Arguments:
         kinds: from 1 to 4: (), [], {}, <>.
         depth: D; deeper words are rejected.
+        dtype: of the weights.
 
     >>> import samplehold as sh
     >>> network = sh.automata.dyck_lstm(kinds=2, depth=3)

@@ -118,6 +118,7 @@ def counting_lstm(language: str, dtype: torch.dtype = torch.float64) -> Acceptor
 
     Arguments:
         language: "anbn", "anbncn" or "anbnw": $a^n b^n$, $a^n b^n c^n$, $a^n b^n w$ with any word w; n > 0.
+        dtype: of the weights.
 
     >>> import samplehold as sh
     >>> sh.automata.counting_lstm("anbnw").accepts(["aabb", "aabbabaab", "aababbb", "b", ""]).tolist()
@@ -132,6 +133,7 @@ def counting_qrnn(language: str, dtype: torch.dtype = torch.float64) -> Acceptor
 
     Arguments:
         language: "anbn" or "anbncn", as in `counting_lstm`.
+        dtype: of the weights.
 
     Raises:
         ValueError: "anbnw", which no QRNN of one layer accepts.
@@ -155,6 +157,9 @@ def counting_qrnn(language: str, dtype: torch.dtype = torch.float64) -> Acceptor
 
 def palindrome_lstm(dtype: torch.dtype = torch.float64) -> Acceptor:
     """A `DoublingLSTM` that accepts the marked palindromes, a word over 0 and 1, #, and the word reversed.
+
+    Arguments:
+        dtype: of the weights.
 
     >>> import samplehold as sh
     >>> sh.automata.palindrome_lstm().accepts(["011#110", "011#100", "011#11", "#", "0#0#"]).tolist()

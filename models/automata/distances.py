@@ -132,6 +132,7 @@ def faithfulness(
     """Measure how often a machine and a network agree on whether a word is accepted.
 
     Arguments:
+        network: the network, an `Acceptor`.
         machine: its symbols must be symbols of the network; some may be missing.
         longest: all words of up to this many symbols are read; None: the greatest length with at most 4,095 words.
         lengths: of random words.

@@ -92,7 +92,11 @@ class FractionStack:
         return base_of(self.n_symbols)
 
     def at_least(self, k: int) -> Any:
-        """1 if the top is k or more, else 0; in floats that have lost digits, it may be between."""
+        """1 if the top is k or more, else 0; in floats that have lost digits, it may be between.
+
+        Arguments:
+            k: a symbol.
+        """
         return clipped(self._times(self.value, self.base) - self._number(2 * k))
 
     @property
@@ -106,7 +110,11 @@ class FractionStack:
         return sum(bool(self.at_least(k) > 0) for k in range(1, self.n_symbols))
 
     def push(self, symbol: int) -> "FractionStack":
-        """The stack with one symbol more."""
+        """The stack with one symbol more.
+
+        Arguments:
+            symbol: the symbol.
+        """
         symbol = check_integer("symbol", symbol, least=0, most=self.n_symbols - 1)
         return self._with(self.value / self._number(self.base) + self._number(2 * symbol + 1) / self._number(self.base))
 
@@ -117,7 +125,11 @@ class FractionStack:
         return self._with(clipped(self._times(self.value, self.base) - self._number(2 * self.top + 1)))
 
     def symbols(self, most: int = 12) -> list[int]:
-        """All symbols from the top, at most `most`; a stack in floats that have lost digits may have no end."""
+        """All symbols from the top, at most `most`; a stack in floats that have lost digits may have no end.
+
+        Arguments:
+            most: the most symbols that are read.
+        """
         symbols_down, stack = [], self
         while not stack.empty and len(symbols_down) < most:
             symbols_down.append(stack.top)

@@ -16,6 +16,9 @@ def as_second_order(automaton: WeightedAutomaton) -> Acceptor:
     The layer is a `SecondOrder` in float64 with a unit for each state. `as_weighted_automaton` gives the automaton
     back. Training can go on from it, for example from an automaton that `spectral` learned.
 
+    Arguments:
+        automaton: its symbols become the alphabet.
+
     >>> import samplehold as sh
     >>> ones = sh.automata.WeightedAutomaton([1, 0], {"0": [[1, 0], [0, 1]], "1": [[1, 1], [0, 1]]}, [0, 1])
     >>> network = sh.automata.as_second_order(ones)

@@ -89,7 +89,11 @@ class TuringMachine:
         return (self.blank, *(symbol for symbol in symbols_used if symbol != self.blank))
 
     def configurations(self, word: str) -> Iterator[Configuration]:
-        """The configuration before the first step, and after each step until the machine halts."""
+        """The configuration before the first step, and after each step until the machine halts.
+
+        Arguments:
+            word: a string of symbols.
+        """
         check_word(word, self.symbols)
         left, right = deque[str](), deque(word)
         state, head = self.start, right.popleft() if right else self.blank
@@ -106,15 +110,30 @@ class TuringMachine:
             yield self._configuration(state, left, head, right)
 
     def run(self, word: str, most: int = 1_000_000) -> Configuration:
-        """The configuration in which the machine halts; `ValueError` if it does not halt in `most` steps."""
+        """The configuration in which the machine halts; `ValueError` if it does not halt in `most` steps.
+
+        Arguments:
+            word: a string of symbols.
+            most: the most steps that are run.
+        """
         return self._halted(word, most)[1]
 
     def accepts(self, word: str, most: int = 1_000_000) -> bool:
-        """Whether the machine halts in an accepting state; `ValueError` if it does not halt in `most` steps."""
+        """Whether the machine halts in an accepting state; `ValueError` if it does not halt in `most` steps.
+
+        Arguments:
+            word: a string of symbols.
+            most: the most steps that are run.
+        """
         return self.run(word, most).state in self.accept
 
     def steps(self, word: str, most: int = 1_000_000) -> int:
-        """The number of steps until the machine halts; `ValueError` if there are more than `most`."""
+        """The number of steps until the machine halts; `ValueError` if there are more than `most`.
+
+        Arguments:
+            word: a string of symbols.
+            most: the most steps that are run.
+        """
         return self._halted(word, most)[0]
 
     def _halted(self, word: str, most: int) -> tuple[int, Configuration]:

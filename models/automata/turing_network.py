@@ -70,7 +70,12 @@ class TuringNetwork(Record):
     """The steps of the network for one step of the machine."""
 
     def start(self, word: str, dtype: torch.dtype | None = None) -> Units:
-        """All units [n] before the first step: in Fractions, or as a tensor of `dtype`."""
+        """All units [n] before the first step: in Fractions, or as a tensor of `dtype`.
+
+        Arguments:
+            word: a string of symbols.
+            dtype: of the units; None: exact Fractions.
+        """
         check_dtype("dtype", dtype)
         symbols = self.machine.symbols
         places = [symbols.index(symbol) for symbol in check_word(word, symbols)] or [0]
@@ -85,7 +90,11 @@ class TuringNetwork(Record):
         return state if dtype is None else torch.tensor([float(x) for x in state], dtype=torch.float64).to(dtype)
 
     def step(self, units: Units) -> Units:
-        """One step of the network, in the number type of its units."""
+        """One step of the network, in the number type of its units.
+
+        Arguments:
+            units: all units before the step.
+        """
         if isinstance(units, Tensor):
             weight, bias = self.dense(units.dtype)
             return clipped(weight @ units + bias)
@@ -100,7 +109,13 @@ class TuringNetwork(Record):
         return after
 
     def run(self, word: str, dtype: torch.dtype | None = None, most: int = 1_000_000) -> Iterator[Units]:
-        """All units before the first step of the machine and after each step, until it halts, or after `most` steps."""
+        """All units before the first step of the machine and after each step, until it halts, or after `most` steps.
+
+        Arguments:
+            word: a string of symbols.
+            dtype: of the units; None: exact Fractions.
+            most: the most steps of the machine.
+        """
         units = self.start(word, dtype)
         yield units
         for _ in range(most):
@@ -111,11 +126,19 @@ class TuringNetwork(Record):
             yield units
 
     def control(self, units: Units) -> tuple[Any, str]:
-        """The machine's state and the symbol under its head: the pair with the greatest unit."""
+        """The machine's state and the symbol under its head: the pair with the greatest unit.
+
+        Arguments:
+            units: all units.
+        """
         return max(self._pairs, key=lambda pair: units[self._index[pair]])
 
     def configuration(self, units: Units) -> Configuration:
-        """The configuration of exact units."""
+        """The configuration of exact units.
+
+        Arguments:
+            units: all units, in Fractions.
+        """
         symbols, blank, sides = self.machine.symbols, self.machine.blank, []
         for side in ("left", "right"):
             value = units[self._index[side]]
@@ -125,7 +148,11 @@ class TuringNetwork(Record):
         return Configuration(state, sides[0][::-1].lstrip(blank), head, sides[1].rstrip(blank))
 
     def dense(self, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        """U [n, n] and b [n]."""
+        """U [n, n] and b [n].
+
+        Arguments:
+            dtype: of the tables.
+        """
         if dtype not in self._dense:
             n = len(self.units)
             weight = torch.zeros(n, n, dtype=torch.float64, device="cpu")

@@ -111,6 +111,9 @@ class WeightedAutomaton(Record):
     def values(self, words: Sequence[str]) -> Float[Tensor, "N"]:
         """f of each word.
 
+        Arguments:
+            words: strings of symbols.
+
         Raises:
             TypeError: `words` is not a list of strings.
             ValueError: a word with other symbols; the error names it.
@@ -126,7 +129,11 @@ class WeightedAutomaton(Record):
         return state @ self.final
 
     def totals(self, longest: int) -> Float[Tensor, "n"]:
-        """The sums of f over all words of 0, 1, ... `longest` symbols."""
+        """The sums of f over all words of 0, 1, ... `longest` symbols.
+
+        Arguments:
+            longest: the greatest length.
+        """
         longest = check_integer("longest", longest, least=0)
         state, sums = self.initial, []
         for _ in range(longest + 1):

@@ -152,6 +152,10 @@ class Comparison:
     def plot(self, sequence: int = 0, steps: slice | None = None) -> "Figure":
         """The beliefs of one sequence, their distances from the exact one, and the gates.
 
+        Arguments:
+            sequence: the number of the sequence.
+            steps: the range of steps that is drawn; None: all.
+
         Raises:
             ValueError: there is no such sequence; `steps` is not a range of its steps.
         """

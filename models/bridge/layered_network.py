@@ -66,6 +66,9 @@ class SweepNetwork(Listed):
 
     `layers[0]` is a `MinGRU` if the emission is gated; all others are `BeliefLayer`. Made by `as_rnn`.
 
+    Arguments:
+        layers: from the lowest.
+
     Example:
         >>> import torch, samplehold as sh
         >>> table, half = torch.tensor([[0.9, 0.1], [0.1, 0.9]]), torch.tensor([0.5, 0.5])
@@ -145,7 +148,11 @@ class LayerComparison(Record):
     series: Series
 
     def distance(self, one: str, other: str) -> tuple[Float[Tensor, "*b T"], ...]:
-        """Total variation between two of "exact", "sweep", "network", "without_softmax", a table for each layer."""
+        """Total variation between two of "exact", "sweep", "network", "without_softmax", a table for each layer.
+
+        Arguments:
+            one, other: the names of two versions.
+        """
         pairs = zip(getattr(self, one), getattr(self, other), strict=True)
         return tuple(0.5 * (a - b).abs().sum(-1) for a, b in pairs)
 

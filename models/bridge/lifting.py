@@ -136,7 +136,11 @@ class Lifted(Record):
         return spanning.read(spanning.chain(tokens, h0, lengths).filter().state).to(self.reading.dtype)
 
     def read(self, belief: Float[Tensor, "C *b T K"]) -> Float[Tensor, "*b T D"]:
-        """The expected levels of the layer's units under beliefs about the chains, filtered or smoothed."""
+        """The expected levels of the layer's units under beliefs about the chains, filtered or smoothed.
+
+        Arguments:
+            belief: probabilities of the states of the chains.
+        """
         levels = self.levels.reshape(self.n_chains, *(1,) * (belief.dim() - 3), *self.levels.shape[1:])
         return (belief @ levels).movedim(0, -2).flatten(-2)
 
@@ -144,6 +148,11 @@ class Lifted(Record):
         """All chains given the tokens, with batch axes [C, *b]: `.filter()`, `.smooth()`, `.viterbi()`, `.sample(n)`.
 
         Arguments as `hidden`; h0 must be within the span of `levels` (see `spanning(h0)`).
+
+        Arguments:
+            tokens: `[*b, T]`, as in `hidden`.
+            h0: the states before the first step; None: those of the layer.
+            lengths: `[*b]`, the number of steps of each sequence; None: all.
         """
         read = read_tokens(tokens, self.n_tokens, lengths)
         fresh = (self.log_drawn + (self.log_redraw[:, None] + self.log_state).unsqueeze(-1)).mT  # [C, V, K]
@@ -163,11 +172,22 @@ class Lifted(Record):
 
     def log_evidence(self, tokens: Any, lengths: Any = None) -> Float[Tensor, "*b"]:
         """log p(tokens), which is equal for all chains: the sum of log p(x_t), because tokens are independent over
-        time."""
+        time.
+
+        Arguments:
+            tokens: `[*b, T]`, as in `hidden`.
+            lengths: `[*b]`, the number of steps of each sequence; None: all.
+        """
         return self.chain(tokens, None, lengths).log_normalizer()[0]
 
     def sample(self, n_steps: int, batch_shape: tuple[int, ...] = (), seed: Seed = None) -> LiftedDraw:
-        """Draw tokens from the model and, given them, the gates and states of every chain."""
+        """Draw tokens from the model and, given them, the gates and states of every chain.
+
+        Arguments:
+            n_steps: the number of steps.
+            batch_shape: the batch axes: () for one sequence.
+            seed: a number, a `torch.Generator`, or None, torch's global generator.
+        """
         n_steps, batch_shape = check_integer("n_steps", n_steps), check_batch_shape("batch_shape", batch_shape)
         random = generator_of(seed, self.token_probs.device)
         size = torch.Size((*batch_shape, n_steps))
@@ -189,7 +209,11 @@ class Lifted(Record):
         return LiftedDraw(tokens, torch.cat([first.unsqueeze(-1), fresh], -1).gather(-1, latest), redraw)
 
     def spanning(self, h0: Tensor | None) -> "Lifted":
-        """This model if `h0` is in its span; otherwise a model of two-state chains that also spans h0."""
+        """This model if `h0` is in its span; otherwise a model of two-state chains that also spans h0.
+
+        Arguments:
+            h0: the states before the first step.
+        """
         if h0 is None:
             return self
         check_table("h0", h0, finite=True)

@@ -99,18 +99,35 @@ class LiftedStates(Record):
         return MarkovChain(log_initial, log_transition, table, read.lengths)
 
     def transition(self, x: Tensor, h0: Any = None, lengths: Any = None) -> Float[Tensor, "*b T K K"]:
-        """A_t [old, new] of every step, including the first, which the chain does not need."""
+        """A_t [old, new] of every step, including the first, which the chain does not need.
+
+        Arguments:
+            x: the inputs of the network.
+            h0: the states before the first step, as in a call of the network.
+            lengths: `[*b]`, the number of steps of each sequence; None: all.
+        """
         return self._log_transition(self.read(x, h0, lengths).rows).exp()
 
     def read(self, x: Tensor, h0: Any = None, lengths: Any = None) -> Read:
-        """The inputs of the layer for x, checked, with zeros after each length."""
+        """The inputs of the layer for x, checked, with zeros after each length.
+
+        Arguments:
+            x: the inputs of the network.
+            h0: the states before the first step, as in a call of the network.
+            lengths: `[*b]`, the number of steps of each sequence; None: all.
+        """
         layer = self.layer
         rows, counts = read_inputs(self.network, x, lengths)
         ((start,),) = layer._started(h0, rows, rows.shape[:-2], "h0")
         return Read(rows, start, counts)
 
     def step(self, rows: Tensor, before: Tensor) -> Float[Tensor, "*b K"]:
-        """log alpha of inputs [*b, I] and states [*b, H] before them; batch axes broadcast."""
+        """log alpha of inputs [*b, I] and states [*b, H] before them; batch axes broadcast.
+
+        Arguments:
+            rows: inputs.
+            before: states.
+        """
         reading = self.layer.reading(rows)
         (u,) = reading.after(reading.seen, (before,))
         return self.layer.scores()(u).double().log_softmax(-1)

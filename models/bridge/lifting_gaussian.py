@@ -65,12 +65,20 @@ class LiftedGaussian(Record):
     limit: tuple[str, ...] = LIMIT
 
     def candidate(self, x: Any) -> Float[Tensor, "*b T D"]:
-        """P(s_t = 1 | x_t, z_t = 1), which is the layer's candidate: sigmoid(v), or (1 + v) / 2 for tanh candidates."""
+        """P(s_t = 1 | x_t, z_t = 1), which is the layer's candidate: sigmoid(v), or (1 + v) / 2 for tanh candidates.
+
+        Arguments:
+            x: the inputs of the layer, `[*b, T, I]`.
+        """
         rows = self._rows(x)
         return torch.stack([_drawn(model, rows).softmax(-1)[..., 1] for model in self.models], -1)
 
     def gate_log_odds(self, x: Any) -> Float[Tensor, "*b T D"]:
-        """logit P(z_t = 1 | x_t) in the model."""
+        """logit P(z_t = 1 | x_t) in the model.
+
+        Arguments:
+            x: the inputs of the layer, `[*b, T, I]`.
+        """
         log_odds, rows = [], self._rows(x)
         for model in self.models:
             values = model.values
@@ -79,7 +87,11 @@ class LiftedGaussian(Record):
         return torch.stack(log_odds, -1)
 
     def gap(self, x: Any) -> Float[Tensor, "*b T D"]:
-        """The part of the log-odds that the layer's gates omit: `gate_log_odds(x)` minus the layer's linear ones."""
+        """The part of the log-odds that the layer's gates omit: `gate_log_odds(x)` minus the layer's linear ones.
+
+        Arguments:
+            x: the inputs of the layer, `[*b, T, I]`.
+        """
         series = self.models[0].read(x)
         rows = self._rows(series)
         return self.gate_log_odds(series) - (rows @ self.gate_weight.T + self.gate_bias)

@@ -110,6 +110,9 @@ class LiftedLayer(Record):
 
         Its mean over `chain.sample(n, seed).redraw` tends to the states. Steps are in reading order.
 
+        Arguments:
+            redraw: the gates.
+
         Raises:
             ValueError: gates of another shape.
         """
@@ -176,7 +179,13 @@ class LiftedNetwork(Record):
         return self._run(x, h0, lengths)[0]
 
     def hidden(self, x: Tensor, h0: Any = None, lengths: Any = None) -> Float[Tensor, "*b T D"]:
-        """The outputs of the network, from the filters of all its chains; the network's recurrence is not run."""
+        """The outputs of the network, from the filters of all its chains; the network's recurrence is not run.
+
+        Arguments:
+            x: the inputs of the network.
+            h0: the states before the first step, as in a call of the network.
+            lengths: `[*b]`, the number of steps of each sequence; None: all.
+        """
         return self._run(x, h0, lengths)[1]
 
     @torch.no_grad()

@@ -155,6 +155,9 @@ def token_marginal(model: nn.Module | Model) -> Float[Tensor, "V"]:
 
     With them `as_ssm(as_rnn(model), token_probs=token_marginal(model)).models[0]` is the model again.
 
+    Arguments:
+        model: a model of tokens with values.
+
     Raises:
         ValueError: a model that `as_rnn` does not accept.
 

@@ -67,6 +67,12 @@ def one_hot(
     For the networks of `as_rnn` a row of zeros *is* a missing observation: their biases are the prior of gate and
     state, and the weights of a token are its log-likelihoods.
 
+    Arguments:
+        tokens: numbers from 0; NaN where missing.
+        n_tokens: V, the number of tokens.
+        lengths: `[*b]`, the number of steps of each sequence; None: all.
+        dtype: of the rows.
+
     Raises:
         ValueError: as `read_tokens`.
 
@@ -93,6 +99,7 @@ def redrawn_start(layer: MinGRU | MinLSTM, x: Tensor) -> Float[Tensor, "L *b D"]
     The models in `samplehold.switching` redraw at their first step; a network that starts here does the same.
 
     Arguments:
+        layer: the layer.
         x: the series, as for the layer.
 
     Example:

@@ -25,6 +25,7 @@ class DoublingLSTM(WithCell):
         batch_first: whether time is the second last axis of x; otherwise it is the first.
         dropout: the share of a layer's outputs that are set to 0 for the next layer in training.
         bidirectional: whether each layer also reads the series backward; outputs are concatenated, 2 D wide.
+        device, dtype: of the parameters.
 
     Parameters: `weight_l<k>` [5 D, inputs + D], of [x, h], and `bias_l<k>` [5 D]; gates i, f, f', g, o. States are
     pairs (h, c) [num_layers, *batch, D], as in torch's LSTM; zeros at the start.

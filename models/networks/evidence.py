@@ -32,6 +32,7 @@ class EvidenceGRU(MinGRU):
         input_size: features of x.
         hidden_size: units, one for each state.
         candidate: "simplex", the state is a belief; "linear", the log of a belief up to a constant.
+        device, dtype: of the parameters.
 
     >>> import torch, samplehold as sh
     >>> layer, x = sh.EvidenceGRU(3, 2), torch.randn(5, 3)
@@ -58,7 +59,11 @@ class EvidenceGRU(MinGRU):
         return torch.cat([gates + candidates.logsumexp(-1, keepdim=True), candidates], -1)
 
     def rows(self, layer: int = 0, reverse: bool = False) -> NoReturn:
-        """Raise TypeError: the pre-activations are not linear in x."""
+        """Raise TypeError: the pre-activations are not linear in x.
+
+        Arguments:
+            layer, reverse: the number and the direction of a layer.
+        """
         raise TypeError(f"layer: the gate of {type(self).__name__} is not linear in its input; give a MinGRU.")
 
 
@@ -75,6 +80,7 @@ class LogitGRU(EvidenceGRU):
     Arguments:
         input_size: features of x.
         hidden_size: units K, one for each state.
+        device, dtype: of the parameters.
 
     Parameters: `weight_l0` [3 K, input_size] and `bias_l0` [3 K]: the rows of h, v and e, K each. Calls are as for
     `MinGRU`.

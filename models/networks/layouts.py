@@ -83,7 +83,11 @@ class RecurrentWeights(Record):
         return self.input_bias + self.hidden_bias
 
     def state_dict(self, layer: int = 0) -> dict[str, Tensor]:
-        """Names and tensors, copies, as layer number `layer` of a `torch.nn.LSTM`, `GRU` or `RNN` loads them."""
+        """Names and tensors, copies, as layer number `layer` of a `torch.nn.LSTM`, `GRU` or `RNN` loads them.
+
+        Arguments:
+            layer: the number of the layer, from 0.
+        """
         names = ("weight_ih", "weight_hh", "bias_ih", "bias_hh")
         arrays = (self.input, self.hidden, self.input_bias, self.hidden_bias)
         return {f"{name}_l{layer}": torch.from_numpy(array.copy()) for name, array in zip(names, arrays, strict=True)}
@@ -93,6 +97,10 @@ def from_torch(module: nn.RNNBase, layer: int = 0) -> RecurrentWeights:
     """The weights of one layer of a `torch.nn.LSTM`, `GRU` or `RNN`, copied; missing biases are zero.
 
     An RNN's nonlinearity is not a weight: pass `nonlinearity="relu"` again for `torch.nn.RNN(nonlinearity="relu")`.
+
+    Arguments:
+        module: a `torch.nn.LSTM`, `GRU` or `RNN`.
+        layer: the number of the layer, from 0.
 
     Raises:
         TypeError: a module of another kind.
@@ -158,6 +166,9 @@ def from_joined(cell: str, kernel: Any, bias: Any = None, *, hidden_size: int) -
 def to_joined(weights: RecurrentWeights) -> tuple[np.ndarray, np.ndarray]:
     """`(kernel [I + H, G*H], bias [G*H])`, the one matrix on [x, h] that equals the two matrices.
 
+    Arguments:
+        weights: of one layer.
+
     Raises:
         ValueError: for a GRU, see `from_joined`.
 
@@ -222,6 +233,9 @@ def to_keras(weights: RecurrentWeights) -> tuple[np.ndarray, np.ndarray, np.ndar
 
     The bias is [G*H]; for a GRU, which needs reset_after=True, [2, G*H].
 
+    Arguments:
+        weights: of one layer.
+
     >>> import numpy as np, torch, samplehold as sh
     >>> weights = sh.layouts.from_torch(torch.nn.GRU(input_size=3, hidden_size=4))
     >>> arrays = sh.layouts.to_keras(weights)
@@ -268,6 +282,10 @@ def from_tf1(cell: str, kernel: Any, bias: Any, *, hidden_size: int, forget_bias
 
 def to_tf1(weights: RecurrentWeights, forget_bias: float = 1.0) -> tuple[np.ndarray, np.ndarray]:
     """`(kernel [I + H, G*H], bias [G*H])` of the TensorFlow 1 cell that adds `forget_bias` at run time.
+
+    Arguments:
+        weights: of one layer.
+        forget_bias: what the cell adds to its forget gate.
 
     Raises:
         ValueError: for a GRU, see `from_tf1`.
@@ -333,6 +351,9 @@ def from_flax(cell: str, params: Mapping[str, Mapping[str, Any]]) -> RecurrentWe
 
 def to_flax(weights: RecurrentWeights) -> dict[str, dict[str, np.ndarray]]:
     """Parameters of the flax.linen cell, by submodule: a kernel [I, H] or [H, H], and the bias [H] if it has one.
+
+    Arguments:
+        weights: of one layer.
 
     >>> import numpy as np, torch, samplehold as sh
     >>> weights = sh.layouts.from_torch(torch.nn.GRU(input_size=3, hidden_size=4))

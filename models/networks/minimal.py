@@ -51,16 +51,30 @@ class Minimal(Recurrent):
         self._make_parameters(device, dtype)
 
     def activations(self, x: Tensor, layer: int = 0, reverse: bool = False) -> Activated:
-        """`hold`, `draw` and `value` [*batch, hidden_size] from a layer's inputs [*batch, features]."""
+        """`hold`, `draw` and `value` [*batch, hidden_size] from a layer's inputs [*batch, features].
+
+        Arguments:
+            x: the inputs of the layer.
+            layer, reverse: the number and the direction of the layer.
+        """
         return self.activate(self.product(x, layer, reverse))
 
     def activate(self, pre: Tensor) -> Activated:
-        """`hold`, `draw` and `value` from pre-activations [*batch, parts * hidden_size]."""
+        """`hold`, `draw` and `value` from pre-activations [*batch, parts * hidden_size].
+
+        Arguments:
+            pre: pre-activations, as `product` returns them.
+        """
         return activate(pre, self.hidden_size, self.gate, self.candidate, self._block)
 
     def product(self, x: Tensor, layer: int = 0, reverse: bool = False) -> Tensor:
         """Pre-activations [*batch, parts * hidden_size] of a layer's inputs: gates, then candidates, one for each
-        unit."""
+        unit.
+
+        Arguments:
+            x: the inputs of the layer.
+            layer, reverse: the number and the direction of the layer.
+        """
         weight, bias = self._weights(x, layer, reverse)
         return linear(x, self._spread(weight), None if bias is None else self._spread(bias))
 
@@ -70,13 +84,22 @@ class Minimal(Recurrent):
 
     def first_redraw(self, x: Tensor, layer: int = 0) -> tuple[Tensor, Tensor]:
         """The state before a first step at x that makes it a redraw, and the state after it; both [*batch,
-        hidden_size]."""
+        hidden_size].
+
+        Arguments:
+            x: the first input of the layer.
+            layer: the number of the layer.
+        """
         value = self.activations(x, layer).value
         return value, value
 
     def rows(self, layer: int = 0, reverse: bool = False) -> Tensor:
         """The matrix [parts * hidden_size, features] of `product`: a layer's weights, with a gate's row for each
-        unit."""
+        unit.
+
+        Arguments:
+            layer, reverse: the number and the direction of the layer.
+        """
         return self._spread(getattr(self, name_of("weight", layer, reverse)))
 
     def extra_repr(self) -> str:
@@ -146,6 +169,7 @@ class MinGRU(Minimal):
         candidate: "linear", "tanh", "positive" (the published g, at least 0) or "simplex" (softmax of each block of
             units, which share one gate, so the state of a block is a probability distribution).
         block: the number of units of one simplex; None: all.
+        device, dtype: of the parameters.
 
     Parameters: `weight_l<k>` [G + D, inputs] and `bias_l<k>` [G + D], the G gates first, then the D candidates; G is
     D, or the number of blocks for candidate="simplex". Names of backward layers end in `_reverse`.
@@ -184,6 +208,10 @@ class MinLSTM(Minimal):
     gates, input gates, candidates.
 
     Feng et al. 2024, *Were RNNs All We Needed?*, section 3.2.
+
+    Arguments:
+        input_size, hidden_size, num_layers, bias, batch_first, dropout, bidirectional: as of `MinGRU`.
+        candidate, block, device, dtype: as of `MinGRU`.
 
     >>> import torch, samplehold as sh
     >>> layer, x = sh.MinLSTM(input_size=3, hidden_size=4, num_layers=2), torch.randn(2, 9, 3)

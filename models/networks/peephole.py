@@ -29,6 +29,7 @@ class PeepholeLSTM(WithCell):
         batch_first: whether time is the second last axis of x; otherwise it is the first.
         dropout: the share of a layer's outputs that are set to 0 for the next layer in training.
         bidirectional: whether each layer also reads the series backward; outputs are concatenated, 2 D wide.
+        device, dtype: of the parameters.
 
     Parameters: `weight_l<k>` [4 D, inputs + D], which acts on [x, h], and `bias_l<k>` [4 D], in the order i, f, g, o of
     torch's LSTM; `peephole_l<k>` [3, D]: i, f, o. Names of backward layers end in `_reverse`. States are two tensors

@@ -51,6 +51,7 @@ class QRNN(Recurrent):
         bidirectional: whether each layer also reads the series backward; outputs are concatenated, 2 D wide.
         pooling: "f", "fo" or "ifo".
         window: the number k of inputs that the gates read, including the present one.
+        device, dtype: of the parameters.
 
     Parameters: `weight_l<k>` [parts * D, features, window], as in a causal `torch.nn.Conv1d` (the present input last),
     and `bias_l<k>` [parts * D]. The parts are forget gates, input gates (ifo), candidates, output gates (fo, ifo).
@@ -96,7 +97,12 @@ class QRNN(Recurrent):
         self._make_parameters(device, dtype)
 
     def activations(self, rows: Tensor, layer: int = 0, reverse: bool = False) -> Activated:
-        """`hold`, `draw`, `value` [*batch, T, D] from inputs [*batch, window - 1 + T, features] of a layer."""
+        """`hold`, `draw`, `value` [*batch, T, D] from inputs [*batch, window - 1 + T, features] of a layer.
+
+        Arguments:
+            rows: the inputs of the layer, the latest last.
+            layer, reverse: the number and the direction of the layer.
+        """
         pre, _ = self._products(self._windows(rows), layer, reverse)
         return activate(pre, self.hidden_size, self.gate, "tanh")
 

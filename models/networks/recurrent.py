@@ -103,11 +103,19 @@ class Recurrent(Listed):
             )
 
     def layer_inputs(self, layer: int) -> int:
-        """The number of features that layer number `layer` reads."""
+        """The number of features that layer number `layer` reads.
+
+        Arguments:
+            layer: from 0, the lowest.
+        """
         return self.input_size if layer == 0 else self.hidden_size * (1 + self.bidirectional)
 
     def initial_state(self, *batch: int) -> Any:
-        """The default states before the first step."""
+        """The default states before the first step.
+
+        Arguments:
+            batch: the batch axes.
+        """
         return self._initial(batch, self._like(torch.empty(0, device="cpu")))
 
     def reset_parameters(self) -> None:
@@ -140,7 +148,12 @@ class Recurrent(Listed):
         return time_major(out, self.batch_first), state
 
     def step(self, x: Tensor, h: Any = None) -> tuple[Tensor, Any]:
-        """One step: from `x` [*batch, input_size] and the states before it to the output and the states after it."""
+        """One step: from `x` [*batch, input_size] and the states before it to the output and the states after it.
+
+        Arguments:
+            x: the inputs of this step.
+            h: the states before it, as in a call; None: `initial_state`.
+        """
         check_one_way(self, "the last input first, and so has no step")
         x = check_step(x, self.input_size, weight_of(self, x))
         starts, ends = self._started(h, x, x.shape[:-1], "h"), []

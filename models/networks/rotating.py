@@ -59,6 +59,7 @@ class RotatingGRU(Minimal):
         batch_first: whether time is the second last axis of x; otherwise it is the first.
         dropout: the share of a layer's outputs that are set to 0 for the next layer in training.
         bidirectional: whether each layer also reads the series backward; outputs are concatenated, 2 D wide.
+        device, dtype: of the parameters.
 
     Parameters: `weight_l<k>` [D / 2 + D, inputs] and `bias_l<k>` [D / 2 + D], the gates of the pairs first, then the
     candidates; `angle_l<k>` [D / 2], radians a step. Angles start uniform in [0, pi]. With angles of 0 the layer is a

@@ -30,6 +30,7 @@ class SecondOrder(Recurrent):
         dropout: the share of a layer's outputs that are set to 0 for the next layer in training.
         bidirectional: whether each layer also reads the series backward; outputs are concatenated, 2 D wide.
         nonlinearity: "linear", or "tanh" (Giles et al. 1992 take a sigmoid).
+        device, dtype: of the parameters.
 
     Parameters: `weight_l<k>` [D, inputs, D], indexed [new, input, old], `bias_l<k>` [D], `start_l<k>` [D]. States are
     [num_layers, *batch, D].

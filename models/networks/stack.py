@@ -133,6 +133,9 @@ class SuperpositionStackRNN(StackRNN):
         """The mixture over histories whose expected cells are this network's stacks, with shape [*batch, stacks, T].
 
         Its values are the pushed ones. An empty cell counts as 0 there, and as `empty` in the network.
+
+        Arguments:
+            x, lengths: as in a call.
         """
         actions, lengths = self._acted(x, lengths)
         log_action, values = actions.log_action.movedim(-2, -3), actions.values.movedim(-2, -3)
@@ -257,7 +260,11 @@ class StratificationStackRNN(StackRNN):
         self._set_apart()
 
     def strengths(self, x: Tensor, lengths: Lengths = None) -> Float[Tensor, "*b S T T"]:
-        """The remaining strength at each step (first T) of the layer poured at each step (last T), in every stack."""
+        """The remaining strength at each step (first T) of the layer poured at each step (last T), in every stack.
+
+        Arguments:
+            x, lengths: as in a call.
+        """
         actions, _ = self._acted(x, lengths)
         return strengths(actions.pour.movedim(-1, -2), actions.drain.movedim(-1, -2))
 
@@ -385,7 +392,11 @@ class NondeterministicStackRNN(StackRNN):
             nn.init.zeros_(self.bottom)
 
     def mixture(self, x: Tensor, *, lengths: Lengths = None) -> PushdownAutomaton:
-        """The automata, [*batch, stacks, T], with the weights of this pass, whose runs the stacks represent."""
+        """The automata, [*batch, stacks, T], with the weights of this pass, whose runs the stacks represent.
+
+        Arguments:
+            x, lengths: as in a call.
+        """
         actions, lengths = self._acted(x, lengths)
         push, replace = (z.movedim(-5, -6) for z in (actions.log_push, actions.log_replace))
         pop = actions.log_pop.movedim(-4, -5)

@@ -213,12 +213,21 @@ class StackRNN(Listed):
         return time_major(out, self.batch_first), state
 
     def run(self, x: Tensor, hx: StackState | None = None, lengths: Lengths = None) -> StackRun:
-        """Like a call of the layer, with the reading and the actions of every step; nothing is done after the end."""
+        """Like a call of the layer, with the reading and the actions of every step; nothing is done after the end.
+
+        Arguments:
+            x, hx, lengths: as in a call.
+        """
         x, some = self._checked(x, lengths, self.batch_first)
         return self._report(self._pass(x, hx, some), some)
 
     def step(self, x: Tensor, h: StackState | None = None) -> tuple[Float[Tensor, "*b H"], StackState]:
-        """One step: x [*batch, input_size] to the controller's output and the state, which holds the reading."""
+        """One step: x [*batch, input_size] to the controller's output and the state, which holds the reading.
+
+        Arguments:
+            x: the inputs of this step.
+            h: the state before it, as a call returns it; None: the start.
+        """
         x = check_step(x, self.input_size, weight_of(self, x))
         check_one_dtype(self.named_parameters(), x)
         if hooked(self):

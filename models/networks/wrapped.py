@@ -83,7 +83,12 @@ class _Wrapped(Listed, nn.RNNBase):
         return pad_packed_sequence(out, batch_first=self.batch_first, total_length=x.shape[1])[0], state
 
     def step(self, x: Tensor, h: Any = None) -> tuple[Tensor, Any]:
-        """One step: `x` [batch, input_size] or [input_size], and the states before it, to the output and the next."""
+        """One step: `x` [batch, input_size] or [input_size], and the states before it, to the output and the next.
+
+        Arguments:
+            x: the inputs of this step.
+            h: the states before it, as in a call; None: zeros.
+        """
         check_one_way(self, "the last input first, and so has no step")
         x = check_step(x, self.input_size, weight_of(self, x))
         check_one_dtype(((name, getattr(self, name)) for name in self._flat_weights_names), x)
@@ -206,6 +211,7 @@ class GRU(_WithGates, nn.GRU):  # pyright: ignore[reportIncompatibleMethodOverri
         batch_first: whether time is the second last axis of x; otherwise it is the first.
         dropout: the share of a layer's outputs that are set to 0 for the next layer in training.
         bidirectional: whether each layer also reads the series backward; outputs are concatenated, 2 D wide.
+        device, dtype: of the parameters.
 
     Parameters are torch's: `weight_ih_l<k>` [3 D, inputs], `weight_hh_l<k>` [3 D, D], two biases [3 D]; gates r, z, n.
 
@@ -237,6 +243,9 @@ class LSTM(_WithGates, nn.LSTM):  # pyright: ignore[reportIncompatibleMethodOver
 
     Hochreiter & Schmidhuber 1997, *Long short-term memory*; forget gates of Gers et al. 2000, *Learning to forget*.
 
+    Arguments:
+        input_size, hidden_size, num_layers, bias, batch_first, dropout, bidirectional, device, dtype: as of `GRU`.
+
     >>> import torch, samplehold as sh
     >>> layer, x = sh.LSTM(input_size=3, hidden_size=4), torch.randn(2, 9, 3)
     >>> out, (h, c) = layer(x, lengths=[9, 5])
@@ -254,6 +263,10 @@ class Elman(_Wrapped, nn.RNN):  # pyright: ignore[reportIncompatibleMethodOverri
     `ValueError` too.
 
     Elman 1990, *Finding structure in time*.
+
+    Arguments:
+        input_size, hidden_size, num_layers, bias, batch_first, dropout, bidirectional, device, dtype: as of `GRU`.
+        nonlinearity: "tanh" or "relu".
 
     >>> import torch, samplehold as sh
     >>> layer, x = sh.Elman(input_size=3, hidden_size=4), torch.randn(9, 3)

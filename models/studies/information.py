@@ -89,7 +89,11 @@ class InformationSweep(Record):
     table: pd.DataFrame
 
     def of(self, held_steps: str, update: str) -> pd.DataFrame:
-        """The rows of one curve, by rising separation."""
+        """The rows of one curve, by rising separation.
+
+        Arguments:
+            held_steps, update: the values of these columns.
+        """
         kept = (self.table["held steps"] == held_steps) & (self.table["update"] == update)
         return self.table.loc[kept, :].reset_index(drop=True)
 

@@ -64,13 +64,21 @@ class SoftmaxRegression(Record):
         check_table("bias", self.bias, len(self.weight), like=self.weight, finite=True, alone=True)
 
     def log_posterior(self, x: Float[Tensor, "*b F"]) -> Float[Tensor, "*b K"]:
-        """log P(y = k | x)."""
+        """log P(y = k | x).
+
+        Arguments:
+            x: features, `[..., F]`.
+        """
         x = ordinary(check_table("x", x, self.weight.shape[-1], like=self.weight, finite=True))
         return (x @ ordinary(self.weight).mT + ordinary(self.bias)).log_softmax(-1)
 
     @staticmethod
     def from_logistic(weight: Float[Tensor, "F"], bias: Float[Tensor, ""]) -> "SoftmaxRegression":
-        """The two classes of P(y = 1 | x) = sigmoid(weight x + bias)."""
+        """The two classes of P(y = 1 | x) = sigmoid(weight x + bias).
+
+        Arguments:
+            weight, bias: of the logistic regression.
+        """
         weight = check_table("weight", weight, None, finite=True, alone=True)
         bias = check_table("bias", bias, like=weight, finite=True, alone=True)
         return SoftmaxRegression(torch.stack([torch.zeros_like(weight), weight]), torch.stack([bias * 0, bias]))
@@ -162,7 +170,11 @@ class GaussianClasses(Record):
         _check_covariance(check_table("covariance", self.covariance, F, F, like=self.mean, finite=True, alone=True))
 
     def log_joint(self, x: Float[Tensor, "*b F"]) -> Float[Tensor, "*b K"]:
-        """log P(y = k) p(x | k)."""
+        """log P(y = k) p(x | k).
+
+        Arguments:
+            x: features, `[..., F]`.
+        """
         x = ordinary(check_table("x", x, self.mean.shape[-1], like=self.mean, finite=True))
         chol = torch.linalg.cholesky(self.covariance)
         whitened = torch.linalg.solve_triangular(chol, (x[..., None, :] - self.mean).mT, upper=False)
@@ -170,7 +182,11 @@ class GaussianClasses(Record):
         return self.log_prior - 0.5 * whitened.square().sum(-2) - log_volume
 
     def log_posterior(self, x: Float[Tensor, "*b F"]) -> Float[Tensor, "*b K"]:
-        """log P(y = k | x)."""
+        """log P(y = k | x).
+
+        Arguments:
+            x: features, `[..., F]`.
+        """
         return self.log_joint(x).log_softmax(-1)
 
     def regression(self) -> SoftmaxRegression:
@@ -207,13 +223,21 @@ class CategoricalClasses(Record):
         object.__setattr__(self, "sizes", sizes)
 
     def log_joint(self, x: Float[Tensor, "*b V"]) -> Float[Tensor, "*b K"]:
-        """log P(y = k) P(x | k) of one-hot features."""
+        """log P(y = k) P(x | k) of one-hot features.
+
+        Arguments:
+            x: features, `[..., F]`.
+        """
         x = ordinary(check_table("x", x, self.log_table.shape[-1], like=self.log_table, finite=True))
         x = x[..., None, :]
         return self.log_prior + torch.where(x == 0, 0, x * self.log_table).sum(-1)
 
     def log_posterior(self, x: Float[Tensor, "*b V"]) -> Float[Tensor, "*b K"]:
-        """log P(y = k | x) of one-hot features."""
+        """log P(y = k | x) of one-hot features.
+
+        Arguments:
+            x: features, `[..., F]`.
+        """
         return self.log_joint(x).log_softmax(-1)
 
     def regression(self) -> SoftmaxRegression:

@@ -63,7 +63,11 @@ class NextTokenPredictor(Record):
 
     @torch.no_grad()
     def log_probs(self, x: Float[Tensor, "*b T V"]) -> Float[Tensor, "*b n"]:
-        """log p(x_t+1 | x_1..t) of the tokens 2 .. T in nats, [*b, T - 1]; 0 for a missing one."""
+        """log p(x_t+1 | x_1..t) of the tokens 2 .. T in nats, [*b, T - 1]; 0 for a missing one.
+
+        Arguments:
+            x: tokens, `[*b, T]`; NaN where missing.
+        """
         out = self.layer(x[..., :-1, :])[0]
         return (self.head(out).log_softmax(-1) * x[..., 1:, :]).sum(-1)
 

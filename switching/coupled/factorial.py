@@ -152,7 +152,12 @@ class FactorialSSM(CoupledSSM):
         return checked
 
     def n_free(self, fixed: Iterable[str]) -> int:
-        """The number of free parameters in a fit; a constant can move from all locations of one chain to another's."""
+        """The number of free parameters in a fit; a constant can move from all locations of one chain to another's.
+
+        Arguments:
+            fixed: the names of the parameters that the fit keeps; or their tables by name, with NaN where an entry is
+                free.
+        """
         return super().n_free(fixed) - (self.n_chains - 1) * self.n_features
 
     # ---- the generative program --------------------------------------------------------------------------------------
@@ -208,7 +213,12 @@ class FactorialSSM(CoupledSSM):
 
     def engine(self, x: Any, *, check: bool = True, **given: Unpack[Given]) -> VMP:
         """The engine of the model at its values: a block `chain_d` (d from 1) of exact paths for each chain, and one
-        factor."""
+        factor.
+
+        Arguments:
+            x: the series, as in `read`; or a `Series`.
+            check: whether the factors are tested.
+        """
         series = self.read(x, **given)
         blocks, values, loc = [], series.observations, self.loc
         for d, (rho, probs) in enumerate(zip(self._values["redraw_prob"], self.fresh_probs, strict=True), start=1):

@@ -214,6 +214,7 @@ class LayeredSSM(CoupledSSM):
         """The filter of each layer, from the lowest, in one bottom-up sweep; see the module's docstring.
 
         Arguments:
+            x: the series and the arguments beside it, as in `read`; or a `Series`.
             passed: "redrawn": a layer passes up P(s_t, z_t = 1), the message of the model; "state": P(s_t), as in a
                 stack of recurrent layers.
         """
@@ -233,7 +234,13 @@ class LayeredSSM(CoupledSSM):
         return tuple(filters)
 
     def layer_chain(self, layer: int, evidence: ByGate, lengths: Tensor | None = None) -> CopyChain:
-        """The chain of one layer (from 0) under log evidence [*b, T, K_l] of redrawn and of held states."""
+        """The chain of one layer (from 0) under log evidence [*b, T, K_l] of redrawn and of held states.
+
+        Arguments:
+            layer: the number of the layer, from 0.
+            evidence: log-likelihoods of redrawn and of held states.
+            lengths: `[*b]`, the number of steps of each sequence; None: all.
+        """
         fresh = self.fresh_probs[layer].log()
         prior = prior_tables(self._values["redraw_prob"][layer], fresh, evidence.redrawn.shape[-2])
         return CopyChain(None, prior.fresh + evidence.redrawn, prior.held + evidence.held, lengths)
@@ -244,7 +251,12 @@ class LayeredSSM(CoupledSSM):
         return filtered.redraw.unsqueeze(-1) * torch.softmax(self.fresh_probs[layer].log() + log_redrawn, -1)
 
     def engine(self, x: Any, *, check: bool = True, **given: Unpack[Given]) -> VMP:
-        """The engine of the model at its values: a block `layer_l` (from 1, the lowest) of paths for each layer."""
+        """The engine of the model at its values: a block `layer_l` (from 1, the lowest) of paths for each layer.
+
+        Arguments:
+            x: the series, as in `read`; or a `Series`.
+            check: whether the factors are tested.
+        """
         series = self.read(x, **given)
         evidence = self.emission.log_likelihood(series.observations, self._values)
         check_possible_everywhere((evidence.redrawn + evidence.held).mean(-1), series)

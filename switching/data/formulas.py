@@ -70,6 +70,9 @@ class Formula:
     def at(self, table: Any) -> Any:
         """The inputs of another table, such as that of the steps to come, with the same knots and levels.
 
+        Arguments:
+            table: a frame with the columns that the formula reads.
+
         Raises:
             ValueError: a column that is not there, or a level that the first table does not have.
         """

@@ -183,7 +183,12 @@ class LinearSSM(Model):
         return sizes(self.dynamics, self.emission)
 
     def n_free(self, fixed: Iterable[str]) -> int:
-        """The number of free parameters that the data determine."""
+        """The number of free parameters that the data determine.
+
+        Arguments:
+            fixed: the names of the parameters that the fit keeps; or their tables by name, with NaN where an entry is
+                free.
+        """
         return super().n_free(fixed) - (0 if isinstance(self.emission, Irregular) else n_bases(self._values, fixed))
 
     def _checked(self, values: Parameters) -> Parameters:
@@ -208,6 +213,9 @@ class LinearSSM(Model):
         such as `sigma.level` for `sigma2.level`. Weights of one autoregression have all a prior, or none. Densities
         are 0 outside the stationary ones, and outside the range of a frequency or damping. Parameters without a
         distribution keep the prior of `switching.linear.priors`.
+
+        Arguments:
+            prior: hyperparameters and distributions of Pyro by name; those left out keep their values.
 
         Raises:
             TypeError: a distribution of a table that depends on the basis of the latent vector.
@@ -260,6 +268,9 @@ class LinearSSM(Model):
     def problem(self, x: Any, **given: Unpack[Given]) -> LinearProblem:
         """Dynamics, emission, prior, and the series x, as one input for inference.
 
+        Arguments:
+            x: the series and the arguments beside it, as in `read`; or a `Series`.
+
         Raises:
             ValueError: see `read`; a series too short to determine a diffuse start.
         """
@@ -286,28 +297,50 @@ class LinearSSM(Model):
     # ---- inference given the values --------------------------------------------------------------------------------
 
     def chain(self, x: Any, **given: Unpack[Given]) -> LinearGaussianChain:
-        """The chain over the latent paths of x. It has every exact algorithm."""
+        """The chain over the latent paths of x. It has every exact algorithm.
+
+        Arguments:
+            x: the series and the arguments beside it, as in `read`; or a `Series`.
+        """
         problem = self.problem(x, **given)
         return problem.chain(self.values_like(problem.series.like))
 
     def log_evidence(self, x: Any, **given: Unpack[Given]) -> Tensor:
-        """log p(x) of each sequence, `[*batch]`; for a diffuse start its limit, see `LinearGaussianChain`."""
+        """log p(x) of each sequence, `[*batch]`; for a diffuse start its limit, see `LinearGaussianChain`.
+
+        Arguments:
+            x: the series and the arguments beside it, as in `read`; or a `Series`.
+        """
         problem = self.problem(x, **given)
         return problem.evidence(self.values_like(problem.series.like))
 
     @by_sequence()
     def filter(self, x: Any, **given: Unpack[Given]) -> GaussianFiltered:
-        """The belief about the latents before and after each observation."""
+        """The belief about the latents before and after each observation.
+
+        Arguments:
+            x: the series and the arguments beside it, as in `read`; or a `Series`.
+        """
         return self.chain(x, **given).filter()
 
     @by_sequence()
     def smooth(self, x: Any, **given: Unpack[Given]) -> GaussianSmoothed:
-        """The belief about the latents given the whole series, with the covariances of successive steps."""
+        """The belief about the latents given the whole series, with the covariances of successive steps.
+
+        Arguments:
+            x: the series and the arguments beside it, as in `read`; or a `Series`.
+        """
         return self.chain(x, **given).smooth()
 
     @by_sequence(draws=True)
     def sample_posterior(self, x: Any, n: int, seed: Seed = None, **given: Unpack[Given]) -> GaussianSampled:
-        """n independent draws of the latents given the whole series: `latent [n, *batch, T, L]`."""
+        """n independent draws of the latents given the whole series: `latent [n, *batch, T, L]`.
+
+        Arguments:
+            x: the series and the arguments beside it, as in `read`; or a `Series`.
+            n: the number of draws.
+            seed: a number, which makes the draw repeatable; a `torch.Generator`; or None, torch's global generator.
+        """
         return self.chain(x, **given).sample(n, seed)
 
     def forecast(self, x: Any, horizon: int, **given: Unpack[Given]) -> LinearForecast:
@@ -315,6 +348,10 @@ class LinearSSM(Model):
 
         With inputs, pass those of the future too: `[*batch, T + horizon, C]`. All sequences must then have equal
         lengths.
+
+        Arguments:
+            x: the series and the arguments beside it, as in `read`; or a `Series`.
+            horizon: the number of steps to forecast, at least 1.
         """
         horizon = check_integer("horizon", horizon)
         series = self.read(x, horizon=horizon, **given)
@@ -345,6 +382,12 @@ class LinearSSM(Model):
 
         A seed makes the draw repeatable and does not touch global state. A structure with a `Regression` takes
         `inputs [*batch, n_steps, C]`.
+
+        Arguments:
+            n_steps: the number of steps.
+            batch_shape: the batch axes: () for one sequence.
+            seed: a number, which makes the draw repeatable; a `torch.Generator`; or None, torch's global generator.
+            inputs: of all steps, `[*batch, T, C]`.
         """
         n_steps, batch_shape = check_integer("n_steps", n_steps), check_batch_shape("batch_shape", batch_shape)
         some = tuple(max(1, n) for n in batch_shape)  # Pyro's plates are never empty
@@ -367,7 +410,14 @@ class LinearSSM(Model):
         inputs: Any = None,
     ) -> Tensor:
         """The Pyro program: sites `s_t` and `x_t`, t from 1; conditioned on x if it is given. Returns the
-        observations."""
+        observations.
+
+        Arguments:
+            x: observations to condition on, as in `read`; None: they are drawn.
+            n_steps: the number of steps that are drawn if there is no x.
+            batch_shape: the batch axes: () for one sequence.
+            inputs: of all steps, if there is no x.
+        """
         n_steps = 1 if n_steps is None else n_steps
         blank = self._like.new_full((*batch_shape, n_steps, self.n_features), torch.nan)
         inputs = self.read(blank if x is None else x, inputs=inputs).design if self.n_inputs else None
@@ -383,7 +433,12 @@ class LinearSSM(Model):
         return linear_program(moves, sights, diffuse, x, n_steps, batch_shape)
 
     def probabilities(self, chain: Any, values: Parameters) -> Probabilities:
-        """Means and standard deviations of the latents given the whole series: `[*r, *b, T, L]`."""
+        """Means and standard deviations of the latents given the whole series: `[*r, *b, T, L]`.
+
+        Arguments:
+            chain: the chain of a series: the posterior over its paths.
+            values: the parameters by name, `[*r, ...]`.
+        """
         smoothed = chain.smooth()
         spread = smoothed.covariance.diagonal(dim1=-2, dim2=-1).clamp_min(0).sqrt()
         return {"latent_mean": (smoothed.mean, ("latent",)), "latent_sd": (spread, ("latent",))}
@@ -391,7 +446,11 @@ class LinearSSM(Model):
     # ---- streams ---------------------------------------------------------------------------------------------------
 
     def start(self, batch_shape: tuple[int, ...] = ()) -> LinearStreamState:
-        """The state of a batch of streams before their first observation."""
+        """The state of a batch of streams before their first observation.
+
+        Arguments:
+            batch_shape: the batch axes of the streams; () for a single stream.
+        """
         self.values_like(self._like)  # raises an error if there are no values
         empty = self._like.new_zeros(check_batch_shape("batch_shape", batch_shape))
         return LinearStreamState(None, None, empty, 0)
@@ -404,6 +463,11 @@ class LinearSSM(Model):
         `inputs [*batch, C]` are those of this step. The result equals `filter` on the whole series, to rounding.
         While the observations of some stream do not determine its diffuse start, the output is NaN. The step that
         determines it adds the evidence of all steps so far.
+
+        Arguments:
+            state: the memory of the streams, from `start` or from the last `update`.
+            x_t: the observations of this step, NaN where missing.
+            inputs: of this step, `[*batch, C]`.
         """
         check_kind("state", state, LinearStreamState, "the state from start() or update()")
         batch = tuple(state.log_evidence.shape)
@@ -463,6 +527,7 @@ class LinearSSM(Model):
         the mode ("em") or to a posterior ("vmp").
 
         Arguments:
+            x: sequences and the arguments beside them, as in `read`; or a `Series`.
             method: "em": the mode of the posterior, or maximum likelihood. "vmp": independent q of the transition,
                 the emission, the first state and the latents, by maximising a bound on the evidence; not for
                 structures. "svi" and "nuts" use Pyro on the density with the latents summed out.

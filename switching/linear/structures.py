@@ -207,6 +207,9 @@ class Seasonal(Diffuse):
 class Autoregression(Structure):
     """A stationary autoregression; its parameters are `sigma2.ar` and `ar.L1`, `ar.L2`, ...
 
+    Arguments:
+        order: the number of lags, at least 1.
+
     Raises:
         TypeError, ValueError: order is not a positive whole number.
 

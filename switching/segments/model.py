@@ -201,6 +201,10 @@ class Segments(Model):
         """The same model with these parameter values, by name; a number stands for all entries of a table. Values that
         the specification or `with_prior` has set need not be repeated.
 
+        Arguments:
+            values: numbers in any form by name.
+            named: the same as keywords.
+
         Raises:
             ValueError: a parameter is missing, unknown, of another shape, or outside its space.
         """
@@ -213,6 +217,9 @@ class Segments(Model):
         """The same model with another prior of the parameters of each segment: hyperparameters with the names and
         shapes of `model.prior`, or numbers for all of their entries; or distributions of Pyro of the conjugate form by
         name of a parameter, and a Beta of `hazard`. A fit starts there, and takes them as typical values.
+
+        Arguments:
+            prior: hyperparameters and distributions by name; those left out keep their values.
 
         Raises:
             ValueError: other names or shapes; numbers that are not finite or not valid hyperparameters; a distribution
@@ -254,6 +261,9 @@ class Segments(Model):
     def scaled_to(self, x: Any, **given: Unpack[Given]) -> "Segments":
         """The same model with its weak prior scaled to the observations x, as in `fit`; hyperparameters that were
         chosen stay. If the hazard is a number, the model then has values.
+
+        Arguments:
+            x: the series and the arguments beside it, as in `read`; or a `Series`.
 
         Raises:
             ValueError: a feature of x without any observed value.
@@ -297,7 +307,11 @@ class Segments(Model):
                 )
 
     def check_apart(self, series: Series) -> None:
-        """ValueError if sequences cannot be processed in groups, as `ragged=True` does."""
+        """ValueError if sequences cannot be processed in groups, as `ragged=True` does.
+
+        Arguments:
+            series: what `read` returned.
+        """
         if self.shared and len(series.groups()) > 1:
             raise ValueError("ragged: got True, but with shared=True all sequences change together; leave it out.")
 
@@ -326,7 +340,11 @@ class Segments(Model):
             raise ValueError("dt: got a gap that is negative or not finite; give the time since the previous step.")
 
     def problem(self, x: Any, **given: Unpack[Given]) -> SegmentProblem:
-        """The emission, the hazard, the prior and the series x, as one input for inference."""
+        """The emission, the hazard, the prior and the series x, as one input for inference.
+
+        Arguments:
+            x: the series and the arguments beside it, as in `read`; or a `Series`.
+        """
         return self._problem(self.read(x, **given))
 
     def _problem(self, series: Series) -> SegmentProblem:
@@ -340,7 +358,13 @@ class Segments(Model):
         self, x: Any = None, *, n_steps: int | None = None, batch_shape: tuple[int, ...] = (), **given: Unpack[Given]
     ) -> Tensor:
         """The generative program, conditioned on x if it is given: see `switching.segments.program`. Without values it
-        draws them from their prior. Returns the observations."""
+        draws them from their prior. Returns the observations.
+
+        Arguments:
+            x: observations to condition on, as in `read`; None: they are drawn.
+            n_steps: the number of steps that are drawn if there is no x.
+            batch_shape: the batch axes: () for one sequence.
+        """
         problem = self._extent(x, n_steps, batch_shape, given)
         values = self.values_like(problem.series.like) if self.values else sample_sites(problem.sites)
         return segment_program(problem, values, observed=x is not None).x
@@ -349,7 +373,13 @@ class Segments(Model):
         self, n_steps: int, batch_shape: tuple[int, ...] = (), *, seed: Seed = None, **given: Unpack[Given]
     ) -> SegmentsSimulated:
         """A draw of changes, parameters and observations. A seed makes the draw repeatable and does not touch global
-        state. `inputs` and `dt` are those of all steps."""
+        state. `inputs` and `dt` are those of all steps.
+
+        Arguments:
+            n_steps: the number of steps.
+            batch_shape: the batch axes: () for one sequence.
+            seed: a number, which makes the draw repeatable; a `torch.Generator`; or None, torch's global generator.
+        """
         problem = self._extent(None, n_steps, batch_shape, given)
         values, series = self.values_like(problem.series.like), problem.series
         with seeded(seed, series.like), pyro.poutine.block():
@@ -371,13 +401,21 @@ class Segments(Model):
     # ---- inference given the values --------------------------------------------------------------------------------
 
     def chain(self, x: Any, **given: Unpack[Given]) -> SegmentChain:
-        """The chain over the segmentations of x, in float64."""
+        """The chain over the segmentations of x, in float64.
+
+        Arguments:
+            x: the series and the arguments beside it, as in `read`; or a `Series`.
+        """
         problem = self.problem(x, **given)
         return problem.chain(self.values_like(problem.series.like))
 
     def log_evidence(self, x: Any, **given: Unpack[Given]) -> Tensor:
         """log p(x | values) of each sequence, `[*batch]`, of all together if changes are shared; all segmentations and
-        parameters are integrated out. Differentiable in the values."""
+        parameters are integrated out. Differentiable in the values.
+
+        Arguments:
+            x: the series and the arguments beside it, as in `read`; or a `Series`.
+        """
         problem = self.problem(x, **given)
         with naming("x"):
             return problem.evidence(self.values_like(problem.series.like)).to(problem.series.like)
@@ -385,7 +423,11 @@ class Segments(Model):
     @by_sequence()
     def filter(self, x: Any, **given: Unpack[Given]) -> SegmentsFiltered:
         """The belief after each observation: P(change), the expected run length, and means and standard deviations of
-        the parameters, given x_1..t."""
+        the parameters, given x_1..t.
+
+        Arguments:
+            x: the series and the arguments beside it, as in `read`; or a `Series`.
+        """
         with naming("x"):
             problem = self.problem(x, **given)
             found = problem.chain(self.values_like(problem.series.like)).filter(problem.expectation)
@@ -397,7 +439,11 @@ class Segments(Model):
     @by_sequence()
     def smooth(self, x: Any, **given: Unpack[Given]) -> SegmentsSmoothed:
         """The belief given the whole series: P(change before t), the expected number of changes, and means and standard
-        deviations of the parameters at each step."""
+        deviations of the parameters at each step.
+
+        Arguments:
+            x: the series and the arguments beside it, as in `read`; or a `Series`.
+        """
         with naming("x"):
             problem = self.problem(x, **given)
             found = problem.chain(self.values_like(problem.series.like)).smooth(problem.expectation)
@@ -408,7 +454,11 @@ class Segments(Model):
     @by_sequence()
     def viterbi(self, x: Any, **given: Unpack[Given]) -> Viterbi:
         """The most probable segmentation: the number of the segment at each step, where segments begin, and the log
-        joint of the segmentation and x, with the parameters integrated out. `segments` has it as a table."""
+        joint of the segmentation and x, with the parameters integrated out. `segments` has it as a table.
+
+        Arguments:
+            x: the series and the arguments beside it, as in `read`; or a `Series`.
+        """
         with naming("x"):
             problem = self.problem(x, **given)
             best = problem.chain(self.values_like(problem.series.like)).viterbi()
@@ -419,7 +469,13 @@ class Segments(Model):
     @by_sequence(draws=True)
     def sample_posterior(self, x: Any, n: int, seed: Seed = None, **given: Unpack[Given]) -> SegmentsSampled:
         """n independent draws of the segmentation and of the parameters given the whole series: `path [n, *batch, T]`,
-        `parameters` by name."""
+        `parameters` by name.
+
+        Arguments:
+            x: the series and the arguments beside it, as in `read`; or a `Series`.
+            n: the number of draws.
+            seed: a number, which makes the draw repeatable; a `torch.Generator`; or None, torch's global generator.
+        """
         with naming("x"):
             problem = self.problem(x, **given)
             drawn = problem.chain(self.values_like(problem.series.like)).sample(n, seed)
@@ -429,7 +485,11 @@ class Segments(Model):
     def segments(self, x: Any, **given: Unpack[Given]) -> "pd.DataFrame | Any":
         """The segments of the most probable segmentation: a row for each, with the columns `sequence`, if x has
         several, `begin` and `end`, the labels of its first and last step, `steps`, and the posterior mean and standard
-        deviation of each parameter, such as `loc` and `loc_sd`."""
+        deviation of each parameter, such as `loc` and `loc_sd`.
+
+        Arguments:
+            x: the series and the arguments beside it, as in `read`; or a `Series`.
+        """
         from ..views.segment_tables import segments
 
         return segments(self, self.problem(x, **given))
@@ -439,6 +499,9 @@ class Segments(Model):
 
     def states(self, x: Any, **given: Unpack[Given]) -> "pd.DataFrame | Any":
         """The belief about each step given the whole sequence, a row for each step.
+
+        Arguments:
+            x: the series and the arguments beside it, as in `read`; or a `Series`.
 
         Returns:
             A frame as that of `SwitchingSSM.states`, with the columns `change`, P(a segment begins at t | x), 0 at the
@@ -459,6 +522,10 @@ class Segments(Model):
 
         With inputs or gaps, pass those of the future too: `[*batch, T + horizon, C]` and `[*batch, T + horizon]`. All
         sequences must then have equal lengths.
+
+        Arguments:
+            x: the series and the arguments beside it, as in `read`; or a `Series`.
+            horizon: the number of steps to forecast, at least 1.
         """
         horizon = check_integer("horizon", horizon)
         series = self.read(x, horizon=horizon, **given)
@@ -477,6 +544,7 @@ class Segments(Model):
         """The state of a batch of streams before their first observation.
 
         Arguments:
+            batch_shape: the batch axes of the streams; () for a single stream.
             tol: what each update may leave out, as a bound of the total variation of the belief; with 0 memory grows.
             most: beginnings of the segment in force that are kept at most.
         """
@@ -490,6 +558,12 @@ class Segments(Model):
 
         `inputs [*batch, C]` and `dt [*batch]` are those of this step. The result equals `filter` on the whole series,
         to what is left out, of which `state.runs.left_out` has a bound.
+
+        Arguments:
+            state: the memory of the streams, from `start` or from the last `update`.
+            x_t: the observations of this step, NaN where missing.
+            inputs: of this step, `[*batch, C]`.
+            dt: the gap before this step, `[*batch]`.
         """
         check_kind("state", state, SegmentsStreamState, "the state from start() or update()")
         with naming("x_t"):
@@ -502,6 +576,10 @@ class Segments(Model):
 
         `inputs [*batch, S, C]` and `dt [*batch, S]` are those of these steps. Returns the state after them, and the
         belief after each, whose `log_normalizer` and `left_out` are those of the stream so far.
+
+        Arguments:
+            state: the memory of the streams, from `start` or from the last `update`.
+            x: the observations of S steps, NaN where missing.
         """
         check_kind("state", state, SegmentsStreamState, "the state from start() or update()")
         return extended(self, state, x, given)
@@ -531,6 +609,7 @@ class Segments(Model):
         """Fit the hazard and the hyperparameters of the segments' prior to sequences: see `switching.segments.fit`.
 
         Arguments:
+            x: sequences and the arguments beside them, as in `read`; or a `Series`.
             method: "em": the mode of their posterior, or maximum likelihood, by exact gradients of the log evidence.
                 "nuts": draws of them by Pyro.
             restarts: starts at most, of several hazards and spreads; the first one is at the values of the model.

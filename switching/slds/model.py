@@ -216,7 +216,12 @@ class SwitchingLinearSSM(Model):
         return list(self.layout.forms)
 
     def n_free(self, fixed: Iterable[str]) -> int:
-        """The number of parameters that the data determine: another basis of a chain's states is the same model."""
+        """The number of parameters that the data determine: another basis of a chain's states is the same model.
+
+        Arguments:
+            fixed: the names of the parameters that the fit keeps; or their tables by name, with NaN where an entry is
+                free.
+        """
         return super().n_free(fixed) - self.layout.n_bases(self._values, fixed)
 
     def with_prior(self, prior: Mapping[str, Any]) -> "SwitchingLinearSSM":
@@ -227,6 +232,9 @@ class SwitchingLinearSSM(Model):
         "em" takes any distribution with the right support, and finds the mode, of variances by their own density.
         "vmp" takes a Dirichlet of rows of probabilities, a Normal of `recurrence_offset`, an InverseGamma of diagonal
         `observation_noise`, and beside a known one a Normal of `emission_offset`.
+
+        Arguments:
+            prior: distributions of Pyro by name of a parameter.
 
         Raises:
             TypeError: a distribution of a parameter that depends on the basis of the states.
@@ -250,18 +258,31 @@ class SwitchingLinearSSM(Model):
         return model
 
     def regimes(self, like: Tensor | None = None) -> Regimes:
-        """The model in the form of one switching chain, with the states of all chains next to each other."""
+        """The model in the form of one switching chain, with the states of all chains next to each other.
+
+        Arguments:
+            like: a tensor with the dtype and the device of the result.
+        """
         return self.layout.regimes(self.values_like(self._like if like is None else like))
 
     # ---- observations ----------------------------------------------------------------------------------------------
 
     def problem(self, x: Any, **given: Unpack[Given]) -> SwitchingLinearProblem:
-        """The model and the series x, for tables and exports."""
+        """The model and the series x, for tables and exports.
+
+        Arguments:
+            x: the series and the arguments beside it, as in `read`; or a `Series`.
+        """
         return SwitchingLinearProblem(self.layout, self.read(x, **given))
 
     def probabilities(self, chain: Any, values: Parameters) -> Probabilities:
         """Probabilities of regimes, and means and standard deviations of the states of all chains, next to each
-        other."""
+        other.
+
+        Arguments:
+            chain: the chain of a series: the posterior over its paths.
+            values: the parameters by name, `[*r, ...]`.
+        """
         mean, spread = chain.latents
         axes = ("chain_latent",)
         return {
@@ -271,7 +292,11 @@ class SwitchingLinearSSM(Model):
         }
 
     def durations(self, x: Any = None, **given: Unpack[Given]) -> Float[Tensor, "K"]:
-        """The expected number of steps from entering each regime to leaving it; NaN if the states choose regimes."""
+        """The expected number of steps from entering each regime to leaving it; NaN if the states choose regimes.
+
+        Arguments:
+            x: the series, as in `read`; or a `Series`.
+        """
         values = self.values_like(self._like)
         if self.layout.recurrent:
             return torch.full_like(values["initial_probs"], torch.nan)
@@ -281,7 +306,12 @@ class SwitchingLinearSSM(Model):
 
     @by_sequence()
     def filter(self, x: Any, order: int = 2, **given: Unpack[Given]) -> SwitchingFiltered:
-        """The belief after each observation, by GPB(order); states are those of `regimes()`. See `gpb_filter`."""
+        """The belief after each observation, by GPB(order); states are those of `regimes()`. See `gpb_filter`.
+
+        Arguments:
+            x: the series and the arguments beside it, as in `read`; or a `Series`.
+            order: of the GPB filter.
+        """
         series = self.read(x, **given)
         with naming("x"):
             return gpb_filter(self.regimes(series.observations), series.observations, order, series.lengths)
@@ -290,6 +320,10 @@ class SwitchingLinearSSM(Model):
         """log p(x) of each sequence, by GPB(order): exact for one regime or up to `order` steps, otherwise approximate.
 
         `smooth(x).elbo` is a lower bound.
+
+        Arguments:
+            x: the series and the arguments beside it, as in `read`; or a `Series`.
+            order: of the GPB filter.
         """
         problem = self.problem(x, **given)
         regimes = self.regimes(problem.series.like)
@@ -317,6 +351,7 @@ class SwitchingLinearSSM(Model):
         -inf.
 
         Arguments:
+            x: the series and the arguments beside it, as in `read`; or a `Series`.
             starts: any of "interpolated", "annealed" and "random", see `inference`; each sequence keeps its best.
             max_steps, tol: the largest number of sweeps, and the relative rise of the bound at which they end.
             seed: of random starts.
@@ -349,6 +384,9 @@ class SwitchingLinearSSM(Model):
         """The most probable path of regimes under the q of `smooth`, and its exact log p(path, x).
 
         The log probability is NaN if the states choose the regimes, because then the states cannot be summed out.
+
+        Arguments:
+            x: the series and the arguments beside it, as in `read`; or a `Series`.
         """
         series = self.read(x, **given)
         return self._along(series, self.smooth(series))
@@ -376,6 +414,13 @@ class SwitchingLinearSSM(Model):
 
         These are every tenth sweep of each of the chains, in turns, after `warmup` others. `r_hat` and
         `effective_size` show whether there are enough draws. An interrupt returns fewer.
+
+        Arguments:
+            x: the series and the arguments beside it, as in `read`; or a `Series`.
+            n: the number of draws.
+            seed: a number, which makes the draw repeatable; a `torch.Generator`; or None, torch's global generator.
+            warmup: sweeps before the first draw.
+            chains: the number of chains.
         """
         series, n, chains = self.read(x, **given), check_integer("n", n), check_integer("chains", chains)
         with naming("x"):
@@ -392,11 +437,23 @@ class SwitchingLinearSSM(Model):
         return replace(drawn, path=drawn.path[:n], latent=drawn.latent[:n])
 
     def simulate(self, n_steps: int, batch_shape: tuple[int, ...] = (), *, seed: Seed = None) -> Simulated:
-        """Draws of regimes, states (those of `regimes()`) and observations; equal seeds give equal draws."""
+        """Draws of regimes, states (those of `regimes()`) and observations; equal seeds give equal draws.
+
+        Arguments:
+            n_steps: the number of steps.
+            batch_shape: the batch axes: () for one sequence.
+            seed: a number, which makes the draw repeatable; a `torch.Generator`; or None, torch's global generator.
+        """
         return self.regimes().simulate(n_steps, batch_shape, seed)
 
     def forecast(self, x: Any, horizon: int, order: int = 2, **given: Unpack[Given]) -> SwitchingForecast:
-        """Regimes, states and observations at each of the `horizon` steps after the end of x."""
+        """Regimes, states and observations at each of the `horizon` steps after the end of x.
+
+        Arguments:
+            x: the series and the arguments beside it, as in `read`; or a `Series`.
+            horizon: the number of steps to forecast, at least 1.
+            order: of the GPB filter.
+        """
         series = self.read(x, **given)
         horizon = check_integer("horizon", horizon)
         belief = self.filter(series, order).belief
@@ -405,7 +462,12 @@ class SwitchingLinearSSM(Model):
     # ---- streams ---------------------------------------------------------------------------------------------------
 
     def start(self, batch_shape: tuple[int, ...] = (), order: int = 2) -> SwitchingStream:
-        """The state of a batch of streams before their first observation, for filters GPB(order)."""
+        """The state of a batch of streams before their first observation, for filters GPB(order).
+
+        Arguments:
+            batch_shape: the batch axes of the streams; () for a single stream.
+            order: of the GPB filter.
+        """
         shape, order = check_batch_shape("batch_shape", batch_shape), check_integer("order", order)
         return SwitchingStream(None, self._like.new_zeros(shape), 0, order)
 
@@ -413,6 +475,10 @@ class SwitchingLinearSSM(Model):
         """Add one observation of each stream: `x_t [*batch, F]` (or `[*batch]` for one feature), NaN where missing.
 
         The result equals `filter` on the whole series, to rounding.
+
+        Arguments:
+            state: the memory of the streams, from `start` or from the last `update`.
+            x_t: the observations of this step, NaN where missing.
         """
         check_kind("state", state, SwitchingStream, "the state from start() or update()")
         x_t = read_row(x_t, tuple(state.log_evidence.shape), self.n_features)
@@ -429,7 +495,13 @@ class SwitchingLinearSSM(Model):
         self, x: Tensor | None = None, *, n_steps: int | None = None, batch_shape: tuple[int, ...] = ()
     ) -> Tensor:
         """The Pyro program: sites `z_t`, `s_t` and `x_t`, t from 1; conditioned on x if it is given. States are those
-        of `regimes()`."""
+        of `regimes()`.
+
+        Arguments:
+            x: observations to condition on, as in `read`; None: they are drawn.
+            n_steps: the number of steps that are drawn if there is no x.
+            batch_shape: the batch axes: () for one sequence.
+        """
         regimes, seen = self.regimes(x), []
         n_steps, batch_shape = (x.shape[-2], tuple(x.shape[:-2])) if x is not None else (n_steps, batch_shape)
         n_steps, plates = check_integer("n_steps", n_steps), sequence_plates(batch_shape)
@@ -455,7 +527,13 @@ class SwitchingLinearSSM(Model):
         return torch.stack(seen, -2)
 
     def plot_flow(self, x: Any = None, *, sequence: int = 0, points: int = 20, **given: Unpack[Given]) -> "Figure":
-        """The flow of a state of two numbers in each regime: see `plot_flow` in `views.switching_linear_figures`."""
+        """The flow of a state of two numbers in each regime: see `plot_flow` in `views.switching_linear_figures`.
+
+        Arguments:
+            x: the series, as in `read`; or a `Series`.
+            sequence: the number of the sequence that is drawn.
+            points: the number of arrows along a side.
+        """
         return self._figures().plot_flow(self, x, sequence=sequence, points=points, **given)
 
     # ---- fits and figures ------------------------------------------------------------------------------------------
@@ -484,6 +562,7 @@ class SwitchingLinearSSM(Model):
         The bound can favour poorly separated regimes, so the fit with the highest `log_evidence` is kept.
 
         Arguments:
+            x, lengths: sequences and their lengths, as in `read`; or a `Series`.
             method: "em": points; "vmp": a posterior of the parameters.
             restarts, max_steps, tol, seed, progress, group, checkpoint, every: as in `SwitchingSSM.fit`. Of data that
                 processes share, a checkpoint has the search on the sample; the steps with all data begin anew.

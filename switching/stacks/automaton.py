@@ -217,7 +217,12 @@ class PushdownAutomaton(Record):
 
     @torch.no_grad()
     def sample(self, n: int, seed: Seed = None) -> PushdownRuns:
-        """n runs of each sequence, exactly with their probability."""
+        """n runs of each sequence, exactly with their probability.
+
+        Arguments:
+            n: the number of draws.
+            seed: a number, a `torch.Generator`, or None, torch's global generator.
+        """
         n = check_integer("n", n)
         choose = inference.draw(generator_of(seed, self.log_pop.device))
         return self._runs(inference.trace(self._weights, self._inside, n, choose))

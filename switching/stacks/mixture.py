@@ -183,6 +183,9 @@ class StackMixture:
         """Expected cells after each step, from the top; empty cells count as 0. `depth` is 1 or more.
 
         O(T) a step for an uncoupled mixture, or O(capacity), for any depth; O(T^2 depth) a step for a coupled one.
+
+        Arguments:
+            depth: the number of cells from the top.
         """
         depth = check_integer("depth", depth)
         if not self.coupled:
@@ -234,7 +237,12 @@ class StackMixture:
 
     @torch.no_grad()
     def sample(self, n: int, seed: Seed = None) -> Histories:
-        """n independent histories of each sequence from the mixture, exactly."""
+        """n independent histories of each sequence from the mixture, exactly.
+
+        Arguments:
+            n: the number of draws.
+            seed: a number, a `torch.Generator`, or None, torch's global generator.
+        """
         n = check_integer("n", n)
         choose = draw(generator_of(seed, self.values.device))
         if self.coupled:

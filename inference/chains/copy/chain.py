@@ -161,6 +161,10 @@ class CopyChain:
 
         The draws depend on the seed alone, not on the number of threads.
 
+        Arguments:
+            n: the number of draws.
+            seed: a number, a `torch.Generator`, or None, torch's global generator.
+
         Raises:
             ValueError: n is not a positive whole number.
 
@@ -203,7 +207,12 @@ class CopyChain:
         return self._shaped(total.to(self.log_fresh))
 
     def between(self, before: Tensor | None, after: Tensor | None) -> "CopyChain":
-        """These steps as a stretch of a longer chain; see `Chain.between`. The first step counts as drawn."""
+        """These steps as a stretch of a longer chain; see `Chain.between`. The first step counts as drawn.
+
+        Arguments:
+            before: `[*b, K]`, log P(s_1 | x_1 and all earlier observations); None: there are none.
+            after: `[*b, K]`, the log-weight of all later steps given the last state; None: there are none.
+        """
         log_initial, fresh, held = self.log_initial, self.log_fresh, self.log_held
         if before is not None:
             log_initial, fresh = None, fresh.expand(*self.batch_shape, self.n_steps, self.n_states)
@@ -230,7 +239,11 @@ class CopyChain:
 
     def predictive(self, belief: Tensor) -> Float[Tensor, "*b T"]:
         """log p(x_t | Q_t-1), the evidence of each step given the belief about the previous one; the first step has
-        none."""
+        none.
+
+        Arguments:
+            belief: the belief about the previous state at each step.
+        """
         drawn, held, scale = self._first_step()
         first = torch.logaddexp(drawn, held).logsumexp(-1, keepdim=True) + scale
         kept = (self.log_held[..., 1:, :] + belief[..., :-1, :].log()).logsumexp(-1)
@@ -238,7 +251,12 @@ class CopyChain:
         return torch.cat([first.expand(*later_ones.shape[:-1], 1), later_ones], -1)
 
     def mean_field(self, state: Tensor | None = None, sweeps: int = 5) -> Marginals:
-        r"""Independent steps, see `Chain.mean_field`: the gate is summed out of moves, $\log(1 + held_t / fresh_t)$."""
+        r"""Independent steps, see `Chain.mean_field`: the gate is summed out of moves, $\log(1 + held_t / fresh_t)$.
+
+        Arguments:
+            state: a start of q, `[*b, T, K]`; None: even.
+            sweeps: the number of updates.
+        """
         shape = (*self.batch_shape, self.n_steps, self.n_states)
         within = inside(self).unsqueeze(-1).expand(shape)
         first = (torch.arange(self.n_steps, device=within.device) == 0).unsqueeze(-1)

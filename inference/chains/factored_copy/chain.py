@@ -152,7 +152,12 @@ class FactoredCopyChain:
         return self._multiplied_out("viterbi")
 
     def sample(self, n: int, seed: Seed = None) -> Sampled:
-        """n independent draws of the whole path given x; see `CopyChain.sample`."""
+        """n independent draws of the whole path given x; see `CopyChain.sample`.
+
+        Arguments:
+            n: the number of draws.
+            seed: a number, a `torch.Generator`, or None, torch's global generator.
+        """
         return self._multiplied_out("sample", n, seed)
 
     def entropy(self) -> Float[Tensor, "*b"]:
@@ -160,7 +165,12 @@ class FactoredCopyChain:
         return self._multiplied_out("entropy")
 
     def between(self, before: Tensor | None, after: Tensor | None) -> CopyChain:
-        """These steps as a part of a longer chain; see `Chain.between`. The first step counts as redrawn."""
+        """These steps as a part of a longer chain; see `Chain.between`. The first step counts as redrawn.
+
+        Arguments:
+            before: `[*b, K]`, log P(s_1 | x_1 and all earlier observations); None: there are none.
+            after: `[*b, K]`, the log-weight of all later steps given the last state; None: there are none.
+        """
         return self._multiplied_out("between", before, after)
 
     def change_probability(self) -> Float[Tensor, "*b T"]:
@@ -169,11 +179,20 @@ class FactoredCopyChain:
 
     def predictive(self, belief: Tensor) -> Float[Tensor, "*b T"]:
         """log p(x_t | Q_t-1), the evidence of each step given the belief about the previous one; the first step has
-        none."""
+        none.
+
+        Arguments:
+            belief: the belief about the previous state at each step.
+        """
         return self._multiplied_out("predictive", belief)
 
     def mean_field(self, state: Tensor | None = None, sweeps: int = 5) -> Marginals:
-        """Independent steps, see `Chain.mean_field`."""
+        """Independent steps, see `Chain.mean_field`.
+
+        Arguments:
+            state: a start of q, `[*b, T, K]`; None: even.
+            sweeps: the number of updates.
+        """
         return self._multiplied_out("mean_field", state, sweeps)
 
     def _multiplied_out(self, verb: str, *arguments: Any) -> Any:

@@ -169,6 +169,10 @@ class LinearGaussianChain:
     def sample(self, n: int, seed: Seed = None) -> GaussianSampled:
         """n independent draws of the whole path given x, backward in time.
 
+        Arguments:
+            n: the number of draws.
+            seed: a number, a `torch.Generator`, or None, torch's global generator.
+
         Raises:
             ValueError: n is not a positive whole number.
 
@@ -216,6 +220,9 @@ class LinearGaussianChain:
     @torch.no_grad()
     def forecast(self, horizon: int) -> GaussianForecast:
         """States and observations of the `horizon` steps after each sequence's last.
+
+        Arguments:
+            horizon: the number of steps, at least 1.
 
         Raises:
             ValueError: horizon is not a positive whole number, or so long that numbers overflow; parameters that vary

@@ -170,6 +170,10 @@ class MarkovChain:
 
         The draws depend on the seed alone, not on the number of threads.
 
+        Arguments:
+            n: the number of draws.
+            seed: a number, a `torch.Generator`, or None, torch's global generator.
+
         Raises:
             ValueError: n is not a positive whole number.
 
@@ -213,7 +217,12 @@ class MarkovChain:
         return (total - initial - moves - steps).to(self.log_likelihood.dtype)
 
     def between(self, before: Tensor | None, after: Tensor | None) -> "MarkovChain":
-        """These steps as a part of a longer chain; see `Chain.between`."""
+        """These steps as a part of a longer chain; see `Chain.between`.
+
+        Arguments:
+            before: `[*b, K]`, log P(s_1 | x_1 and all earlier observations); None: there are none.
+            after: `[*b, K]`, the log-weight of all later steps given the last state; None: there are none.
+        """
         initial, table = self._ends(before, after)
         return MarkovChain(initial, self.log_transition, table, self.lengths)
 
@@ -271,14 +280,23 @@ class MarkovChain:
 
     def predictive(self, belief: Tensor) -> Float[Tensor, "*b T"]:
         """log p(x_t | Q_t-1), the evidence of each step given the belief about the previous one; the first step has
-        none."""
+        none.
+
+        Arguments:
+            belief: the belief about the previous state at each step.
+        """
         moved = (belief[..., :-1, :].log().unsqueeze(-1) + self._moves()).logsumexp(-2)
         first = (self.log_initial.unsqueeze(-2) + self.log_likelihood[..., :1, :]).logsumexp(-1)
         later_ones = (moved + self.log_likelihood[..., 1:, :]).logsumexp(-1)
         return torch.cat([first.expand(*later_ones.shape[:-1], 1), later_ones], -1)
 
     def mean_field(self, state: Tensor | None = None, sweeps: int = 5) -> Marginals:
-        """Independent steps, see `Chain.mean_field`."""
+        """Independent steps, see `Chain.mean_field`.
+
+        Arguments:
+            state: a start of q, `[*b, T, K]`; None: even.
+            sweeps: the number of updates.
+        """
         shape = (*self.batch_shape, self.n_steps, self.n_states)
         within, moves = inside(self).unsqueeze(-1).expand(shape), self._moves()
         first = (torch.arange(self.n_steps, device=within.device) == 0).unsqueeze(-1)

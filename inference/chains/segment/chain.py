@@ -185,6 +185,10 @@ class SegmentChain:
     def sample(self, n: int, seed: Seed = None) -> SampledSegments:
         """n independent draws of the segmentation and the parameters given x, O(T) each.
 
+        Arguments:
+            n: the number of draws.
+            seed: a number, a `torch.Generator`, or None, torch's global generator.
+
         Raises:
             ValueError: n is not a positive whole number.
         """

@@ -35,6 +35,11 @@ class Block(Record):
 
     Statistics are those of one observation at each step, in the order of the family's natural parameters.
 
+    Arguments:
+        family: the conjugate family of the prior.
+        prior: its natural parameters, `[*b, F, P]`.
+        statistics: the sufficient statistics of each observation, `[*b, T, F, P]`.
+
     >>> import torch, samplehold as sh
     >>> from samplehold.inference.families import Beta
     >>> toss = torch.tensor([1.0, 0.0, 1.0])

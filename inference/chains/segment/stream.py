@@ -121,6 +121,10 @@ class SegmentStream:
         axis of steps after `*b`.
 
         Arguments:
+            runs: the belief so far.
+            statistics: by block, of S steps.
+            log_base: of S steps; None: 0.
+            log_hazard: of S steps; None: as at the start.
             expect: by block, a function of natural parameters, as in `SegmentChain.filter`; None: no expectations.
         """
         memory, found = self.advance(self.memory(runs), self.table(statistics, log_base, log_hazard), expect)
@@ -136,6 +140,11 @@ class SegmentStream:
 
     def advance(self, memory: Memory, x: Tensor, expect: Functions | None = None) -> tuple[Memory, Tensor]:
         """See `plain_stream.update`.
+
+        Arguments:
+            memory: the belief so far.
+            x: a `table` of observations.
+            expect: whether expectations of the parameters are computed.
 
         Raises:
             ValueError: an observation that is impossible or not a number.
@@ -154,7 +163,11 @@ class SegmentStream:
     def table(
         self, statistics: Sequence[Tensor], log_base: Tensor | None = None, log_hazard: Tensor | None = None
     ) -> Tensor:
-        """[N, S, D + 1] or [N, S, D + 3], as `advance` reads observations."""
+        """[N, S, D + 1] or [N, S, D + 3], as `advance` reads observations.
+
+        Arguments:
+            statistics, log_base, log_hazard: as in `extend`.
+        """
         S = max((step.shape[-3] for step in statistics if step.dim() > 2), default=1)
         parts = [
             self._flat(check_table(f"statistics[{i}]", step, S, *prior.shape[-2:]), 3).flatten(2)
@@ -168,11 +181,20 @@ class SegmentStream:
         return torch.cat([*parts, torch.stack([number.expand_as(numbers[0]) for number in numbers], -1)], -1)
 
     def runs(self, memory: Memory, n_steps: Tensor) -> Runs:
-        """The belief that is remembered, after so many steps [*b]."""
+        """The belief that is remembered, after so many steps [*b].
+
+        Arguments:
+            memory: what `memory` returned.
+            n_steps: `[*b]`, the steps so far.
+        """
         return late(Runs, partial(self._fields, memory), _memory=memory, n_steps=n_steps)
 
     def memory(self, runs: Runs) -> Memory:
-        """What is remembered of a belief."""
+        """What is remembered of a belief.
+
+        Arguments:
+            runs: the belief.
+        """
         kept = vars(runs).get("_memory")
         if kept is not None:
             return kept
@@ -199,7 +221,11 @@ class SegmentStream:
         }
 
     def shaped(self, table: Tensor) -> Tensor:
-        """A table `[N, ...]` as `[*b, ...]`, in the dtype of the stream."""
+        """A table `[N, ...]` as `[*b, ...]`, in the dtype of the stream.
+
+        Arguments:
+            table: `[N, ...]`.
+        """
         if self.batch_shape == () and table.dtype == self._dtype:  # at once: a stream has many updates
             return table.squeeze(0)
         return table.reshape((*self.batch_shape, *table.shape[1:])).to(self._dtype)

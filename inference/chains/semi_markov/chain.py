@@ -191,6 +191,10 @@ class SemiMarkovChain:
     def sample(self, n: int, seed: Seed = None) -> Sampled:
         """n independent draws of the whole path given x; they depend on the seed alone, not on the number of threads.
 
+        Arguments:
+            n: the number of draws.
+            seed: a number, a `torch.Generator`, or None, torch's global generator.
+
         Raises:
             ValueError: n is not a positive whole number.
         """
@@ -219,15 +223,29 @@ class SemiMarkovChain:
         return change.index_fill(-1, torch.zeros(1, dtype=torch.int64, device=change.device), 0.0)
 
     def between(self, before: Tensor | None, after: Tensor | None) -> "SemiMarkovChain":
-        """Not possible: the past of a part is summarised by a state and the steps left of its segment."""
+        """Not possible: the past of a part is summarised by a state and the steps left of its segment.
+
+        Arguments:
+            before: `[*b, K]`, log P(s_1 | x_1 and all earlier observations); None: there are none.
+            after: `[*b, K]`, the log-weight of all later steps given the last state; None: there are none.
+        """
         raise TypeError(f"chain: a part of a semi-Markov chain {PARTS}; take sequences whole.")
 
     def predictive(self, belief: Tensor) -> Float[Tensor, "*b T"]:
-        """Not possible: the next state does not follow from a belief about the state."""
+        """Not possible: the next state does not follow from a belief about the state.
+
+        Arguments:
+            belief: the belief about the previous state at each step.
+        """
         raise TypeError(f"chain: the next state of a semi-Markov chain {PARTS}; see `filter().log_increment`.")
 
     def mean_field(self, state: Tensor | None = None, sweeps: int = 5) -> Marginals:
-        """Not possible: most sequences of independent steps are no paths."""
+        """Not possible: most sequences of independent steps are no paths.
+
+        Arguments:
+            state: a start of q, `[*b, T, K]`; None: even.
+            sweeps: the number of updates.
+        """
         raise TypeError("chain: the steps of a semi-Markov chain are not independent; use the chain's own marginals.")
 
     def _tables(self) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
