@@ -83,6 +83,14 @@ class Forecast(AfterSeries):
 
     For a model of several chains, `state` holds a table for each chain and `redraw` a column for each.
 
+    Attributes:
+        state: `[*b, H, K]`, the probabilities of states.
+        redraw: `[*b, H]`, the probability that a step redraws.
+        observation: the distribution of each observation: a mixture over states.
+        mean, variance: `[*b, H, F]`, of each feature.
+        series: the series before the forecast.
+        source: the model or the posterior that made it.
+
     Example:
         >>> import samplehold as sh
         >>> model = sh.SwitchingSSM(sh.Copy(n_states=2), sh.Normal())
@@ -97,8 +105,8 @@ class Forecast(AfterSeries):
     observation: StateMixture
     mean: Float[Tensor, "*b H F"]
     variance: Float[Tensor, "*b H F"]
-    series: Series | None = None  # the series before the forecast
-    source: Any = None  # the model or the posterior that made it
+    series: Series | None = None
+    source: Any = None
 
     @staticmethod
     def of(

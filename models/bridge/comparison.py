@@ -72,6 +72,17 @@ class Update(Record):
 class Comparison:
     """A model's exact filter compared with message passing and a network: `summary()`, `to_xarray()`, `plot()`.
 
+    Attributes:
+        series: the observations.
+        exact: the exact filter.
+        updates: "network", and before it others by kind of model; see this module.
+        hidden: `[*b, T, D]`, the states of the network.
+        reads: how a belief was read from them: "belief", "logits" or "probe".
+        probe: the linear map that read it; None: there is none.
+        inside: `[*b, T]`, the steps before the end of each sequence.
+        order: `[K]`, the unit of the network for each state of the model; None for a probe.
+        gates: the information of a probed network's gates about z; None: there is none.
+
     Example:
         >>> import samplehold as sh
         >>> model = sh.SwitchingSSM(sh.Copy(2), sh.Normal())
@@ -85,13 +96,13 @@ class Comparison:
 
     series: Series
     exact: Filtered
-    updates: dict[str, Update]  # "network", and before it others by kind of model; see the module
-    hidden: Float[Tensor, "*b T D"]  # the network's states
-    reads: str  # how a belief was read from them: "belief", "logits" or "probe"
+    updates: dict[str, Update]
+    hidden: Float[Tensor, "*b T D"]
+    reads: str
     probe: Probe | None
     inside: Bool[Tensor, "*b T"]
-    order: Int[Tensor, "K"] | None = None  # the network's unit for each of the model's states; None for a probe
-    gates: GateReading | None = None  # the information of a probed network's gates about z
+    order: Int[Tensor, "K"] | None = None
+    gates: GateReading | None = None
 
     @property
     def network(self) -> Update:

@@ -90,6 +90,13 @@ def input_gate_updates(model: SwitchingSSM, x: Any, **given: Unpack[Given]) -> d
 class InputGateBound(Record):
     """How far the update on logits with held evidence may be from the exact filter; see this module's derivation.
 
+    Attributes:
+        gate: `[*b, T]`, q_t = P(z_t = 1 | x_t); 1 at the first step.
+        step: `[*b, T]`, delta_t, the error of one step from the exact belief.
+        of_step: `[*b, T]`, (max u - min u) max_s |g_t(s) - q_t|, at least delta_t.
+        distance: `[*b, T]`, D_t.
+        total_variation: `[*b, T]`, tanh(D_t / 4), at least the total variation.
+
     Example:
         >>> import samplehold as sh
         >>> model = sh.SwitchingSSM(sh.Copy(2), sh.Normal())
@@ -101,11 +108,11 @@ class InputGateBound(Record):
         0.0
     """
 
-    gate: Float[Tensor, "*b T"]  # q_t = P(z_t = 1 | x_t); 1 at the first step
-    step: Float[Tensor, "*b T"]  # delta_t, the error of one step from the exact belief
-    of_step: Float[Tensor, "*b T"]  # (max u - min u) max_s |g_t(s) - q_t|, at least delta_t
-    distance: Float[Tensor, "*b T"]  # D_t
-    total_variation: Float[Tensor, "*b T"]  # tanh(D_t / 4), at least the total variation
+    gate: Float[Tensor, "*b T"]
+    step: Float[Tensor, "*b T"]
+    of_step: Float[Tensor, "*b T"]
+    distance: Float[Tensor, "*b T"]
+    total_variation: Float[Tensor, "*b T"]
 
 
 def input_gate_bound(model: SwitchingSSM, x: Any, **given: Unpack[Given]) -> InputGateBound:

@@ -129,6 +129,13 @@ def lower_layers(model: LayeredSSM) -> SweepNetwork:
 class LayerComparison(Record):
     """Beliefs about each layer of a `LayeredSSM` from the lowest, in four versions; 0 after the end of a sequence.
 
+    Attributes:
+        exact: P(s^l_t | x_1..t), of all layers at once; a table `[*b, T, K]` for each layer.
+        sweep: one bottom-up sweep, with every layer exact by itself.
+        network: the network of `as_rnn`.
+        without_softmax: the same network, passing logits from layer to layer.
+        series: the observations.
+
     Example:
         >>> import torch, samplehold as sh
         >>> table, half = torch.tensor([[0.9, 0.1], [0.1, 0.9]]), torch.tensor([0.5, 0.5])
@@ -141,10 +148,10 @@ class LayerComparison(Record):
         [1, 2]
     """
 
-    exact: tuple[Float[Tensor, "*b T _"], ...]  # P(s^l_t | x_1..t), of all layers at once
-    sweep: tuple[Float[Tensor, "*b T _"], ...]  # one bottom-up sweep, with every layer exact by itself
+    exact: tuple[Float[Tensor, "*b T _"], ...]
+    sweep: tuple[Float[Tensor, "*b T _"], ...]
     network: tuple[Float[Tensor, "*b T _"], ...]
-    without_softmax: tuple[Float[Tensor, "*b T _"], ...]  # the same network, passing logits from layer to layer
+    without_softmax: tuple[Float[Tensor, "*b T _"], ...]
     series: Series
 
     def distance(self, one: str, other: str) -> tuple[Float[Tensor, "*b T"], ...]:

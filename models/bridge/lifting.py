@@ -59,7 +59,7 @@ class Reading(Record):
     log_draw: Float[Tensor, "V C"]  # log P(z = 1 | x), a column for each coin
     log_hold: Float[Tensor, "V C"]
     value: Float[Tensor, "V D"]  # the candidates
-    start: Float[Tensor, "D"]  # the default state before the first step
+    start: Float[Tensor, "D"]
     block: int | None  # the number of units that share a coin and form a distribution
     dtype: torch.dtype
 
@@ -69,6 +69,17 @@ class Lifted(Record):
     """A layer as C copy chains of K states: one chain of two states for each unit, or one for each block of a simplex.
 
     Results about chains have the chain as their first axis.
+
+    Attributes:
+        token_probs: `[V]`, p(x).
+        log_redraw: `[C]`, log rho.
+        log_hold: `[C]`, log (1 - rho), exact where rho is close to 1.
+        log_state: `[C, K]`, log pi.
+        log_drawn: `[C, K, V]`, log p(x | s, z = 1).
+        log_background: `[C, V]`, log p_0.
+        levels: `[C, K, U]`, the output of the chain's units in each state: lo and hi, or the rows of an identity.
+        start: `[C, K]`, P(s_0) for the layer's default h0.
+        reading: how states of the layer are read.
 
     Example:
         >>> import samplehold as sh
@@ -81,13 +92,13 @@ class Lifted(Record):
         1.0
     """
 
-    token_probs: Float[Tensor, "V"]  # p(x)
-    log_redraw: Float[Tensor, "C"]  # log rho
-    log_hold: Float[Tensor, "C"]  # log (1 - rho), exact where rho is close to 1
-    log_state: Float[Tensor, "C K"]  # log pi
-    log_drawn: Float[Tensor, "C K V"]  # log p(x | s, z = 1)
-    log_background: Float[Tensor, "C V"]  # log p_0
-    levels: Float[Tensor, "C K U"]  # the output of the chain's units in each state: lo and hi, or an identity's rows
+    token_probs: Float[Tensor, "V"]
+    log_redraw: Float[Tensor, "C"]
+    log_hold: Float[Tensor, "C"]
+    log_state: Float[Tensor, "C K"]
+    log_drawn: Float[Tensor, "C K V"]
+    log_background: Float[Tensor, "C V"]
+    levels: Float[Tensor, "C K U"]
     start: Float[Tensor, "C K"]  # P(s_0) for the layer's default h0
     reading: Reading = field(repr=False)
 

@@ -43,6 +43,9 @@ class Read(NamedTuple):
 class LiftedStates(Record):
     """A state-regularised network as a chain over its centroids, given its inputs. Chains are float64.
 
+    Attributes:
+        network: the network.
+
     Example:
         >>> import torch, samplehold as sh
         >>> network, x = sh.StateRegularized(sh.GRU(3, 4), n_states=5), torch.randn(7, 3)

@@ -46,6 +46,16 @@ LIMIT = ("gates: P(z_t = 1 | x_t), as x tells z ever more surely",)
 class LiftedGaussian(Record):
     """A layer's units as copy chains with Gaussian emissions that share their noise; results have units last.
 
+    Attributes:
+        models: one for each unit: Copy(2), and Gated normal emissions.
+        covariance: `[F, F]`, Sigma.
+        shift: `[F, D]`, m.
+        separation: `[F, D]`, M.
+        gate_weight: `[D, F]`, the weights of the layer's gates.
+        gate_bias: `[D]`, their offsets.
+        exact: what is exact, in words.
+        limit: what is exact in a limit, in words.
+
     Example:
         >>> import torch, samplehold as sh
         >>> _ = torch.manual_seed(0)
@@ -55,11 +65,11 @@ class LiftedGaussian(Record):
         True
     """
 
-    models: tuple[SwitchingSSM, ...]  # one for each unit: Copy(2), and Gated normal emissions
-    covariance: Float[Tensor, "F F"]  # Sigma
-    shift: Float[Tensor, "F D"]  # m
-    separation: Float[Tensor, "F D"]  # M
-    gate_weight: Float[Tensor, "D F"]  # the weights of the layer's gates
+    models: tuple[SwitchingSSM, ...]
+    covariance: Float[Tensor, "F F"]
+    shift: Float[Tensor, "F D"]
+    separation: Float[Tensor, "F D"]
+    gate_weight: Float[Tensor, "D F"]
     gate_bias: Float[Tensor, "D"]
     exact: tuple[str, ...] = EXACT
     limit: tuple[str, ...] = LIMIT

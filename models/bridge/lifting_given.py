@@ -51,6 +51,16 @@ class LiftedLayer(Record):
 
     If `reverse`, the layer reads backward, and the steps of all fields are in reading order. Chains are float64.
 
+    Attributes:
+        chain: with batch axes `[C, *b]`.
+        levels: `[C, *b, K, U]`, the output of the chain's units in each state.
+        value: `[*b, T, D]`, candidates.
+        start: `[*b, D]`, the state before the first step.
+        log_draw: `[C, *b, T]`, log g.
+        log_hold: `[C, *b, T]`, log (1 - g).
+        shown: `[*b, T, D]`, the output gates of fo-pooling; None: there are none.
+        reverse: whether the layer reads backward.
+
     Example:
         >>> import torch, samplehold as sh
         >>> layer, x = sh.MinGRU(3, 2, dtype=torch.float64), torch.eye(3, dtype=torch.float64)
@@ -64,13 +74,13 @@ class LiftedLayer(Record):
         torch.Size([3, 2])
     """
 
-    chain: CopyChain  # batch axes [C, *b]
-    levels: Float[Tensor, "C *b K U"]  # the output of the chain's units in each state
-    value: Float[Tensor, "*b T D"]  # candidates
-    start: Float[Tensor, "*b D"]  # the state before the first step
-    log_draw: Float[Tensor, "C *b T"]  # log g
+    chain: CopyChain
+    levels: Float[Tensor, "C *b K U"]
+    value: Float[Tensor, "*b T D"]
+    start: Float[Tensor, "*b D"]
+    log_draw: Float[Tensor, "C *b T"]
     log_hold: Float[Tensor, "C *b T"]
-    shown: Float[Tensor, "*b T D"] | None  # output gates of fo-pooling
+    shown: Float[Tensor, "*b T D"] | None
     reverse: bool
 
     def hidden(self) -> Float[Tensor, "*b T D"]:
@@ -135,6 +145,9 @@ class LiftedNetwork(Record):
     """A network on given inputs as copy chains, layer by layer, each given the outputs of the layer below.
 
     Dropout is ignored.
+
+    Attributes:
+        network: the network.
 
     Example:
         >>> import torch, samplehold as sh

@@ -28,6 +28,12 @@ MOST_ROWS = 20_000  # the most steps to fit a probe; more are thinned evenly
 class Probe(Record):
     """The quality of linear maps from states to beliefs, on held-out steps; `summary()` is a table of it.
 
+    Attributes:
+        r2: by input of the map: "network", "input", "marginal".
+        log_loss: nats per step; also "belief", its entropy, which is the minimum.
+        state: `[*b, T, K]`, the belief that logistic regression reads from the network.
+        held_out: `[*b, T]`, the steps on which the maps were judged.
+
     Example:
         >>> import torch, samplehold as sh
         >>> share = (1 + torch.arange(20.0).sin()) / 2
@@ -39,9 +45,9 @@ class Probe(Record):
         True
     """
 
-    r2: dict[str, float]  # by input of the map: "network", "input", "marginal"
-    log_loss: dict[str, float]  # nats per step; also "belief", its entropy, which is the minimum
-    state: Float[Tensor, "*b T K"]  # the belief that logistic regression reads from the network
+    r2: dict[str, float]
+    log_loss: dict[str, float]
+    state: Float[Tensor, "*b T K"]
     held_out: Bool[Tensor, "*b T"]
 
     def summary(self) -> pd.DataFrame:

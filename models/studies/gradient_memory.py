@@ -53,6 +53,11 @@ NUMBERS = 2**21  # of the Jacobians that are computed together
 class GradientMemory(Record):
     """Norms of the derivative of the last state with respect to earlier ones; `summary()` and `plot()`.
 
+    Attributes:
+        ages: `[n]`, steps back, increasing.
+        log_norm: `[*b, n]`, of the spectral norm of d state_T / d state_{T - age}.
+        log_held: `[C, *b, n]`, log P(no redraw in the last `age` steps | inputs); None: no model.
+
     Example:
         >>> import torch, samplehold as sh
         >>> layer = sh.MinGRU(input_size=1, hidden_size=1)
@@ -62,9 +67,9 @@ class GradientMemory(Record):
         (14.3, -0.0486)
     """
 
-    ages: Int[Tensor, "n"]  # steps back, increasing
-    log_norm: Float[Tensor, "*b n"]  # of the spectral norm of d state_T / d state_{T - age}
-    log_held: Float[Tensor, "C *b n"] | None  # log P(no redraw in the last `age` steps | inputs); None: no model
+    ages: Int[Tensor, "n"]
+    log_norm: Float[Tensor, "*b n"]
+    log_held: Float[Tensor, "C *b n"] | None
 
     @property
     def rate(self) -> Float[Tensor, "*b"]:

@@ -47,6 +47,10 @@ def _check_covariance(covariance: Tensor) -> None:
 class SoftmaxRegression(Record):
     """log P(y = k | x) = weight[k] x + bias[k] - log-sum-exp over k.
 
+    Attributes:
+        weight: `[K, F]`, of each class.
+        bias: `[K]`, of each class.
+
     Example:
         >>> import torch, samplehold as sh
         >>> regression = sh.studies.SoftmaxRegression.from_logistic(torch.tensor([2.0]), torch.tensor(0.0))
@@ -152,6 +156,11 @@ class SoftmaxRegression(Record):
 class GaussianClasses(Record):
     """x | k ~ N(mean[k], covariance): linear discriminant analysis as a generative model.
 
+    Attributes:
+        log_prior: `[K]`, log P(y = k).
+        mean: `[K, F]`, of each class.
+        covariance: `[F, F]`, of all classes.
+
     Example:
         >>> import torch, samplehold as sh
         >>> even, mean = torch.tensor([0.5, 0.5]).log(), torch.tensor([[-1.0], [1.0]])
@@ -199,6 +208,11 @@ class GaussianClasses(Record):
 class CategoricalClasses(Record):
     """Naive Bayes over categorical features: feature f has `sizes[f]` values, side by side in the table's columns.
 
+    Attributes:
+        log_prior: `[K]`, log P(y = k).
+        log_table: `[K, V]`, log P(value | class), with the values of all features side by side.
+        sizes: the number of values of each feature.
+
     Example:
         >>> import torch, samplehold as sh
         >>> even, table = torch.tensor([0.5, 0.5]), torch.tensor([[0.9, 0.1], [0.3, 0.7]])
@@ -208,7 +222,7 @@ class CategoricalClasses(Record):
     """
 
     log_prior: Float[Tensor, "K"]
-    log_table: Float[Tensor, "K V"]  # log P(value | class), with the values of all features side by side
+    log_table: Float[Tensor, "K V"]
     sizes: tuple[int, ...]
 
     def __post_init__(self) -> None:

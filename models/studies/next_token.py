@@ -49,6 +49,11 @@ MOST_RATE = 1e6  # that a step of Adam may be long
 class NextTokenPredictor(Record):
     """A recurrent layer trained with a linear head to predict the next token.
 
+    Attributes:
+        layer: the recurrent layer.
+        head: the linear head.
+        loss: `[steps]`, nats a token, on the batch of each step.
+
     Example:
         >>> import torch, samplehold as sh
         >>> x = sh.one_hot([[0, 1] * 5, [1, 0] * 5], 2, dtype=torch.float32)
@@ -59,7 +64,7 @@ class NextTokenPredictor(Record):
 
     layer: nn.Module
     head: nn.Linear
-    loss: Float[Tensor, "steps"]  # nats a token, on the batch of each step
+    loss: Float[Tensor, "steps"]
 
     @torch.no_grad()
     def log_probs(self, x: Float[Tensor, "*b T V"]) -> Float[Tensor, "*b n"]:
@@ -135,6 +140,12 @@ def make_layer(kind: Any, n_tokens: int, n_units: int, seed: Seed = 0) -> nn.Mod
 class PriceOfExactness(Record):
     """Nats a token lost against the exact filter, by redraw probability and overlap; `summary()` and `plot()`.
 
+    Attributes:
+        redraw_prob: `[R]`, redraw probabilities.
+        overlap: `[O]`, overlaps.
+        network: `[O, R]`, the loss of the best minGRU.
+        no_memory: `[O, R]`, the loss of the marginal p(x).
+
     Example:
         >>> import torch, samplehold as sh
         >>> rho, overlap = torch.tensor([0.1, 1.0]), torch.tensor([0.5])
@@ -145,8 +156,8 @@ class PriceOfExactness(Record):
 
     redraw_prob: Float[Tensor, "R"]
     overlap: Float[Tensor, "O"]
-    network: Float[Tensor, "O R"]  # the loss of the best minGRU
-    no_memory: Float[Tensor, "O R"]  # the loss of the marginal p(x)
+    network: Float[Tensor, "O R"]
+    no_memory: Float[Tensor, "O R"]
 
     def summary(self) -> pd.DataFrame:
         """A row for each model."""

@@ -26,6 +26,10 @@ from ..networks.recurrent import check_one_way
 class PastInGates(Record):
     """Nats about the past in the coins of a layer's chains; a tensor of each has one number a chain.
 
+    Attributes:
+        information: `[C]`, I(z_t; x_1..t-1 | x_t).
+        entropy: `[C]`, H(z_t | x_t), the most that it can be.
+
     Example:
         >>> import torch, samplehold as sh
         >>> x = sh.one_hot(torch.tensor([[0, 1, 1, 0, 1, 0, 0, 1]]), 2, dtype=torch.float32)
@@ -34,8 +38,8 @@ class PastInGates(Record):
         True
     """
 
-    information: Float[Tensor, "C"]  # I(z_t; x_1..t-1 | x_t)
-    entropy: Float[Tensor, "C"]  # H(z_t | x_t), the most that it can be
+    information: Float[Tensor, "C"]
+    entropy: Float[Tensor, "C"]
 
 
 def past_in_gates(network: nn.Module, x: Tensor) -> tuple[PastInGates, ...]:

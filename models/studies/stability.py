@@ -40,6 +40,13 @@ Condition = tuple[str, float, float]
 class Stability(Record):
     """A certificate for one network and one bound on its inputs. Its tables lie on the CPU, wherever the network does.
 
+    Attributes:
+        rate: the spectral radius of gain: the factor a step by which distances shrink in the long run.
+        gain: `[m, m]`: distances after a step are at most gain @ distances before; [h] or [h, c] a layer.
+        reach: `[m]`, bounds on the size of each part, from a start at zero.
+        rounding: `[m]`, the distance that a step in floats of unit roundoff u adds, divided by u.
+        conditions: (name, value, limit), met where value < limit.
+
     Example:
         >>> import torch, samplehold as sh
         >>> network = sh.LSTM(input_size=1, hidden_size=2)
@@ -49,11 +56,11 @@ class Stability(Record):
         (0.5, True, torch.Size([2, 2]))
     """
 
-    rate: float  # the spectral radius of gain: the factor a step by which distances shrink in the long run
-    gain: Float[Tensor, "m m"]  # distances after a step are at most gain @ distances before; [h] or [h, c] a layer
-    reach: Float[Tensor, "m"]  # bounds on the size of each part, from a start at zero
-    rounding: Float[Tensor, "m"]  # the distance that a step in floats of unit roundoff u adds, divided by u
-    conditions: tuple[Condition, ...]  # (name, value, limit), met where value < limit
+    rate: float
+    gain: Float[Tensor, "m m"]
+    reach: Float[Tensor, "m"]
+    rounding: Float[Tensor, "m"]
+    conditions: tuple[Condition, ...]
 
     @property
     def stable(self) -> bool:

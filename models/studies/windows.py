@@ -17,6 +17,11 @@ class Forgetting(Record):
 
     Both tables are 0 beyond the end of a sequence.
 
+    Attributes:
+        window: `[*b, T]`, that number of inputs.
+        bound: `[*b, T]`, proved with that window: of the error of any unit, or of the total variation of a filter.
+        tol: the error that is allowed.
+
     Example:
         >>> import samplehold as sh
         >>> model = sh.SwitchingSSM(sh.Copy(2), sh.Normal())
@@ -27,7 +32,7 @@ class Forgetting(Record):
     """
 
     window: Int[Tensor, "*b T"]
-    bound: Float[Tensor, "*b T"]  # proved, with that window: of any unit's error, or a filter's total variation
+    bound: Float[Tensor, "*b T"]
     tol: float
 
     @property

@@ -254,7 +254,7 @@ class CopyChain:
         r"""Independent steps, see `Chain.mean_field`: the gate is summed out of moves, $\log(1 + held_t / fresh_t)$.
 
         Arguments:
-            state: a start of q, `[*b, T, K]`; None: even.
+            state: where q starts, `[*b, T, K]`; None: at the smoothed states.
             sweeps: the number of updates.
         """
         shape = (*self.batch_shape, self.n_steps, self.n_states)

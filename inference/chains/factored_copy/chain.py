@@ -190,7 +190,7 @@ class FactoredCopyChain:
         """Independent steps, see `Chain.mean_field`.
 
         Arguments:
-            state: a start of q, `[*b, T, K]`; None: even.
+            state: where q starts, `[*b, T, K]`; None: at the smoothed states.
             sweeps: the number of updates.
         """
         return self._multiplied_out("mean_field", state, sweeps)

@@ -294,7 +294,7 @@ class MarkovChain:
         """Independent steps, see `Chain.mean_field`.
 
         Arguments:
-            state: a start of q, `[*b, T, K]`; None: even.
+            state: where q starts, `[*b, T, K]`; None: at the smoothed states.
             sweeps: the number of updates.
         """
         shape = (*self.batch_shape, self.n_steps, self.n_states)

@@ -243,7 +243,7 @@ class SemiMarkovChain:
         """Not possible: most sequences of independent steps are no paths.
 
         Arguments:
-            state: a start of q, `[*b, T, K]`; None: even.
+            state: where q starts, `[*b, T, K]`; None: at the smoothed states.
             sweeps: the number of updates.
         """
         raise TypeError("chain: the steps of a semi-Markov chain are not independent; use the chain's own marginals.")
