@@ -251,7 +251,7 @@ class Model(Named, ABC):
     def _check_drive(self, series: Series, n_steps: int) -> None:
         """ValueError if gaps of `n_steps` steps do not fit the model."""
         if series.gaps is not None:
-            raise ValueError(f"dt: got some, but a {self.name} takes none; leave it out.")
+            raise ValueError(f"dt: was given, but a {self.name} takes none; leave it out.")
 
     def _check_drives(self, series: Series, n_steps: int) -> None:
         """ValueError if inputs or gaps of `n_steps` steps do not fit the model."""
@@ -342,7 +342,7 @@ class Model(Named, ABC):
         for feature in torch.isnan(series.rows).all(0).nonzero()[:1].flatten().tolist():
             raise ValueError(
                 f"x: feature {feature} ({series.features_of()[feature]}) has no observed value, so its prior cannot be "
-                "scaled; give data with some."
+                "scaled; give data with observed values of it."
             )
         return self._copy(self.values, self._weak_prior(series) | {name: self.prior[name] for name in self._chosen})
 
@@ -487,12 +487,12 @@ class Model(Named, ABC):
         """
         for name in given:
             if name not in Given.__annotations__:
-                raise TypeError(f"{name}: no such argument; besides x there are {', '.join(Given.__annotations__)}.")
+                raise TypeError(f"{name}: no such argument; expected x or one of {', '.join(Given.__annotations__)}.")
         with_states = given.get("states") is not None or (isinstance(x, Series) and x.checked is not None)
         if isinstance(x, Series) and horizon:
             if given.get("time") is not None:
                 raise ValueError(
-                    "time: got some, but a Series has gaps, not times; give dt, the gaps of the steps to come."
+                    "time: was given, but a Series has gaps, not times; give dt, the gaps before the future steps."
                 )
             beside = (given.pop(name, None) for name in ("inputs", "input_names", "dt"))
             x = with_steps_to_come(x, horizon, *beside)
@@ -527,7 +527,7 @@ class Model(Named, ABC):
             series = with_past(series, self.order, earlier) if self.order else series
             return with_subjects(series, labels)
         for name in (name for name, value in given.items() if value is not None):
-            raise ValueError(f"{name}: got some besides a Series, but a Series has its own; leave it out.")
+            raise ValueError(f"{name}: was given with a Series, which has its own; leave it out.")
         if x.n_features != self.n_features:
             raise ValueError(f"x: got {x.n_features} feature(s), but the model has {self.n_features}.")
         series = with_inputs(x, self.inputs)

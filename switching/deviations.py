@@ -230,7 +230,7 @@ class DeviationAR:
         """
         restarts, max_steps = check_integer("restarts", restarts), check_integer("max_steps", max_steps)
         if given.get("states") is not None:
-            raise ValueError("states: got some, but DeviationAR.fit orders states by their means; leave it out.")
+            raise ValueError("states: was given, but DeviationAR.fit orders states by their means; leave it out.")
         series = self.blank.read(x, **given).detached().double()
         check_scored(self.blank.scored(series), series, self.order)
         units = Units.of(self.blank.emission, series)

@@ -339,7 +339,7 @@ def sequences_of(n_rows: int, groups: Any, lengths: Any) -> Sequence[Rows]:
         ValueError: both groups and lengths, groups of another number, or lengths with another sum.
     """
     if groups is not None and lengths is not None:
-        raise ValueError("groups: got lengths too; name the sequences by one of them.")
+        raise ValueError("groups: was given together with lengths; give only one of them.")
     if lengths is not None:
         sizes = [check_integer("lengths", size) for size in np.asarray(lengths).ravel()]
         if sum(sizes) != n_rows:
@@ -361,7 +361,7 @@ def sequences_of(n_rows: int, groups: Any, lengths: Any) -> Sequence[Rows]:
             f"groups: got {type(labels[row]).__name__} at row {row}, expected a label for each row: text or a number."
         ) from None
     if (number < 0).any():
-        raise ValueError(f"groups: got no label at row {number.argmin()}; give each row that of its sequence.")
+        raise ValueError(f"groups: row {number.argmin()} has no label; give each row the label of its sequence.")
     return np.split(np.argsort(number, kind="stable"), np.cumsum(np.bincount(number))[:-1])
 
 

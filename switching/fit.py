@@ -169,7 +169,7 @@ class Fit(Result, Generic[Model]):
 
         if not self._model.chain_sizes:
             kind = self._model.name
-            raise ValueError(f"name: got {name!r}, but a {kind} has no states whose parts read inputs; see summary().")
+            raise ValueError(f"name: got {name!r}, but the states of a {kind} read no inputs; see summary().")
         if isinstance(self._model.inputs, int):
             raise ValueError(f"name: got {name!r}, but the model reads no inputs by name.")
         return plot_effect(self, name, level)

@@ -277,7 +277,7 @@ class SwitchingSSM(Model):
 
     def _check_knowledge(self, series: Series, with_states: bool = True) -> Series:
         if series.noise is not None and not all(part.emission.takes_noise for part in self.emission.parts):
-            raise ValueError(f"noise: got some, but {self.emission.name} takes none; leave it out, or use Normal.")
+            raise ValueError(f"noise: was given, but {self.emission.name} takes none; leave it out, or use Normal.")
         checked = check_states(series, self.n_states)
         if self.dynamics.may_need_states and not with_states:
             self.dynamics.check_told(checked)
@@ -359,7 +359,7 @@ class SwitchingSSM(Model):
             raise ValueError("n_steps: got None; without x, give the number of steps to draw.")
         n_steps, batch_shape = check_integer("n_steps", n_steps), check_batch_shape("batch_shape", batch_shape)
         if given.get("weights") is not None:
-            raise ValueError("weights: got some without x, but draws have no weights; leave it out.")
+            raise ValueError("weights: was given without x, but draws have no weights; leave it out.")
         shape = (*batch_shape, n_steps, self.emission.n_features)
         return self.problem(self._like.new_full(shape, torch.nan), **given)
 

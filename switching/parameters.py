@@ -186,7 +186,7 @@ def read_table(value: Any, name: str) -> Tensor:
     """Numbers in any form as a tensor of float32 or float64; booleans raise TypeError."""
     table = numbers(value, name)
     if table.dtype == torch.bool:
-        raise TypeError(f"{name}: got truth values, expected numbers.")
+        raise TypeError(f"{name}: got booleans, expected numbers.")
     return floating(table, name)
 
 

@@ -182,7 +182,9 @@ def explicit_program(problem: Problem, values: Parameters, observed: bool) -> Te
     """
     dynamics, emission, series = problem.dynamics, problem.emission, problem.series
     if series.weights is not None:
-        raise ValueError("weights: got some of sequences, which no single path has; use model.collapsed(x, ...).")
+        raise ValueError(
+            "weights: was given for sequences, but a single path has no weight; use model.collapsed(x, ...)."
+        )
     states, known = series.states, series.log_states(problem.n_states)
     labels = None if states is None or known is None or padded(states).is_floating_point() else padded(states)
     drawn: Drawn | None = None

@@ -172,7 +172,7 @@ def _found(path: Path, ranks: Ranks, device: torch.device) -> Checkpoint | None:
         reason = " ".join(str(error).split()) or type(error).__name__
         raise ValueError(
             f"checkpoint: {path} holds no state of a fit that can be read: {reason.rstrip('.')}; give "
-            "another path, or remove the file, and the fit begins anew."
+            "another path, or remove the file to start the fit again."
         ) from error
 
 
@@ -189,6 +189,6 @@ def _check(path: Path, there: Mapping[str, Any], here: Mapping[str, Any]) -> Non
         for name, pair in pairs.items()
     ]
     raise ValueError(
-        f"checkpoint: {path} is of another fit, which differs in {'; '.join(said)}; call fit as before to go "
-        "on from it, or give another path."
+        f"checkpoint: {path} is of another fit, which differs in {'; '.join(said)}; repeat the call "
+        "of that fit to continue it, or give another path."
     )

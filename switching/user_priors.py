@@ -192,7 +192,9 @@ def _with_covariance(prior: Mapping[str, Any], known: Mapping[str, Any]) -> dict
     if COVARIANCE not in known or not some:
         return dict(prior)
     if COVARIANCE in prior:
-        raise ValueError(f"prior: got {COVARIANCE!r} beside {', '.join(map(repr, some))}, two forms of one; give one.")
+        raise ValueError(
+            f"prior: got {COVARIANCE!r} and {', '.join(map(repr, some))}, two forms of one parameter; give one."
+        )
     if len(some) == 1:
         raise ValueError(
             f"prior: got {some[0]!r} alone, expected {SCALE!r}, of the standard deviations, and {CORRELATION!r}, such "

@@ -151,8 +151,8 @@ def report():
         (lambda: sh.Formula("a", pd.DataFrame({"a": [1.0]})).at([1.0]), TypeError, "table: got list"),
         (lambda: sh.Markov(2, sticky=INF), ValueError, "sticky: got inf"),
         (lambda: sh.Copy(True), TypeError, "n_states: got True"),
-        (lambda: sh.Copy(2, state_prior=True), TypeError, "state_prior: got truth values"),
-        (lambda: model(redraw_prob=True), TypeError, "redraw_prob: got truth values"),
+        (lambda: sh.Copy(2, state_prior=True), TypeError, "state_prior: got booleans"),
+        (lambda: model(redraw_prob=True), TypeError, "redraw_prob: got booleans"),
         (lambda: sh.Copy(2, state_prior="1"), TypeError, "state_prior: got str"),
         (lambda: sh.Categorical(3, prior=[1.0, NAN, 1.0]), ValueError, "prior: got "),
         (
@@ -221,7 +221,7 @@ def report():
         (
             lambda: sh.filter_vmp(model(), [0.0], gate=torch.nn.Linear(1, 1)),
             ValueError,
-            "gate: fails on float64 of shape",
+            "gate: this function fails for float64 of shape",
         ),
         (lambda: model().plot([0.0] * 3, sequence=[0]), TypeError, r"sequence: got \[0\]"),
         (lambda: model().plot_forecast([0.0] * 3, "2"), TypeError, "horizon: got '2'"),
@@ -240,9 +240,13 @@ def report():
         (lambda: sh.SwitchingSSM.load("\ud800"), ValueError, "path: got "),
         (lambda: sh.SwitchingSSM.load(b"model"), TypeError, "path: got b'model', expected a path"),
         (lambda: sh.one_hot([0, 1], True), TypeError, "n_tokens: got True"),
-        (lambda: sh.one_hot([True], 2), TypeError, "tokens: got truth values"),
+        (lambda: sh.one_hot([True], 2), TypeError, "tokens: got booleans"),
         (lambda: sh.compare(model(), "layer", [0.0] * 9), TypeError, "layer: got str"),
-        (lambda: sh.compare(model(), torch.nn.Linear(2, 2), [0.0] * 9), ValueError, "layer: fails on float32 of shape"),
+        (
+            lambda: sh.compare(model(), torch.nn.Linear(2, 2), [0.0] * 9),
+            ValueError,
+            "layer: this function fails for float32 of shape",
+        ),
         (lambda: sh.fit_probe(LOC, LOC, torch.zeros(2, 0)), ValueError, "inputs: got no columns"),
         (
             lambda: sh.studies.forgetting(sh.MinGRU(1, 1), LOC + NAN, 0.1),
@@ -258,7 +262,7 @@ def report():
         (
             lambda: sh.studies.train_next_token(torch.nn.Linear(2, 2), torch.zeros(2, 3, 3)),
             ValueError,
-            "layer: fails on float32 of shape",
+            "layer: this function fails for float32 of shape",
         ),
         (
             lambda: sh.studies.train_next_token(sh.MinGRU(2, 1), torch.zeros(2, 3, 2), rate=1e300),

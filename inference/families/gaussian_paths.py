@@ -80,7 +80,7 @@ class GaussianPaths(Family[GaussianTables]):
         expected = eta.linear.shape, (*batch, n_steps, *within), (*batch, n_steps - 1, *within)
         for name, table, shape in zip(eta._fields, eta, expected, strict=True):
             if tuple(table.shape) != tuple(shape):
-                raise ValueError(f"{name}: got shape {list(table.shape)}, expected {list(shape)} beside linear.")
+                raise ValueError(f"{name}: got shape {list(table.shape)}, expected {list(shape)}, to match linear.")
             if not table.isfinite().all():
                 raise ValueError(f"{name}: got a number that is not finite; give finite tables.")
         self.log_normalizer(eta)

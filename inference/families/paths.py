@@ -188,7 +188,8 @@ class _Paths(Family[Tables], Generic[Tables]):
                 raise ValueError(f"{name}: the tables have shapes {shapes}; give each all batch axes, with `expand`.")
             if not table.isfinite().all():
                 raise ValueError(
-                    f"{name}: got a weight that is not finite; put -inf for what cannot happen into `base`."
+                    f"{name}: got a weight that is not finite; give finite weights, and mark impossible entries by "
+                    "-inf in `base`."
                 )
 
 

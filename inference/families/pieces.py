@@ -232,7 +232,9 @@ def given_entries(family: VectorFamily[Any], point: Any) -> VectorFamily[Any]:
         return Held(family, point)
     vectors = isinstance(family, NormalWishart)
     if not vectors and not isinstance(family, MatrixNormalWishart):
-        raise TypeError(f"point: an entry of one of {type(family).__name__} cannot be known by itself; give all of it.")
+        raise TypeError(
+            f"point: a {type(family).__name__} cannot have only some known entries; give all of them, or none."
+        )
     loc = point.loc.unsqueeze(-2) if vectors else point.loc
     shape, regression = loc.shape[:-2], MatrixNormalWishart(loc.shape[-2])
     loc, precision = loc.reshape(-1, *loc.shape[-2:]), point.precision.reshape(-1, *point.precision.shape[-2:])
@@ -269,7 +271,7 @@ def _of_vectors(family: VectorFamily[Any], vectors: Float[Tensor, "n D"]) -> Vec
         return GivenCoordinates(family, vectors)
     if isinstance(family, Dirichlet):
         return GivenProbabilities(vectors)
-    raise TypeError(f"point: an entry of one of {type(family).__name__} cannot be known by itself; give all of it.")
+    raise TypeError(f"point: a {type(family).__name__} cannot have only some known entries; give all of them, or none.")
 
 
 def _of_columns(regression: MatrixNormalWishart, point: LocPrecision) -> VectorFamily[Any]:

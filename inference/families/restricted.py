@@ -188,7 +188,7 @@ def given(family: VectorFamily[Any], point: Any) -> VectorFamily[Any]:
         return GivenCoordinates(family, point)
     if isinstance(family, NormalGamma | NormalWishart):
         return GivenPrecision(family, point.precision) if free[0] else GivenLoc(family, point.loc)
-    raise TypeError(f"point: a part of one of {type(family).__name__} cannot be known by itself; give all of it.")
+    raise TypeError(f"point: a {type(family).__name__} cannot have only some known entries; give all of them, or none.")
 
 
 def _parts(point: Any) -> tuple[Tensor, ...]:

@@ -286,8 +286,8 @@ class VMP:
             elbo[name], change[name] = terms.sum(0), max(moves)
             if block.step == 1 and bool(_fell(before, terms) & _fell(before, terms, self._rounding(block, old))):
                 raise ValueError(
-                    f"block {name!r}: its update took the ELBO from {before.sum(0).tolist()} to {elbo[name].tolist()}, "
-                    "expected a rise; check that factors use all their arguments, and depend on nothing that changes."
+                    f"block {name!r}: its update lowered the ELBO from {before.sum(0).tolist()} to "
+                    f"{elbo[name].tolist()}; check that each factor uses all its arguments, and nothing that changes."
                 )
         return Sweep(elbo, change)
 
@@ -473,7 +473,7 @@ class VMP:
             name, part = next((name, part) for name, part in parts if not part.isfinite().all())
             raise ValueError(
                 f"{name}: its part of the ELBO is {part.tolist()}, expected finite numbers; look for NaN in the data "
-                "(a mask does not hide it: fill it), or for statistics out of range."
+                "(a mask does not hide NaN: replace it), or for statistics out of range."
             )
 
         refuse_if(~terms.isfinite().all(), complain)

@@ -140,11 +140,11 @@ def by_name(blocks: Iterable[Block], restarts: int | None = None, check: bool = 
             raise ValueError(f"blocks: got two named {block.name!r}; give each its own name.")
         if block.prior is None and not block.family.latent:
             raise ValueError(
-                f"block {block.name!r}: got no prior, improper for a {type(block.family).__name__}; give `prior`."
+                f"block {block.name!r}: got no prior, but a {type(block.family).__name__} needs one; give `prior`."
             )
         if block.prior is None and block.eta is None:
             raise ValueError(
-                f"block {block.name!r}: got neither prior nor eta; give `eta`, for its shape and its start."
+                f"block {block.name!r}: got neither prior nor eta; give `eta`, which sets its shape and its start."
             )
         named[block.name] = block if block.eta is not None else replace(block, eta=block.prior)
         if check:
@@ -248,7 +248,7 @@ def check_factor(factor: Factor, blocks: Mapping[str, Block], restarts: int | No
         if not (at_sum + at_zero - at_u - at_v).abs().sum() <= _tolerance(at_u) * size:
             raise ValueError(
                 f"factor {factor.name!r}: elog is not affine in the statistics of block {name!r}; write it as a sum of "
-                "products that hold at most one statistic of each block."
+                "products with at most one statistic of each block."
             )
         _check_gradient(factor, name, message, [(u[i], at_u, at_zero), (v[i], at_v, at_zero)])
         if at_zero.any():
@@ -303,8 +303,8 @@ def _check_tangent(
     size = at_near.abs().sum() + at_far.abs().sum() + sum(part.abs().sum() for part in rises)
     if not at_far.sum() - at_near.sum() >= rise - _tolerance(at_near) * size:
         raise ValueError(
-            f"factor {factor.name!r}: elog falls below its tangent in the statistics of block {name!r}, in which it is "
-            "said to be convex; see that the message is the gradient, and that the bound is convex."
+            f"factor {factor.name!r}: elog is declared convex in the statistics of block {name!r}, but lies below its "
+            "tangent there; check that the message is the gradient, and that the bound is convex."
         )
 
 

@@ -204,7 +204,8 @@ def check_call(name: str, function: Callable[..., Any], table: Tensor, *others: 
     except RuntimeError as error:
         dtype = str(table.dtype).removeprefix("torch.")
         raise ValueError(
-            f"{name}: fails on {dtype} of shape {list(table.shape)}: {error}; give one that takes these."
+            f"{name}: this function fails for {dtype} of shape {list(table.shape)}: {error}; give one that accepts "
+            "them."
         ) from error
 
 
@@ -217,7 +218,7 @@ def check_each(name: str, values: object, most: float) -> list[float]:
     """
     table = numbers(values, name)
     if table.dtype == torch.bool:
-        raise TypeError(f"{name}: got truth values, expected numbers.")
+        raise TypeError(f"{name}: got booleans, expected numbers.")
     within = (table >= 0) & (table <= most) & table.isfinite()
     if table.dim() != 1 or not table.numel() or not bool(within.all()):
         raise ValueError(f"{name}: got {table.tolist()}, expected a list of finite numbers from 0 to {most:g}.")
@@ -228,7 +229,7 @@ def check_mask(name: str, mask: object, shape: Sequence[int]) -> Tensor:
     """A table of booleans of this shape."""
     table = numbers(mask, name)
     if table.dtype != torch.bool:
-        raise TypeError(f"{name}: got {table.dtype}, expected truth values.")
+        raise TypeError(f"{name}: got {table.dtype}, expected booleans.")
     if tuple(table.shape) != tuple(shape):
         raise ValueError(f"{name}: got shape {list(table.shape)}, expected {list(shape)}.")
     return table
@@ -289,8 +290,7 @@ def check_weights(name: str, log_weights: Tensor) -> None:
     def complain() -> None:
         index = tuple(bad.nonzero()[0].tolist())
         raise ValueError(
-            f"{name}: got {log_weights[index].item()} at {list(index)}; log-weights are finite, or -inf for what "
-            "is impossible."
+            f"{name}: got {log_weights[index].item()} at {list(index)}; log-weights are finite, or -inf (impossible)."
         )
 
     refuse_if(bad.any(), complain)
@@ -306,7 +306,7 @@ def check_start(log_initial: Tensor | None) -> None:
         index = tuple(bad.nonzero()[0].tolist())
         raise ValueError(
             f"log_initial: got {log_initial[index].tolist()}{_of_sequence(index)}; "
-            "give log-probabilities, of which at least one is above -inf and none is NaN or +inf."
+            "give log-probabilities without NaN and +inf, at least one of them above -inf."
         )
 
     refuse_if(bad.any(), complain)
@@ -333,7 +333,7 @@ def check_possible(
             _raise_impossible(failed_step, tables, hint)
         assert total is not None
         raise ValueError(
-            f"log p(x): lies beyond what {str(total.dtype).removeprefix('torch.')} holds; give smaller log-weights"
+            f"log p(x): overflows {str(total.dtype).removeprefix('torch.')}; give smaller log-weights"
             f"{' or tables in float64' if total.dtype == torch.float32 else ''}."
         )
 

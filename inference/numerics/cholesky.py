@@ -72,8 +72,8 @@ def _what_is_wrong(matrix: Tensor, info: Tensor) -> str:
     if not bool(matrix[place].isfinite().all()):
         return f"matrix{index}: holds numbers that are not finite in {dtype}; check its inputs."
     return (
-        f"matrix{index}: row {row} of {matrix.shape[-1]} leaves no positive definite matrix, to rounding of {dtype}: a "
-        "feature is a sum of others, or its scale is far from the others'; leave that feature out, or give float64."
+        f"matrix{index}: up to row {row} of {matrix.shape[-1]}, it is not positive definite in {dtype}: a feature is a "
+        "sum of others, or its scale is far from that of the others; leave this feature out, or give float64."
     )
 
 

@@ -45,7 +45,7 @@ class Checks:
                 token = _open.set(None)
                 try:
                     complain()
-                    raise RuntimeError("a check that failed passed when it was made again; look for draws or threads.")
+                    raise RuntimeError("a check failed, but passed when repeated; look for random draws or threads.")
                 finally:
                     _open.reset(token)
         return values[len(pending) :]

@@ -73,7 +73,7 @@ class Ranks:
                 "leave it out for the default group."
             )
         if torch.distributed.get_rank(group) < 0:
-            raise ValueError("group: got a group that this process is not in; call fit in its processes alone.")
+            raise ValueError("group: this process is not in the group; call fit only in the processes of the group.")
         return Ranks(group)
 
     @property

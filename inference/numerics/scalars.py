@@ -150,5 +150,5 @@ def check_batch_shape(name: str, value: object) -> tuple[int, ...]:
         raise TypeError(f"{name}: got {_short(value)}, expected a tuple of sizes, such as () or (3,).")
     sizes = tuple(check_integer(name, size, least=0) for size in value)
     if math.prod(sizes) > MOST:
-        raise ValueError(f"{name}: got {_short(value)}, expected sizes whose product is an index.")
+        raise ValueError(f"{name}: got {_short(value)}, expected sizes with a product of at most {MOST}.")
     return sizes

@@ -83,13 +83,13 @@ def as_ssm(
     check_choice("inputs", inputs, ("tokens", "gaussian", "given"))
     if isinstance(split_network(layer)[1], StateRegularized):
         if token_probs is not None or inputs == "gaussian":
-            name, value = ("inputs", repr(inputs)) if token_probs is None else ("token_probs", "some")
-            raise ValueError(f"{name}: got {value}, but a chain over centroids is given its inputs; leave it out.")
+            given = f"inputs: got {inputs!r}" if token_probs is None else "token_probs: was given"
+            raise ValueError(f"{given}, but a chain over centroids is given its inputs; leave it out.")
         return lift_centroids(layer)
     if inputs == "tokens":
         return lift_tokens(layer, token_probs)
     if token_probs is not None:
-        raise ValueError(f'token_probs: got some with inputs="{inputs}", which has no tokens; leave it out.')
+        raise ValueError(f'token_probs: was given with inputs="{inputs}", which has no tokens; leave it out.')
     return lift_gaussian(layer) if inputs == "gaussian" else lift_given(layer)
 
 

@@ -289,8 +289,8 @@ def check_settled(front: nn.Module | None) -> None:
     for module in () if front is None else front.modules():
         if isinstance(module, kinds) and module.training:
             raise ValueError(
-                f"layer: its {type(module).__name__} is in training, and makes something else of the same x at every "
-                "call; use .eval()."
+                f"layer: its {type(module).__name__} is in training mode, so its output differs at every call; "
+                "use .eval()."
             )
 
 

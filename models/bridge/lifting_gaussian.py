@@ -145,7 +145,7 @@ def lift_gaussian(layer: nn.Module) -> LiftedGaussian:
     for name, log_odds in (("gate", log_odds_redraw), ("candidate", log_odds_state)):
         if bool((log_odds.abs() > SUREST).any()):
             raise ValueError(
-                f"layer: unit {int(log_odds.abs().argmax())} has a {name} bias that leaves no doubt before x is seen "
+                f"layer: the {name} bias of unit {int(log_odds.abs().argmax())} is so large that x makes no difference "
                 f"(log-odds {float(log_odds.abs().max()):.3g}); center the inputs, or give a smaller bias."
             )
     model = SwitchingSSM(Copy(2), Gated(MultivariateNormal(features), MultivariateNormal(features)))

@@ -127,7 +127,7 @@ class LiftedLayer(Record):
             ValueError: gates of another shape.
         """
         shape, steps = self.log_draw.shape, self.chain.n_steps
-        check_kind("redraw", redraw, Tensor, "a tensor of truth values")
+        check_kind("redraw", redraw, Tensor, "a tensor of booleans")
         if redraw.shape[redraw.dim() - len(shape) :] != shape:
             raise ValueError(f"redraw: got shape {list(redraw.shape)}, expected {['*n', *shape]}: gates of each chain.")
         at = torch.arange(1, steps + 1, device=redraw.device)

@@ -36,7 +36,7 @@ def read_tokens(
     n_tokens = check_integer("n_tokens", n_tokens)
     values = numbers(tokens, name)
     if values.dtype == torch.bool:
-        raise TypeError(f"{name}: got truth values, expected integers: the indices of {name}.")
+        raise TypeError(f"{name}: got booleans, expected integers: the indices of {name}.")
     steps = values.shape[-1] if values.dim() else 0
     if steps == 0:
         raise ValueError(f"{name}: got shape {list(values.shape)}, expected [*batch, T] with at least one step.")

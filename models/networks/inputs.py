@@ -56,7 +56,7 @@ def check_state(
     if state.shape != expected:
         raise ValueError(
             f"{name}: got shape {list(state.shape)}, expected {list(expected)}, which is [num_layers, *batch, ...], "
-            "twice as many in both directions; give one state for each layer and each sequence."
+            "or [2 * num_layers, ...] if bidirectional; give one state for each layer and each sequence."
         )
     return state
 

@@ -82,7 +82,7 @@ def check_whole_steps(x: Tensor) -> None:
     """Raise ValueError if single features of a step are missing."""
     missing = torch.isnan(x)
     if bool((missing.any(-1) & ~missing.all(-1)).any()):
-        raise ValueError("x: misses single features, expected whole steps; fill them in, or set the whole step to NaN.")
+        raise ValueError("x: at some step only some features are missing; fill them in, or set the whole step to NaN.")
 
 
 def check_possible_everywhere(log_likelihood: Tensor, series: Series) -> None:

@@ -17,7 +17,7 @@ from .table_files import Table, after, arrow, compute, sliced
 
 ROWS = 2**17  # of a batch
 CELLS = 2**8  # rows of a batch if each holds a sequence
-OF_NUMBERS = {"whole numbers", "numbers", "truth values", "nothing"}  # kinds of types
+OF_NUMBERS = {"whole numbers", "numbers", "booleans", "nothing"}  # kinds of types
 NUMBERS = ("columns", "inputs", "dt", "weights", "noise")
 
 
@@ -94,7 +94,7 @@ class TableReader:
         further = [name for name in user_columns(schema.names) if name not in used]
         if self.choice.columns is None and further:
             raise ValueError(
-                f"source: {table.place} has a column {further[0]!r}, which {first.place} has not; name the features by "
+                f"source: {table.place} has a column {further[0]!r}, which {first.place} lacks; name the features by "
                 "`columns`."
             )
         for name in used:
@@ -251,7 +251,7 @@ def _kind(kind: Any) -> str:
     if types.is_floating(kind) or types.is_decimal(kind):
         return "numbers"
     if types.is_boolean(kind):
-        return "truth values"
+        return "booleans"
     if types.is_null(kind):
         return "nothing"
     return "text" if "string" in str(kind) else str(kind)

@@ -84,7 +84,7 @@ def places_of(inputs: Sequence[str], names: Sequence[str]) -> list[int]:
     for name in inputs:
         if names.count(name) != 1:
             there = ", ".join(map(repr, names)) or "none"
-            raise ValueError(f"inputs: {name!r} is {'there twice' if name in names else 'missing'}; got {there}.")
+            raise ValueError(f"inputs: {name!r} is {'given twice' if name in names else 'missing'}; got {there}.")
     return [names.index(name) for name in inputs]
 
 
@@ -121,7 +121,7 @@ def check_design(design: Tensor | None, expected: tuple[int, ...], inputs: Input
     names = "" if isinstance(inputs, int) else f" ({', '.join(inputs)})"
     if not expected[-1]:
         cure = f"name them in a part, as in {reading}, or leave them out" if reading else "leave them out"
-        raise ValueError(f"inputs: got some, but no part of the model reads any; {cure}.")
+        raise ValueError(f"inputs: was given, but no part of the model reads any; {cure}.")
     if design is None:
         raise ValueError(f"inputs: missing; the model reads {expected[-1]}{names}; give them, of shape {expected}.")
     if tuple(design.shape) != expected:
@@ -168,8 +168,8 @@ def check_rank(series: Series, inputs: Inputs, first: bool = False) -> None:
     dependent = (directions[-1].abs() > 1e-6).nonzero().flatten().tolist()
     called = ["a constant" if place == 0 else repr(_input_name(inputs, kept[place - 1])) for place in dependent]
     raise ValueError(
-        f"{'initial_' * first}inputs: {' and '.join(called)} are linearly dependent, so their coefficients cannot be "
-        "told apart; leave one of them out."
+        f"{'initial_' * first}inputs: {' and '.join(called)} are linearly dependent, so their coefficients are not "
+        "identified; leave one of them out."
     )
 
 
@@ -186,5 +186,5 @@ def read_inputs(inputs: Any, row: Float[Tensor, "*b F"], names: Inputs) -> Float
         inputs = _columns_beside(names, [inputs[name] for name in names])
     table, expected = as_columns(to_tensor(inputs, "inputs").to(row), row.ndim), (*row.shape[:-1], count_inputs(names))
     if tuple(table.shape) != expected:
-        raise ValueError(f"inputs: got shape {tuple(table.shape)}, expected {expected}: this step's.")
+        raise ValueError(f"inputs: got shape {tuple(table.shape)}, expected {expected}: the inputs of this step.")
     return table.unsqueeze(-2)

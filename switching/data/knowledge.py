@@ -154,8 +154,10 @@ def by_name(table: Any, names: Sequence[str] | None, argument: str) -> Any:
         return table
     entries = {str(key): value for key, value in table.items()}
     if names is None or set(entries) != set(names):
-        there = "no names" if names is None else f"those named {', '.join(names)}"
-        raise ValueError(f"{argument}: got entries of {', '.join(entries)}, but x has sequences with {there}.")
+        there = "no names" if names is None else f"the names {', '.join(names)}"
+        raise ValueError(
+            f"{argument}: got entries for {', '.join(entries)}, but the sequences of x have {there}; use these."
+        )
     return [entries[name] for name in names]
 
 

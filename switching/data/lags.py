@@ -63,7 +63,7 @@ def read_before(before: Any, series: Series, order: int) -> Float[Tensor, "*b P 
         return None
     if not order:
         raise ValueError(
-            "before: got some, but no part of the model reads earlier observations; leave it out, or use "
+            "before: was given, but no part of the model reads earlier observations; leave it out, or use "
             "AutoRegressive(order, n_features)."
         )
     shape = (*series.batch_shape, order, series.n_features)
@@ -126,6 +126,6 @@ def check_scored(scored: Bool[Tensor, "*b T F"], series: Series, order: int) -> 
         )
     if not bool(scored.flatten(0, -2).any(0).all()):
         raise ValueError(
-            f"x: every step lacks an observation or one of its {order} lags, so there is no density; use a smaller "
+            f"x: no step has both its observation and all of its {order} lags, so x has no density; use a smaller "
             "order, or fill the gaps."
         )

@@ -58,13 +58,13 @@ def read_series(
         UserWarning: an index whose labels are not evenly spaced, if no gaps are given.
     """
     if dt is not None and time is not None:
-        raise ValueError("time: got some besides dt, the gaps between them; give one of the two.")
+        raise ValueError("time: was given with dt, the gaps between the times; give one of the two.")
     dt, clock, drivers = (dt, "dt", None) if time is None else (time, "time", None)
     if inputs is not None or input_names is not None:
         inputs, drivers = named_columns(inputs, input_names, list(x) if isinstance(x, dict) else None)
     if labelled(x) and _names_sequences(x.index):
         if lengths is not None:
-            raise ValueError("lengths: got some besides a panel, but its index names the sequences; leave it out.")
+            raise ValueError("lengths: was given with a panel, but its index names the sequences; leave it out.")
         check_levels(x.index, "x")
         return read_stacked(x, panel_of(x.index, "x"), n_features, inputs, drivers, dt, states, weights, noise, clock)
     names, labels = None, {}
@@ -93,7 +93,7 @@ def read_series(
     beside = (states, "states"), (weights, "weights"), (noise, "noise")
     for table, name in ((inputs, "inputs"), (dt, clock), *beside):
         if table is not None and labelled(table) and _names_sequences(table.index):
-            raise ValueError(f"{name}: got an index of sequence and time, but x has none; give both the same.")
+            raise ValueError(f"{name}: has an index of sequence and time, but x does not; give both the same index.")
     driven = [None if d is None else _beside_x(d, n, values) for n, d in (("inputs", inputs), (clock, dt))]
     series = Series(values, counts, *driven, sequences=names, drivers=drivers, **labels)  # type: ignore[arg-type]
     placed = partial(_beside, counts=counts) if isinstance(x, list | tuple) and counts is not None else _unchanged
@@ -134,7 +134,7 @@ def with_steps_to_come(series: Series, horizon: int, inputs: Any, input_names: A
         if table is None:
             continue
         if getattr(series, field) is None:
-            raise ValueError(f"{name}: got some for the steps to come, but the series has none; leave them out.")
+            raise ValueError(f"{name}: was given for future steps, but the series has none; leave them out.")
         if name == "inputs":
             table, names = named_columns(table, input_names, None)
             if names is not None and series.drivers is not None:
@@ -146,7 +146,7 @@ def with_steps_to_come(series: Series, horizon: int, inputs: Any, input_names: A
             ahead = ahead.unsqueeze(-1)
         if ahead.shape not in (expected, expected[axis:]):
             raise ValueError(
-                f"{name}: got shape {tuple(ahead.shape)}, expected {expected}: those of the {horizon} steps to come."
+                f"{name}: got shape {tuple(ahead.shape)}, expected {expected}: those of the {horizon} future steps."
             )
         fields[field] = torch.cat([past.narrow(axis, 0, series.n_steps), ahead.expand(expected)], axis)
     return replace(series, **fields, checked=None) if fields else series
@@ -408,5 +408,7 @@ def read_states(states: Any, row: Float[Tensor, "*b F"]) -> Tensor:
     """The known states `[*batch, 1]`, or their weights `[*batch, 1, K]`, beside one observation of each stream."""
     axes, table = row.ndim - 1, to_tensor(coded(states)[0], "states").to(row)
     if table.ndim < axes or table.shape[:axes] != row.shape[:-1]:
-        raise ValueError(f"states: got shape {tuple(table.shape)}, expected {tuple(row.shape[:-1])}: this step's.")
+        raise ValueError(
+            f"states: got shape {tuple(table.shape)}, expected {tuple(row.shape[:-1])}: the states of this step."
+        )
     return table.unsqueeze(axes)

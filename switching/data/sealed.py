@@ -39,7 +39,7 @@ def unsealed(data: bytes, version: int, file: str) -> tuple[dict[str, Any], dict
     """
     start = 8 + int.from_bytes(data[:8], "little")
     if len(data) < 8 or start > len(data):
-        raise ValueError(f"{file} is cut off or no safetensors file; restore it from a copy.")
+        raise ValueError(f"{file} is incomplete, or not a safetensors file; restore it from a copy.")
     metadata = _json(data[8:start]).get("__metadata__", {})
     if KEY not in metadata:
         raise ValueError(f"{file} is of another kind: it has no description by samplehold.")
@@ -72,7 +72,7 @@ def _json(text: str | bytes) -> dict[str, Any]:
     except RecursionError:
         raise ValueError("its description is nested too deeply.") from None
     except (json.JSONDecodeError, UnicodeDecodeError):
-        raise ValueError("its description is no JSON, so it is damaged or no safetensors file.") from None
+        raise ValueError("its description is not JSON, so it is damaged or not a safetensors file.") from None
     if not isinstance(structure, dict):
         raise ValueError(f"its description is a {type(structure).__name__}, expected an object.")
     return structure

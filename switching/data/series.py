@@ -369,7 +369,7 @@ class Series(Record):
         if self.n_driven != self.n_steps + horizon:
             raise ValueError(
                 f"horizon: got {horizon}, but inputs or dt are given for {self.n_driven} steps and x has "
-                f"{self.n_steps}; give them for the steps to come too, as in forecast({horizon}, {self._to_come})."
+                f"{self.n_steps}; give them for the future steps too, as in forecast({horizon}, {self._to_come})."
             )
         if self.lengths is not None and bool((self.lengths != self.n_steps).any()):
             raise _unequal(int(self.lengths.min()), self.n_steps)
@@ -559,7 +559,7 @@ class Series(Record):
         known = {"states": (self.states,), "weights": (self.weights, self.step_weights), "noise": (self.noise,)}
         for name, tables in (known | {"subjects": (self.subjects,)}).items():
             if any(table is not None for table in tables):
-                raise ValueError(f"{name}: got some, but {reader} takes none; leave it out.")
+                raise ValueError(f"{name}: was given, but {reader} takes none; leave it out.")
 
     def check(self, check: Callable[["Series"], None]) -> None:
         """Call a function that raises a ValueError if something is wrong, for each of `parts`. An error has the number

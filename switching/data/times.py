@@ -36,7 +36,9 @@ def with_gaps(series: Series) -> Series:
     _check(rows, gaps, inside, number, step, alone=not series.batch_shape)
     gaps = torch.where(inside, gaps, 0.0).to(like)
     if bool(((gaps == 0) & inside & (step > 0)).any()):
-        raise ValueError(f"time: got times whose distance {like.dtype} cannot represent; use other units, or float64.")
+        raise ValueError(
+            f"time: got times whose differences {like.dtype} cannot represent; use other units, or float64."
+        )
     return replace(series, dt=replace(times, rows=gaps) if isinstance(times, Packed) else gaps)
 
 

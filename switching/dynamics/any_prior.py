@@ -191,7 +191,8 @@ def check_prior(dynamics: Any, beside: str) -> None:
             given = getattr(dynamics, argument)
             if bool((torch.as_tensor(given) != torch.as_tensor(usual)).any()):
                 raise ValueError(
-                    f"{argument}: got {given!r} beside prior[{name!r}], which replaces it; leave one of them out."
+                    f"{argument}: got {given!r} together with prior[{name!r}], which replaces it; leave one of them "
+                    "out."
                 )
 
 
@@ -222,14 +223,15 @@ def check_fit(blocks: Sequence[AnyPrior], series: Series, fixed: Parameters) -> 
         given = f"prior[{block.name!r}]: got {block.kind}"
         if series.dt is not None:
             raise ValueError(
-                f"{given} beside dt, but gaps allow only a {block.default_kind} there; give one, or leave dt out."
+                f"{given} together with dt, but gaps allow only a {block.default_kind} there; give one, or leave dt "
+                "out."
             )
         table = fixed.get(block.name)
         if table is None or table.shape[-1:] == (1,):
             continue
         if bool(table.isnan().any()):
             raise ValueError(
-                f"{given} beside a table in fixed that is known in part; fix the whole table, or give a "
+                f"{given} together with a table in fixed that is known in part; fix the whole table, or give a "
                 f"{block.default_kind}."
             )
         support: Any = block.support

@@ -165,8 +165,8 @@ class Dynamics(Named, ABC):
         """Raise ValueError if gaps do not fit these dynamics or the series."""
         if drive.gaps is not None:
             raise ValueError(
-                f"dt: {self.name} dynamics take none; use Copy dynamics, where gaps move the redraw probability, or "
-                "ContinuousMarkov."
+                f"dt: {self.name} dynamics take no gaps; use Copy, whose redraw probability then depends on the gap, "
+                "or ContinuousMarkov."
             )
 
     def sites(self, prior: Parameters) -> list[Site]:
@@ -255,7 +255,7 @@ class Dynamics(Named, ABC):
 
     def transition_table(self, values: Parameters, times: Any) -> Float[Tensor, "..."]:
         """P(state some time later | state), if the chain is in continuous time: `[*r, *times, K, K]`."""
-        raise TypeError(f"dynamics: {self.name} dynamics have steps, not times between them; use ContinuousMarkov.")
+        raise TypeError(f"dynamics: {self.name} dynamics have no continuous time; use ContinuousMarkov.")
 
     @abstractmethod
     def first(self, values: Parameters, drive: Drive) -> Float[Tensor, "*rb K"]:

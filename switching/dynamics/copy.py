@@ -235,7 +235,7 @@ class Copy(Dynamics):
 
     def durations(self, values: Parameters, drive: Drive) -> Tensor:
         if drive.inputs is not None and not drive.inputs.numel():
-            raise ValueError("inputs: got no step, but durations are averaged over steps; give a sequence.")
+            raise ValueError("inputs: got no step, but durations are averaged over steps; give at least one step.")
         log_redraw, _ = self.log_gate(values, Drive(drive.inputs, None), 0)
         return 1 / (log_redraw.exp().mean() * (1 - values["state_probs"]))
 

@@ -51,7 +51,7 @@ def check_law(law: Any) -> None:
     cure = "NegativeBinomial(), Poisson(), Geometric() or Categorical(max)"
     if not isinstance(law, Emission) or len(law.parts) > 1:
         raise TypeError(
-            f"duration: got {law!r}, expected the distribution of the steps after a segment's first: {cure}."
+            f"duration: got {law!r}, expected a distribution of the number of steps after a segment's first: {cure}."
         )
     check_no_inputs("duration", law)
     if law.n_features != 1 or not (law.support is constraints.nonnegative_integer or longest_of(law)):

@@ -159,7 +159,7 @@ class HierarchicalRows(VectorFamily[HierarchicalPoint]):
         return self._point(best, Dirichlet().expected(best.rows + self.counts(eta.double())), eta)
 
     def mode(self, eta: Float[Tensor, "*r P"]) -> HierarchicalPoint:
-        raise ValueError("concentration: got some below 1, so the rows have no mode; take the mean instead.")
+        raise ValueError("concentration: got values below 1, so the rows have no mode; take the mean instead.")
 
     def _point(self, hyper: _Hyper, rows: Tensor, like: Tensor) -> HierarchicalPoint:
         if self.known is None:

@@ -149,7 +149,7 @@ class Markov(Dynamics):
         object.__setattr__(self, "initial", given_start(self.initial, self.n_states, ("free", "stationary")))
         if self.n_initial and self.initial != "free":
             raise ValueError(
-                f'initial_inputs: got {self.initial_inputs} beside initial={self.initial!r}; use initial="free".'
+                f'initial_inputs: got {self.initial_inputs} together with initial={self.initial!r}; use initial="free".'
             )
         _ = self.reads
 
@@ -298,7 +298,7 @@ class Markov(Dynamics):
         if not self.n_inputs:
             return 1 / (1 - values["transition_probs"].diagonal(dim1=-2, dim2=-1))
         if drive.inputs is None or not drive.inputs.numel():
-            raise ValueError("inputs: got no step, but durations are averaged over steps; give a sequence.")
+            raise ValueError("inputs: got no step, but durations are averaged over steps; give at least one step.")
         stay = self.log_rows_at(values, drive, 0).diagonal(dim1=-2, dim2=-1).exp()
         return 1 / (1 - stay.flatten(0, -2).mean(0))
 

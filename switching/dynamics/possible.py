@@ -35,7 +35,9 @@ def read_mask(mask: Any, n_states: int) -> Mask:
         raise ValueError(f"mask: got shape {tuple(table.shape)}, expected {(n_states, n_states)}, [old, new].")
     for row, possible in enumerate(table.any(-1).tolist()):
         if not possible:
-            raise ValueError(f"mask: got no possible move in row {row}; a state at least stays, so make one True.")
+            raise ValueError(
+                f"mask: row {row} has no possible move; make one of its entries True, at least the diagonal."
+            )
     return tuple(tuple(row) for row in table.tolist())
 
 
@@ -77,8 +79,8 @@ def check_known_states(
             of = f" of sequence {int(numbers[sequence])}" if log_states.ndim > 2 else ""
             where = f"step {before + step}{of}"
             raise ValueError(
-                f"states: got {' or '.join(map(str, states))} at {where}, which no possible move reaches after the "
-                "known states before it; correct them, or make these moves possible in mask, initial or fixed."
+                f"states: got {' or '.join(map(str, states))} at {where}, but no possible path leads there from the "
+                "known states before; correct the states, or make the moves possible in mask, initial or fixed."
             )
         ahead = (alive.double() @ table > 0) | ~inside.reshape(-1, n_steps)[:, step : step + 1]
     return alive

@@ -56,11 +56,11 @@ def read_moves(mask: Any, absorbing: Sequence[int], n_states: int) -> Mask:
         free &= table.cpu()
     for state, leaves in enumerate(free.any(-1).tolist()):
         if leaves and state in absorbing:
-            raise ValueError(f"absorbing: got state {state}, which mask lets out; make its row False, or leave it out.")
-        if not leaves and state not in absorbing and n_states > 1:
             raise ValueError(
-                f"mask: got no exit from state {state}; make a jump possible, or say absorbing=[{state}] if none is."
+                f"absorbing: got state {state}, but mask allows jumps out of it; make its row False, or leave it out."
             )
+        if not leaves and state not in absorbing and n_states > 1:
+            raise ValueError(f"mask: no jump leaves state {state}; make one possible, or give absorbing=[{state}].")
     return tuple(tuple(row) for row in free.tolist())
 
 
@@ -93,8 +93,8 @@ def without_diagonal(table: Float[Tensor, "K K"]) -> Float[Tensor, "K K"]:
     wrong = (diagonal != 0) & ~((diagonal + exits).abs() <= CLOSE * exits.abs())
     for state in wrong.nonzero().flatten()[:1].tolist():
         raise ValueError(
-            f"{NAME}: got {float(diagonal[state]):g} on the diagonal at [{state}, {state}], expected 0, or as in a "
-            f"generator minus the sum of the other rates of its row, {-float(exits[state]):g}."
+            f"{NAME}: got {float(diagonal[state]):g} on the diagonal at [{state}, {state}], expected 0, or "
+            f"minus the sum of the other rates of its row (as in a generator), {-float(exits[state]):g}."
         )
     return others
 

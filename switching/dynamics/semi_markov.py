@@ -114,7 +114,7 @@ class SemiMarkov(Dynamics):
             object.__setattr__(self, "max_duration", check_integer("max_duration", self.max_duration))
             if longest_of(self.duration):
                 raise ValueError(
-                    f"max_duration: got {self.max_duration} beside {self.duration!r}, which has a limit; leave it out."
+                    f"max_duration: got {self.max_duration}, but {self.duration!r} has a limit already; leave it out."
                 )
         object.__setattr__(self, "initial", given_start(self.initial, self.n_states, ("free",)))
         object.__setattr__(self, "inputs", named_or_counted(self.inputs))

@@ -43,13 +43,14 @@ def tied_parts(emission: Emission, background: Emission, tied: Any) -> dict[str,
     """Both parts of a gated emission, tied; or an error, if they are not normal emissions of one kind."""
     if not isinstance(emission, NormalEmission) or type(emission) is not type(background):
         raise ValueError(
-            f"tied: got {emission!r} and {background!r}, which have no scale in common; give two Normal or two "
+            f"tied: got {emission!r} and {background!r}, which cannot share a scale; give two Normal or two "
             "MultivariateNormal of one covariance."
         )
     check_tied(tied, emission.tied_name)
     if "precision" in background.user_priors:
         raise ValueError(
-            f"prior: got one of the background's {emission.tied_name}, which is that of the emission; give it there."
+            f"prior: got one for {emission.tied_name} of the background, which shares that of the emission; give it "
+            "there."
         )
     parts = {"emission": emission, "background": background}
     # a part that is tied already stays the same object: it may have units

@@ -87,7 +87,7 @@ class ChainGraph(SeriesGraph):
         """
         dynamics, series, prior = problem.dynamics, problem.series, problem.prior
         if series.noise is not None:
-            raise ValueError('noise: got some, but message passing takes none; use method="em", "svi" or "nuts".')
+            raise ValueError('noise: was given, but message passing takes none; use method="em", "svi" or "nuts".')
         if dynamics.no_messages:
             raise TypeError(
                 f"dynamics: {dynamics.no_messages}, so {dynamics.name} has no conjugate family, which message "
@@ -95,7 +95,7 @@ class ChainGraph(SeriesGraph):
             )
         if independent and series.at_once:
             raise ValueError(
-                "dt: got a gap of 0, which always holds the state, so these steps are not independent; "
+                "dt: got a gap of 0, which always holds the state, so steps are not independent; "
                 'use factorization="structured".'
             )
         assert prior is not None

@@ -153,8 +153,8 @@ class Checkpoint:
         except OSError as error:
             reason = error.strerror or error
             raise OSError(
-                f"checkpoint: {self.path} cannot be written ({reason}); see that its folder exists and has room, and "
-                "call again: the fit goes on from the last state in the file."
+                f"checkpoint: {self.path} cannot be written ({reason}); check that its folder exists and has space, "
+                "then repeat the call: the fit continues from the last state in the file."
             ) from error
         self._written_at, self._is_written = time.monotonic(), True
 
@@ -162,8 +162,8 @@ class Checkpoint:
         loop = self.loops[self._place]
         if loop.name != name:
             raise ValueError(
-                f"checkpoint: {self.path} has the loop {loop.name!r} where this fit has {name!r}; remove the file, and "
-                "the fit begins anew."
+                f"checkpoint: {self.path} has the loop {loop.name!r} where this fit has {name!r}; remove the file to "
+                "start the fit again."
             )
         return loop
 

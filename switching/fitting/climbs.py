@@ -149,13 +149,13 @@ class SearchResult:
     @property
     def _ending(self) -> str:
         if self.interrupted:
-            return "not converged: interrupted, so that better ends may not have been looked for"
+            return "not converged: interrupted before the search was complete, so a better optimum may exist"
         if self.best.ended == "converged":
-            ending = "were gained in the last pass" if self.by_passes else "are left to gain"
-            return f"converged: less than {self.tol:.2g} nats {ending}"
+            gain = "gain of the last pass" if self.by_passes else "remaining gain"
+            return f"converged: the {gain} is below {self.tol:.2g} nats"
         gain = math.inf if self.by_passes else self.best.remaining_gain(0.0)
-        ahead = f"about {gain:.2g} nats are" if math.isfinite(gain) else "it is not known how much is"
-        return f"not converged: {ahead} left to gain after {len(self.best.trace)} steps; raise max_steps"
+        ahead = f"about {gain:.2g} nats" if math.isfinite(gain) else "unknown"
+        return f"not converged: the remaining gain is {ahead} after {len(self.best.trace)} steps; raise max_steps"
 
     @property
     def table(self) -> pd.DataFrame:

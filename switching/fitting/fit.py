@@ -126,8 +126,8 @@ def explains_singularity() -> Iterator[None]:
         yield
     except (NotDefiniteError, ImproperError) as error:
         raise ValueError(
-            f"x: rounding leaves no covariance of some state ({error}); see whether features add up to others, and how "
-            'far from the data the prior lies: leave such a feature out, use prior="weak", or give float64.'
+            f"x: after rounding, the covariance of some state is not positive definite ({error}). If a feature is a "
+            'sum of others, leave it out. If the prior is far from the data, use prior="weak". Or give float64.'
         ) from error
 
 

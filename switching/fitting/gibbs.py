@@ -50,9 +50,11 @@ def check_gibbs(problem: Problem) -> None:
     """
     dynamics, series = problem.dynamics, problem.series
     if series.noise is not None:
-        raise ValueError('noise: got some, but Gibbs sampling takes none; use method="nuts".')
+        raise ValueError('noise: was given, but Gibbs sampling takes none; use method="nuts".')
     if series.weights is not None:
-        raise ValueError('weights: got some of sequences, whose paths have no draws then; use method="nuts".')
+        raise ValueError(
+            'weights: was given for sequences, but Gibbs sampling draws whole sequences; use method="nuts".'
+        )
     reason = dynamics.no_messages or dynamics.not_conjugate
     if reason:
         raise TypeError(f"dynamics: {reason}, so {dynamics.name} has no conjugate prior, {INSTEAD}")
@@ -75,8 +77,8 @@ def check_gibbs(problem: Problem) -> None:
             raise TypeError(f"emission: {emission.name} has no conjugate prior, {INSTEAD}")
         if emission.fills_in and not _all_or_nothing(rows_read(emission, series)):
             raise ValueError(
-                f"x: got steps with some features missing, whose {emission.name} has no conjugate message; use "
-                'method="nuts", or leave these steps out whole.'
+                f"x: some steps miss only some features, and {emission.name} has no conjugate message for them; use "
+                'method="nuts", or set these steps to NaN as a whole.'
             )
 
 

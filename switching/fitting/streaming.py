@@ -235,13 +235,15 @@ def _wide(values: Parameters) -> Tensor:
 
 def _check_method(fit: Any, rule: StepRule, max_steps: Any, tol: Any) -> None:
     if fit.method not in ("em", "vmp"):
-        raise ValueError(f'update: got a fit by "{fit.method}", but only those by "em" and "vmp" go on; {AGAIN}.')
+        raise ValueError(
+            f'update: got a fit by "{fit.method}", but only fits by "em" and "vmp" can be updated; {AGAIN}.'
+        )
     if not Ranks.of(None).alone:
-        raise ValueError(f"group: update is made by one process, but torch.distributed has several; {AGAIN}.")
+        raise ValueError(f"group: update runs in one process, but torch.distributed has several; {AGAIN}.")
     if fit.method == "em" and fit.shared:
         raise ValueError(
-            'update: got a fit by "em" whose data several processes shared, and this one has no statistics of the '
-            f'others; fit by method="vmp", which goes on in one process, or {AGAIN}.'
+            'update: got a fit by "em" whose data several processes shared, but this process has no statistics of the '
+            f'others; fit by method="vmp", which one process can update, or {AGAIN}.'
         )
     if fit.method == "vmp" and rule.exponent != 1:
         raise ValueError(
@@ -270,14 +272,16 @@ def _check_names(fit: Any, series: Series) -> None:
 def _check_kind(fit: Any, problem: Any) -> None:
     model = fit.model
     if not isinstance(problem, Problem) or len(model.chain_sizes) > 1:
-        raise TypeError(f"update: got a fit of a {model.name}, but only those of a SwitchingSSM go on; {AGAIN}.")
+        raise TypeError(
+            f"update: got a fit of a {model.name}, but only fits of a SwitchingSSM can be updated; {AGAIN}."
+        )
     if model.subjects:
         raise TypeError(
-            "update: got a fit with parameters by subject, which does not go on; update that of one, "
+            "update: got a fit with parameters by subject, which cannot be updated; update the fit of one subject, "
             f"fit.subject(name), or {AGAIN}."
         )
     if problem.series.noise is not None or fit.series.noise is not None:
-        raise ValueError(f"noise: got some, but update takes none, nor a fit with some; leave it out, or {AGAIN}.")
+        raise ValueError(f"noise: was given to update or to its fit, but update takes none; leave it out, or {AGAIN}.")
 
 
 def _check_conjugate(fit: Any, problem: Problem) -> None:

@@ -175,7 +175,7 @@ def _one(series: Series) -> Series:
         )
     for name, tables in {"weights": (series.weights, series.step_weights), "noise": (series.noise,)}.items():
         if any(table is not None for table in tables):
-            raise ValueError(f"{name}: got some, but forecasts are not scored with any; leave it out.")
+            raise ValueError(f"{name}: was given, but forecasts are not scored with any; leave it out.")
     return series.one(0)
 
 

@@ -22,8 +22,8 @@ def split(options: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     """
     if options.get("checkpoint") is not None:
         raise ValueError(
-            f"checkpoint: got {options['checkpoint']!r}, but a file is of one fit, and here are several; call fit of "
-            "each model with a file of its own."
+            f"checkpoint: got {options['checkpoint']!r}, but a checkpoint holds one fit, and this call makes several; "
+            "fit each model by itself, with its own file."
         )
     given = {name: value for name, value in options.items() if name in Given.__annotations__}
     return given, {name: value for name, value in options.items() if name not in given}

@@ -241,7 +241,7 @@ def _heldout(model: Any, series: Series, folds: int, options: dict[str, Any], ra
         return _left_out(model, series, number_of, min(folds, sum(sizes)), options, ranks)
     if ranks.n > 1:
         raise ValueError(
-            f'criterion: got "heldout" for one sequence, of which {ranks.n} processes cannot have parts; select in one '
+            f'criterion: got "heldout" and one sequence, which {ranks.n} processes cannot share; select in one '
             'process, or by criterion="bic".'
         )
     one = series.one(0)

@@ -130,9 +130,9 @@ def _check_groups(names: tuple[str, ...], point: LocPrecision) -> None:
             free = table[:, group].isnan()
             if bool(precision[group][:, group].isnan().any()) and bool((free != free[:, :1]).any()):
                 raise ValueError(
-                    f"fixed: got other known entries of {' and '.join(coefficients)} for some of the coordinates "
-                    f"{group.tolist()} than for others, but their {noise} is free and joint; give {noise} zeros "
-                    "between them, such as a matrix with NaN on its diagonal and 0 elsewhere, or all of it."
+                    f"fixed: the coordinates {group.tolist()} have different known entries of "
+                    f"{' and '.join(coefficients)}, but their {noise} is free and joint; set {noise} to 0 between "
+                    "them, such as a matrix with NaN on its diagonal and 0 elsewhere, or fix all of it."
                 )
 
 

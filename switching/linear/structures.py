@@ -251,8 +251,8 @@ class Autoregression(Structure):
         least = float(share_of_noise(partial).min())
         if self.order > 1 and least < LOST:
             raise ValueError(
-                f"{names}: got {weights.tolist()}, with which the past explains all but a share of {least:.1g} of the "
-                f"variance, and rounding hides shares below {LOST:g}; give smaller ones, or a lower order."
+                f"{names}: got {weights.tolist()}, which leave only a share of {least:.1g} of the variance to new "
+                f"noise, and rounding hides shares below {LOST:g}; give smaller weights, or a lower order."
             )
         return checked
 

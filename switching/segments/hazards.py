@@ -131,8 +131,8 @@ def log_gate(
 
 def _not_a_number() -> None:
     raise ValueError(
-        f"{WEIGHTS}: times the inputs they are too large for the logit of the hazard; give smaller weights, and inputs "
-        "of about unit variance."
+        f"{WEIGHTS}: weights times inputs overflow the logit of the hazard; give smaller weights, and inputs of about "
+        "unit variance."
     )
 
 

@@ -329,7 +329,7 @@ class Segments(Model):
             return
         if self.duration is not None or (self.shared and series.batch_shape):
             other = "a distribution of durations" if self.duration is not None else "shared changes of sequences"
-            raise ValueError(f"dt: got some, but {other} takes none; leave it out.")
+            raise ValueError(f"dt: was given, but {other} takes none; leave it out.")
         if tuple(gaps.shape) != (*series.batch_shape, n_steps):
             raise ValueError(
                 f"dt: got shape {tuple(gaps.shape)}, expected {(*series.batch_shape, n_steps)}: the gap before each "

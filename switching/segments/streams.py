@@ -165,7 +165,7 @@ def _of_steps(model: Any, state: SegmentsStreamState, problem: SegmentProblem, g
 def _read_gaps(model: Any, state: SegmentsStreamState, gaps: Tensor) -> Tensor:
     """The gap before each step; that of the first step of a stream is not used."""
     if model.duration is not None or (model.shared and state.batch_shape):
-        raise ValueError("dt: got some, but durations and shared changes take none; leave it out.")
+        raise ValueError("dt: was given, but durations and shared changes take no gaps; leave it out.")
     if tuple(gaps.shape[:-1]) != state.batch_shape:
         got = tuple(gaps.shape[:-1])
         raise ValueError(f"dt: got shape {got}, expected {state.batch_shape}: the gap before this step.")

@@ -45,13 +45,13 @@ def fit_by_evidence(problem: SwitchingLinearProblem, known: Known, users: InFit,
     layout, dtype, series = problem.layout, problem.series.observations.dtype, problem.series.double()
     if options.method != "em":
         raise ValueError(
-            f"method: got {options.method!r}, but noises without an inverse leave no density to independent states and "
-            'regimes; use "em", which increases the evidence of a filter.'
+            f"method: got {options.method!r}, but with singular noises its posterior of states has no density; use "
+            '"em", which increases the evidence of a filter.'
         )
     if layout.recurrent:
         raise ValueError(
-            "fixed: got noises without an inverse for a model whose states choose the regimes, which only filters and "
-            "smoothers take; give a small variance in their place."
+            "fixed: got singular noises, but a model whose states choose the regimes can then be filtered and "
+            "smoothed, not fitted; give small variances instead."
         )
     scaled, volume = known.units.series(series), float(known.units.log_volume(series).sum())
     surface = Surface.of(layout, scaled, known, users, _own(problem, known, options), options.prior is not None)
@@ -62,7 +62,7 @@ def fit_by_evidence(problem: SwitchingLinearProblem, known: Known, users: InFit,
         result = search.result()
     if not math.isfinite(result.best.final):
         raise ValueError(
-            "fixed: got known entries beside which x has no density at any start; give a start, or free some entries."
+            "fixed: with these entries x has no density at any start of the search; give start=, or free some entries."
         )
     values = {name: v.to(dtype) for name, v in known.back(surface.values(result.best.tables["y"])).items()}
     share = gpb_filter(layout.regimes(values), problem.series.observations, ORDER, series.lengths).state
@@ -81,7 +81,7 @@ def _own(problem: SwitchingLinearProblem, known: Known, options: Options) -> Par
         return None
     if not isinstance(values, Mapping):
         raise TypeError(
-            f"start: got {type(options.start).__name__}, but beside singular noises a start is a model or values."
+            f"start: got {type(options.start).__name__}, but with singular noises, expected a model or values."
         )
     values = {name: value.double() for name, value in problem.values_of(values).items()}
     check_start(problem.layout, values, options)

@@ -111,8 +111,8 @@ def _check_shared(layout: LinearRegimes, known: Known, options: Options) -> None
     """Raise ValueError for what processes that share the data do not fit together."""
     if _singular(layout, known.tables):
         raise ValueError(
-            "fixed: got noises without an inverse, beside which one process has to have all data; give a small "
-            "variance in their place, or fit in one process."
+            "fixed: got singular noises, with which one process needs all data; give small variances instead, or fit "
+            "in one process."
         )
     if options.start is not None and not isinstance(values_of_model(options.start), Mapping):
         raise ValueError(

@@ -136,14 +136,14 @@ def _chosen(moves: str | None, particles: int, regimes: Regimes) -> _Moves:
     check_choice("moves", moves, MOVES)
     if recurrent and moves != "alternating":
         raise ValueError(
-            f"moves: got {moves!r}, which sums out the latents, but here the latents choose the regimes; "
+            f"moves: got {moves!r}, which sums out the latents, but the latents of this model choose the regimes; "
             "give 'alternating'."
         )
     if singular and moves != "collapsed":
         cure = "positive definite ones" if recurrent else "moves='collapsed'"
         raise ValueError(
-            f"{singular}: got singular matrices, so latents have no density; alternating moves compare such "
-            f"densities between regimes: give {cure}."
+            f"{singular}: got singular matrices, so latents have no density, but alternating moves compare their "
+            f"densities between regimes; give {cure}."
         )
     return _Moves(moves != "collapsed", moves != "alternating", particles)
 

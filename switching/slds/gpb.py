@@ -197,6 +197,6 @@ def check_density(failed: Tensor) -> None:
         of = f" of sequence {index[0] if len(index) == 1 else tuple(index)}" if index else ""
         raise ValueError(
             f"x, observation_noise: the observation at step {step}{of} has no density under the possible regimes, "
-            "because features have no noise of their own, or numbers are out of range; give observation_noise "
+            "because features have no observation noise, or numbers are out of range; give observation_noise "
             "positive variances, or x in other units."
         )

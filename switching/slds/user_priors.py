@@ -102,7 +102,8 @@ def users_of(layout: LinearRegimes, known: Known, method: str) -> InFit:
         _check_mode(layout, one)
         if name in known.tables:
             raise ValueError(
-                f"{given} beside a table in fixed that is known in part; fix the whole table, or leave the prior out."
+                f"{given} together with a table in fixed that is known in part; fix the whole table, or leave the "
+                "prior out."
             )
     return InFit(layout, known, conjugate, other)
 
@@ -126,7 +127,7 @@ def _taken(layout: LinearRegimes, name: str) -> str:
     if BLOCKS[name] == "sights" and layout.full_noise:
         return "none"
     kind = KINDS[name].__name__
-    beside = " beside a known observation_noise" if name == "emission_offset" else ""
+    beside = " if observation_noise is known" if name == "emission_offset" else ""
     return f"only {'an' if kind.startswith('I') else 'a'} {kind}{beside}"
 
 

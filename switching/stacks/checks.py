@@ -24,8 +24,8 @@ def check_log_weights(name: str, table: Tensor) -> None:
     if nothing.any():
         *sequence, step = nothing.nonzero()[0].tolist()
         raise ValueError(
-            f"{name}: everything is impossible (-inf) at step {step}{f' of sequence {sequence}' if sequence else ''}; "
-            "leave something possible at every step."
+            f"{name}: all entries are impossible (-inf) at step "
+            f"{step}{f' of sequence {sequence}' if sequence else ''}; give at least one of them a finite weight."
         )
 
 

@@ -524,7 +524,9 @@ def test_paths_equal_enumeration(kind, seed, impossible):
 
 
 def test_paths_need_finite_tables_of_one_batch():
-    with pytest.raises(ValueError, match=r"likelihood: got a weight that is not finite; put -inf .* into `base`"):
+    with pytest.raises(
+        ValueError, match=r"likelihood: got a weight that is not finite; give finite weights, .* -inf in `base`"
+    ):
         MarkovPaths().check(MarkovTables(torch.zeros(2), torch.zeros(2, 2), torch.full((3, 2), -math.inf)))
     with pytest.raises(ValueError, match=r"transition: the tables have shapes .* give each all batch axes"):
         MarkovPaths().check(MarkovTables(torch.zeros(4, 2), torch.zeros(2, 2), torch.zeros(4, 3, 2)))

@@ -431,13 +431,16 @@ ONE, TWO = torch.ones(1, 1), torch.eye(2)
         ({"x": torch.full((3, 1), torch.inf)}, "x: got shape"),
         ({"x": torch.zeros(0, 1)}, "x: got shape"),
         ({"transition": torch.ones(2, 1)}, "transition: got shape"),
-        ({"transition": torch.ones(4, 1, 1)}, r"expected \[\*batch, 1, 1\] for all steps, or \[\*batch, 2, 1, 1\]"),
+        (
+            {"transition": torch.ones(4, 1, 1)},
+            r"expected \[\*batch, 1, 1\], the same at all steps, or \[\*batch, 2, 1, 1\]",
+        ),
         ({"transition": torch.ones(0, 0)}, "transition: got shape"),
         (
             {"transition": 1e30 * ONE, "x": torch.full((9, 1), torch.nan)},
             "transition, state_noise: the variance at step ",
         ),
-        ({"x": 1e30 * torch.ones(3, 1)}, "lies beyond what float32 holds"),
+        ({"x": 1e30 * torch.ones(3, 1)}, "overflows float32"),
         ({"emission": torch.ones(2, 1)}, "emission: got shape"),
         ({"state_noise": -ONE}, "state_noise: got a matrix with a negative eigenvalue, -1"),
         ({"observation_noise": torch.tensor([[torch.nan]])}, "observation_noise: got numbers that are not finite"),
@@ -460,15 +463,13 @@ def test_means_beyond_numbers_are_named(dtype, growth):
     x, one = torch.full((9, 1), torch.nan, dtype=dtype), torch.ones(1, 1, dtype=dtype)
     growing = sh.chains.LinearGaussianChain(x, growth * one, 0 * one, one, one, initial_mean=one[0])
     for method in (growing.filter, growing.smooth, growing.entropy):
-        with pytest.raises(
-            ValueError, match=f"transition, initial_mean: a mean lies beyond what {str(dtype)[6:]} holds"
-        ):
+        with pytest.raises(ValueError, match=f"transition, initial_mean: a mean overflows {str(dtype)[6:]};"):
             method()
 
 
 def test_forecasts_beyond_numbers_are_named():
     unstable = sh.chains.LinearGaussianChain(torch.zeros(3, 1), 1e3 * ONE, ONE, ONE, ONE)
-    with pytest.raises(ValueError, match="horizon: got 20, over which means or variances grow beyond"):
+    with pytest.raises(ValueError, match="horizon: got 20, but means or variances overflow"):
         unstable.forecast(20)
 
 
@@ -489,11 +490,11 @@ def test_a_series_too_short_for_its_diffuse_start_is_named_by_its_sequence():
 
 
 def test_kinds_are_named():
-    with pytest.raises(TypeError, match=r"diffuse: got torch\.int64, expected truth values"):
+    with pytest.raises(TypeError, match=r"diffuse: got torch\.int64, expected a boolean for each state"):
         sh.chains.LinearGaussianChain(torch.zeros(3, 1), ONE, ONE, ONE, ONE, diffuse=[1])
     with pytest.raises(TypeError, match=r"state_noise: got torch\.float64"):
         sh.chains.LinearGaussianChain(torch.zeros(3, 1), ONE, ONE.double(), ONE, ONE)
-    with pytest.raises(ValueError, match="transition: varies with the step"):
+    with pytest.raises(ValueError, match="transition: varies by step"):
         sh.chains.LinearGaussianChain(torch.zeros(3, 1), torch.ones(2, 1, 1), ONE, ONE, ONE).forecast(2)
 
 

@@ -185,7 +185,7 @@ def test_with_all_of_the_point_known_nothing_is_left_to_say():
 def test_a_family_without_such_parts_is_refused():
     nowhere = torch.full((2, 1), math.nan, dtype=torch.float64)
     point = LocPrecision(nowhere, torch.eye(1, dtype=torch.float64))
-    with pytest.raises(TypeError, match="MatrixNormalWishart cannot be known by itself; give all"):
+    with pytest.raises(TypeError, match="MatrixNormalWishart cannot have only some known entries; give all"):
         given(MatrixNormalWishart(2), point)
 
 

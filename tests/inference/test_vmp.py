@@ -728,7 +728,7 @@ BROKEN = {
     "no prior": (
         [coin_block(prior=None)],
         [Factor(heads, ("coin",))],
-        "block 'coin': got no prior, improper for a Beta",
+        "block 'coin': got no prior, but a Beta needs one",
     ),
     "neither prior nor start": (
         [coin_block(), replace(SIDE, eta=None)],
@@ -768,7 +768,7 @@ def test_an_update_that_lowers_the_elbo_is_named(record):
     vmp.run(3)
     wrong = replace(vmp.factors[1], messages={"weights": lambda s, w: -0.05 * s.sum(0)})
     broken = VMP(vmp.blocks.values(), [vmp.factors[0], wrong], check=False)
-    with pytest.raises(ValueError, match=r"block 'weights': its update took the ELBO from .* expected a rise"):
+    with pytest.raises(ValueError, match=r"block 'weights': its update lowered the ELBO from .* to "):
         broken.run(5, record=record)
 
 
@@ -821,7 +821,7 @@ def test_a_convex_factor_raises_the_bound_through_its_tangent():
 def test_what_is_said_to_be_convex_and_is_not_is_named():
     z = torch.tensor([1.0, 2.0, -0.5, 3.0], dtype=torch.float64)
     prior = Gaussian().natural(torch.zeros(1).double(), torch.eye(1).double())
-    with pytest.raises(ValueError, match="factor 'bound': elog falls below its tangent"):
+    with pytest.raises(ValueError, match=r"factor 'bound': elog is declared convex in .* but lies below its tangent"):
         VMP([Block("weight", Gaussian(), prior)], [Factor(logistic(z, -1.0), ("weight",), convex=("weight",))])
 
 

@@ -414,7 +414,7 @@ def categorical(states=2):
         (lambda: as_ssm(QRNN(3, 2, pooling="ifo")), "layer: a QRNN with pooling='ifo' holds and draws by gates"),
         (lambda: as_ssm(QRNN(3, 2, window=2)), "layer: its gates read 2 inputs each"),
         (lambda: as_ssm(torch.nn.Linear(3, 2)), "layer: got Linear, expected MinGRU, MinLSTM or QRNN"),
-        (lambda: as_ssm(MinGRU(3, 2), [1, 1, 1], inputs="given"), 'token_probs: got some with inputs="given"'),
+        (lambda: as_ssm(MinGRU(3, 2), [1, 1, 1], inputs="given"), 'token_probs: was given with inputs="given"'),
         (lambda: as_ssm(MinGRU(3, 2, num_layers=2)), "layer: has 2 layers, and those above the first read beliefs"),
         (
             lambda: as_ssm(MinGRU(3, 2), [0.5, 0.5, 0.0]),

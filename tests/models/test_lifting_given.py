@@ -242,7 +242,7 @@ def test_what_has_densities_is_told_and_what_has_not_says_why():
     assert told["gaussian"].startswith("none: got Sequential")
     mixing = nn.Sequential(nn.Embedding(4, 3), nn.Dropout(0.9), MinGRU(3, 2))
     for lift in (as_ssm, lambda network: as_ssm(network, inputs="given").hidden(torch.zeros(2, dtype=torch.int64))):
-        with pytest.raises(ValueError, match=r"layer: its Dropout is in training, .* use .eval\(\)"):
+        with pytest.raises(ValueError, match=r"layer: its Dropout is in training mode, .* use .eval\(\)"):
             lift(mixing)
     looking = nn.Sequential(nn.Embedding(4, 3), nn.Softmax(-2), MinGRU(3, 2))
     with pytest.raises(ValueError, match="layer: the modules before the MinGRU do not make one row of 3 features"):

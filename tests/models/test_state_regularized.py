@@ -384,7 +384,7 @@ def test_what_is_no_chain_over_centroids_is_refused():
     for cell in (LSTM, PeepholeLSTM):
         with pytest.raises(ValueError, match=f"layer: its cell, a {cell.__name__}, keeps a cell state"):
             as_ssm(build(cell)[0])
-    with pytest.raises(ValueError, match="token_probs: got some"):
+    with pytest.raises(ValueError, match="token_probs: was given"):
         as_ssm(network, token_probs=[1.0, 2.0])
     with pytest.raises(ValueError, match="inputs: got 'gaussian'"):
         as_ssm(network, inputs="gaussian")

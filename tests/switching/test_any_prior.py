@@ -258,22 +258,22 @@ LOGISTIC = "prior['transition_probs']: got LogisticNormal"
             lambda: sh.Markov(2, mask=[[True, True], [False, True]], prior={"transition_probs": ROW}),
             LOGISTIC + ", but Markov with mask",
         ),
-        (lambda: NARROW.fit(X, dt=torch.ones(60)), "prior['redraw_prob']: got Uniform beside dt"),
+        (lambda: NARROW.fit(X, dt=torch.ones(60)), "prior['redraw_prob']: got Uniform together with dt"),
         (lambda: NARROW.fit(X, fixed={"redraw_prob": 0.5}), "fixed: got redraw_prob 0.5, which is not inside"),
         (lambda: ROWS.fit(X, fixed={"transition_probs": ZERO}), "fixed: got transition_probs [[1.0, 0.0], [0.5, 0.5]]"),
-        (lambda: ROWS.fit(X, fixed={"transition_probs": PART}), LOGISTIC + " beside a table in fixed"),
+        (lambda: ROWS.fit(X, fixed={"transition_probs": PART}), LOGISTIC + " together with a table in fixed"),
         (lambda: NARROW.fit(torch.stack([X, X]), pooled="none"), "pooled: got 'none', but the prior of redraw_prob is"),
         (
             lambda: sh.Copy(2, redraw_prior=(1, 50), prior={"redraw_prob": UNIFORM}),
-            "redraw_prior: got (1, 50) beside prior['redraw_prob']",
+            "redraw_prior: got (1, 50) together with prior['redraw_prob']",
         ),
         (
             lambda: sh.Copy(2, state_prior=[1, 2], prior={"state_probs": dist.Dirichlet(torch.ones(2))}),
-            "state_prior: got [1, 2] beside prior['state_probs']",
+            "state_prior: got [1, 2] together with prior['state_probs']",
         ),
         (
             lambda: sh.Markov(2, sticky=5, prior={"transition_probs": ROW}),
-            "sticky: got 5.0 beside prior['transition_probs']",
+            "sticky: got 5.0 together with prior['transition_probs']",
         ),
         (
             lambda: NARROW.with_prior({"redraw_concentration": [1.0, 9.0]}),

@@ -373,7 +373,7 @@ def test_a_stream_starts_after_observations_before_it():
         assert_close(state.log_evidence, filtered.log_normalizer, rtol=1e-12, atol=0)
     with pytest.raises(ValueError, match=r"before: got shape \(3, 2\), expected \(2, 2, 2\)"):
         model.start((2,), before=x[0, :3])
-    with pytest.raises(ValueError, match="before: got some, but no part of the model"):
+    with pytest.raises(ValueError, match="before: was given, but no part of the model"):
         sh.SwitchingSSM(sh.Copy(1), sh.Normal()).with_values(
             loc=[[0]], scale=[[1]], redraw_prob=0.5, state_probs=[1]
         ).start(before=[0.0])
@@ -586,13 +586,13 @@ def test_bad_input_is_named():
         model.fit(x[:3], progress=False)
     with pytest.raises(ValueError, match=r"order: got 3 lags, but sequence 1 has 2 step"):
         model.fit([x, x[:2]], progress=False)
-    with pytest.raises(ValueError, match=r"before: got some, but no part of the model reads earlier observations"):
+    with pytest.raises(ValueError, match=r"before: was given, but no part of the model reads earlier observations"):
         sh.SwitchingSSM(sh.Markov(2), sh.Normal()).fit(x, before=x[:2], progress=False)
     with pytest.raises(ValueError, match=r"before: got shape \(2, 2\), expected \(3, 1\)"):
         model.fit(x, before=torch.zeros(2, 2), progress=False)
     with pytest.raises(ValueError, match="before: got an infinite value"):
         model.fit(x, before=[math.inf, 0.0, 0.0], progress=False)
-    with pytest.raises(ValueError, match=r"x: every step lacks an observation or one of its 3 lags"):
+    with pytest.raises(ValueError, match=r"x: no step has both its observation and all of its 3 lags"):
         model.fit(torch.where(torch.arange(20) % 3 == 0, torch.nan, x), progress=False)
     shared = sh.SwitchingSSM(sh.Markov(2), sh.AutoRegressive(1, switching="scale"))
     with pytest.raises(TypeError, match="all states share its intercept and coefficients"):

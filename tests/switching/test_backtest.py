@@ -217,7 +217,7 @@ def test_a_true_model_has_uniform_transforms_and_covers_as_it_says():
         ({"level": 1.0}, ValueError, "^level: got 1.0"),
         ({"model": "hmm"}, TypeError, "^model: got str"),
         ({"x": [[1.0, 2.0, 3.0], [1.0, 2.0]]}, ValueError, "^x: got 2 sequences"),
-        ({"weights": torch.ones(30)}, ValueError, "^weights: got some"),
+        ({"weights": torch.ones(30)}, ValueError, "^weights: was given"),
     ],
 )
 def test_bad_input_is_named(nile, change, error, message):

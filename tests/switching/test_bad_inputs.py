@@ -22,7 +22,7 @@ def forward(**options: object) -> sh.SwitchingSSM:
             forward(),
             PATH,
             None,
-            r"^states: got 0 at step 3, which no possible move reaches .* in mask, initial or fixed",
+            r"^states: got 0 at step 3, but no possible path leads there .* in mask, initial or fixed",
         ),
         (forward(), np.where(np.arange(30) % 5 == 0, PATH, N), None, "^states: got 1 at step 10"),
         (forward(initial=[1.0, 0.0, 0.0]), np.r_[1.0, np.full(29, N)], None, "^states: got 1 at step 0"),

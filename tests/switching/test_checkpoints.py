@@ -422,7 +422,11 @@ def test_a_damaged_file_is_refused_with_the_cure(kept, tmp_path, harm):
 @pytest.mark.parametrize(
     ("path", "kind", "said"),
     [
-        ("absent/fit", OSError, "absent/fit cannot be written (No such file or directory); see that its folder exists"),
+        (
+            "absent/fit",
+            OSError,
+            "absent/fit cannot be written (No such file or directory); check that its folder exists",
+        ),
         ("pipe", ValueError, "pipe cannot be read (Is a pipe or a device); give the path of a file."),
         (".", ValueError, "cannot be read (Is a directory); give the path of a file."),
         ("file/fit", ValueError, "cannot be read (Not a directory)"),
@@ -442,8 +446,11 @@ def test_a_path_that_cannot_be_written_is_refused_before_any_work(tmp_path, monk
 @pytest.mark.parametrize(
     ("data", "said"),
     [
-        (bytes(100), "its description is no JSON, so it is damaged or no safetensors file; give another path"),
-        (b"\x93NUMPY" + bytes([255]) * 90, "fit is cut off or no safetensors file; restore it from a copy; give"),
+        (bytes(100), "its description is not JSON, so it is damaged or not a safetensors file; give another path"),
+        (
+            b"\x93NUMPY" + bytes([255]) * 90,
+            "fit is incomplete, or not a safetensors file; restore it from a copy; give",
+        ),
         (save({"a": torch.zeros(2)}), "fit is of another kind: it has no description by samplehold; give another path"),
         (sealed({"loops": []}, {}, 2), "it has format 2, and this version reads 1; update samplehold; give another"),
     ],
@@ -482,7 +489,7 @@ def test_bad_times_are_named(every):
 
 def test_choices_and_backtests_refuse_a_checkpoint_as_they_have_several_fits(tmp_path):
     for call in (lambda **o: sh.select(lambda k: TWO, X, [1], **o), lambda **o: sh.backtest(TWO, X, **o)):
-        with pytest.raises(ValueError, match=r"^checkpoint: got .* a file is of one fit"):
+        with pytest.raises(ValueError, match=r"^checkpoint: got .* a checkpoint holds one fit"):
             call(checkpoint=tmp_path / "fit")
 
 

@@ -383,7 +383,12 @@ def test_effects_of_inputs_have_no_bands_after_an_update():
         ("em", {"tol": 1e-3}, ValueError, 'tol: got 0.001, but an update by "em" is one step'),
         ("vmp", {"max_steps": 0}, ValueError, "max_steps: got 0"),
         ("vmp", {"tol": -1.0}, ValueError, "tol: got -1.0"),
-        ("em", {"noise": torch.ones(12)}, ValueError, "noise: got some, but update takes none"),
+        (
+            "em",
+            {"noise": torch.ones(12)},
+            ValueError,
+            "noise: was given to update or to its fit, but update takes none",
+        ),
         ("em", {"colour": 1}, TypeError, "colour: no such argument"),
     ],
 )
@@ -443,20 +448,24 @@ def test_fits_whose_statistics_do_not_add_up_are_refused_with_a_cure():
     assert by_vmp.update(x, inputs=inputs, max_steps=2).updates == 1
     stationary = sh.SwitchingSSM(sh.Markov(2, initial="stationary"), sh.Normal(1)).fit(x, max_steps=2, **QUICK)
     refused(stationary, x, match="no closed form for transition_probs")
-    refused(replace(by_vmp, method="svi"), x, match='got a fit by "svi", but only those by "em" and "vmp" go on')
+    refused(
+        replace(by_vmp, method="svi"), x, match='got a fit by "svi", but only fits by "em" and "vmp" can be updated'
+    )
 
 
 def test_a_fit_of_several_chains_is_refused():
     x = simulated(12, 1)[0]
     layered = sh.LayeredSSM([2, 2], sh.Normal(1)).fit(x, max_steps=2, **QUICK)
-    refused(layered, x, match="got a fit of a LayeredSSM, but only those of a SwitchingSSM go on")
+    refused(layered, x, match="got a fit of a LayeredSSM, but only fits of a SwitchingSSM can be updated")
 
 
 def test_a_fit_that_knows_one_share_of_the_data_has_no_number_of_all():
     x = simulated(12, 4)
     fit = replace(small_fit(x=x), shared=True)  # as in one of several processes, after their group has ended
     assert not fit.has_all
-    refused(fit, x, match='got a fit by "em" whose data several processes shared, and this one has no statistics of')
+    refused(
+        fit, x, match='got a fit by "em" whose data several processes shared, but this process has no statistics of'
+    )
     for name in ("aic", "bic", "icl"):
         with pytest.raises(ValueError, match=f"{name}: several processes shared .*sum of fit.loglik over"):
             getattr(fit, name)
@@ -471,18 +480,18 @@ def test_a_fit_that_knows_one_share_of_the_data_has_no_number_of_all():
 def test_processes_that_share_data_do_not_update(monkeypatch):
     fit = small_fit()
     monkeypatch.setattr(Ranks, "alone", property(lambda self: False))
-    refused(fit, simulated(12, 1), match="group: update is made by one process")
+    refused(fit, simulated(12, 1), match="group: update runs in one process")
 
 
 @pytest.mark.slow
 def test_fits_of_other_models_and_by_other_methods_are_refused_with_a_cure():
     x = simulated(12, 3)
     linear = sh.LinearSSM(sh.LocalLevel()).fit(x[0])
-    refused(linear, x[0], match="got a fit of a LinearSSM, but only those of a SwitchingSSM go on")
+    refused(linear, x[0], match="got a fit of a LinearSSM, but only fits of a SwitchingSSM can be updated")
     subjects = model().fit(x, pooled="none", max_steps=2, **QUICK)
     refused(subjects, x, match="got a fit with parameters by subject")
     assert subjects.subject("0").update(x[0]).updates == 1
     sampled = small_fit("svi", x=x, max_steps=2)
-    refused(sampled, x, match='got a fit by "svi", but only those by "em" and "vmp" go on')
+    refused(sampled, x, match='got a fit by "svi", but only fits by "em" and "vmp" can be updated')
     noisy = small_fit(x=x, noise=torch.ones(3, 12), max_steps=2)
-    refused(noisy, x, match="noise: got some")
+    refused(noisy, x, match="noise: was given")

@@ -469,9 +469,12 @@ SLOPED = "rates", "rates_weights"
 # ---- bad input -------------------------------------------------------------------------------------------------------
 
 BAD = {
-    "no exit": ({"mask": [[0, 1], [0, 0]]}, r"mask: got no exit from state 1; .* say absorbing=\[1\]"),
-    "no jump at all": ({"mask": np.zeros((2, 2), bool)}, "mask: got no exit from state 0"),
-    "an exit": ({"mask": [[0, 1], [1, 0]], "absorbing": [1]}, "absorbing: got state 1, which mask lets out"),
+    "no exit": ({"mask": [[0, 1], [0, 0]]}, r"mask: no jump leaves state 1; .* give absorbing=\[1\]"),
+    "no jump at all": ({"mask": np.zeros((2, 2), bool)}, "mask: no jump leaves state 0"),
+    "an exit": (
+        {"mask": [[0, 1], [1, 0]], "absorbing": [1]},
+        "absorbing: got state 1, but mask allows jumps out of it",
+    ),
     "not absorbing": ({"exact": [1]}, "exact: got state 1, which is not absorbing"),
     "no such state": ({"absorbing": [2]}, "absorbing: got state 2, expected states from 0 to 1"),
     "shape": ({"mask": np.ones((3, 3), bool)}, r"mask: got shape \(3, 3\), expected \(2, 2\)"),
@@ -520,7 +523,7 @@ TIMES_BAD = {
     "back": ({"time": [0, 2, 1, 3]}, "time: goes back at step 2, where 1 follows 2"),
     "repeat": ({"time": [0, 1, 1, 3]}, "time: repeats at step 2, where 1 follows 1"),
     "missing": ({"time": [0, float("nan"), 1, 3]}, "time: got nan at step 1, expected the time of the step"),
-    "both": ({"time": [0, 1, 2, 3], "dt": [1, 1, 1, 1]}, "time: got some besides dt"),
+    "both": ({"time": [0, 1, 2, 3], "dt": [1, 1, 1, 1]}, "time: was given with dt"),
     "zero gap": ({"dt": [0, 1, 0, 3]}, "dt: got 0 at step 2, expected .* above 0"),
     "negative gap": ({"dt": [0, 1, -1, 3]}, "dt: got -1 at step 2"),
     "shape": ({"dt": [0, 1]}, r"dt: got shape \(2,\), expected \(4,\)"),
@@ -552,7 +555,7 @@ def test_nothing_follows_an_absorbing_state():
     x = torch.tensor([[0.0, 1, 2, 2], [0, 2, 1, 1]], dtype=torch.float64).unsqueeze(-1)
     with pytest.raises(ValueError, match="step 2 of sequence 1"):
         seen.log_evidence(x)
-    with pytest.raises(ValueError, match="states: got 1 at step 2 of sequence 1, which no possible move reaches"):
+    with pytest.raises(ValueError, match="states: got 1 at step 2 of sequence 1, but no possible path leads there"):
         seen.log_evidence(x, states=x.squeeze(-1))
 
 
@@ -567,13 +570,13 @@ def test_no_entry_at_all_may_be_known():
     torch.testing.assert_close(model.log_evidence(X[0], time=TIMES[0], states=unknown), other)
     series = model.read(X[0], time=TIMES[0], states=unknown)
     assert model.forecast(series, 1, dt=[1.0]).state.shape == (1, 3)
-    with pytest.raises(ValueError, match="time: got some, but a Series has gaps, not times; give dt"):
+    with pytest.raises(ValueError, match="time: was given, but a Series has gaps, not times; give dt"):
         model.forecast(series, 1, time=[99.0])
 
 
 def test_other_dynamics_have_no_times_between_steps():
     markov = sh.SwitchingSSM(sh.Markov(2), sh.Poisson()).fit([0, 1, 9, 8], restarts=1, max_steps=2, progress=False)
-    with pytest.raises(TypeError, match="dynamics: Markov dynamics have steps, not times between them"):
+    with pytest.raises(TypeError, match="dynamics: Markov dynamics have no continuous time"):
         markov.model.transition_table(1.0)
     with pytest.raises(TypeError, match=r"model: got .*, expected a SwitchingSSM of ContinuousMarkov dynamics"):
         markov.sojourn()

@@ -160,7 +160,7 @@ def test_em_raises_a_bound_below_the_evidence(model, prior):
 
 def test_what_such_a_model_cannot_do_is_said():
     model, x = factorial(), torch.zeros(5, 2)
-    with pytest.raises(ValueError, match="inputs: got some, but no part of the model reads any"):
+    with pytest.raises(ValueError, match="inputs: was given, but no part of the model reads any"):
         model.smooth(x, inputs=torch.zeros(5, 1))
     with pytest.raises(ValueError, match="method: got 'nuts', expected one of 'em', 'vmp'"):
         model.fit(x, "nuts")

@@ -176,7 +176,7 @@ def test_bad_input_is_named(given, text):
     form = sh.DeviationAR(2, 2)
     with pytest.raises(ValueError, match=r"order: got 2 lags, but x has 2 step"):
         form.fit([1.0, 2.0])
-    with pytest.raises(ValueError, match=r"states: got some, but DeviationAR\.fit orders states by their means"):
+    with pytest.raises(ValueError, match=r"states: was given, but DeviationAR\.fit orders states by their means"):
         form.fit([1.0, 2.0, 0.0, 1.0], states=[0, 1, 0, 0])
     with pytest.raises(ValueError, match=r"values: got unknown parameter\(s\) \['mean'\]"):
         form.model(mean=[0.0, 1.0])

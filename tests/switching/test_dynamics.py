@@ -137,10 +137,10 @@ def test_drives_that_do_not_fit_are_refused():
     for model, keywords, said in [
         (copy, {"dt": [1.0, 2.0]}, r"dt: got shape \(2,\), expected \(4,\)"),
         (copy, {"dt": [1.0, -2.0, 1.0, 1.0]}, "dt: got gaps that are negative"),
-        (copy, {"inputs": torch.zeros(4, 1)}, "inputs: got some, but no part of the model reads any"),
+        (copy, {"inputs": torch.zeros(4, 1)}, "inputs: was given, but no part of the model reads any"),
         (moved, {}, "inputs: missing"),
         (moved, {"inputs": torch.full((4, 2), torch.nan)}, "inputs: got NaN"),
-        (markov, {"dt": [1.0] * 4}, "dt: Markov dynamics take none"),
+        (markov, {"dt": [1.0] * 4}, "dt: Markov dynamics take no gaps"),
     ]:
         with pytest.raises(ValueError, match=said):
             model.log_evidence(x, **keywords)

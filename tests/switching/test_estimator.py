@@ -154,7 +154,7 @@ def test_columns_of_frames_are_found_by_name():
         ({"lengths": [3, 3]}, "lengths: got sizes with the sum 6, but X has 46 rows"),
         ({"lengths": [0, 46]}, "lengths"),
         ({"groups": [1, 2]}, "groups: got 2 labels, but X has 46 rows"),
-        ({"groups": DAYS, "lengths": [46]}, "groups: got lengths too"),
+        ({"groups": DAYS, "lengths": [46]}, "groups: was given together with lengths"),
         ({"y": [12, 9, 15, 10]}, "y: got 4 values for 46 rows of X; to name sequences, write lengths="),
     ],
 )
@@ -191,8 +191,8 @@ def test_sequences_begin_in_the_order_of_their_first_rows():
     [
         (5, r"groups: got shape \(\)"),
         ([[1, 2], [1, 2]], r"groups: got shape \(2, 2\)"),
-        ([1.0, np.nan], "groups: got no label at row 1"),
-        (np.array([None, "a"], dtype=object), "groups: got no label at row 0"),
+        ([1.0, np.nan], "groups: row 1 has no label"),
+        (np.array([None, "a"], dtype=object), "groups: row 0 has no label"),
     ],
 )
 def test_labels_that_name_no_sequence_are_refused(groups, message):

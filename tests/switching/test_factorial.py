@@ -133,9 +133,9 @@ def test_bad_arguments_are_named():
         random_model(0, counts=True).infer(-torch.ones(3, 2))
     x = model.simulate(5, seed=0).x
     x[2, 0] = torch.nan
-    with pytest.raises(ValueError, match="x: misses single features"):
+    with pytest.raises(ValueError, match="x: at some step only some features are missing"):
         model.fit(x, progress=False)
-    with pytest.raises(ValueError, match="x: misses single features"):
+    with pytest.raises(ValueError, match="x: at some step only some features are missing"):
         model.fit(x, "vmp", progress=False)
     with pytest.raises(ValueError, match="method: got 'nuts'"):
         model.fit(x, "nuts", progress=False)

@@ -151,9 +151,9 @@ def test_a_fitted_series_needs_only_the_inputs_and_gaps_of_the_steps_to_come(bat
         same = torch.cat([drive[:, :20], drive[:1, 20:].expand(3, -1, -1)], 1)
         expected = fit.model.forecast(x, 5, inputs=same).mean
         assert_close(fit.forecast(5, inputs=drive[0, 20:]).mean, expected, rtol=0, atol=0)
-    with pytest.raises(ValueError, match=r"^inputs: got shape .* those of the 5 steps to come"):
+    with pytest.raises(ValueError, match=r"^inputs: got shape .* those of the 5 future steps"):
         fit.forecast(5, inputs=drive[..., 21:, :])
-    with pytest.raises(ValueError, match=r"^dt: got some for the steps to come, but the series has none"):
+    with pytest.raises(ValueError, match=r"^dt: was given for future steps, but the series has none"):
         fit.forecast(5, dt=torch.ones(5))
     assert fit.series.design.shape == shape
     if not batch:

@@ -445,7 +445,7 @@ def test_a_fit_knows_the_numbers_of_its_labels():
         ([[0.5, -1.0, 1.0]] * 4, "states: got -1 at step 0, state 1; expected weights of at least 0"),
         ([[0.5, float("nan"), 1.0]] * 4, "states: got nan at step 0, state 1"),
         (0, r"states: got shape \(\)"),
-        ({"a": [0, 1, 1, 1]}, "states: got entries of a, but x has sequences with no names"),
+        ({"a": [0, 1, 1, 1]}, "states: got entries for a, but the sequences of x have no names"),
         (object(), "states: got object"),
     ],
 )
@@ -483,19 +483,19 @@ def test_a_bad_state_of_several_sequences_has_its_place():
     ids=["linear", "switching linear", "factorial"],
 )
 def test_other_models_take_no_states(model):
-    with pytest.raises(ValueError, match=f"states: got some, but a {type(model).__name__} takes none; leave it out"):
+    with pytest.raises(ValueError, match=f"states: was given, but a {type(model).__name__} takes none; leave it out"):
         model.read([1.0, 2.0, 3.0], states=[0, 1, 0])
 
 
 def test_a_series_has_its_own_states():
     model = three_states()[0]
     series = model.read([0.1, 0.2])
-    with pytest.raises(ValueError, match="states: got some besides a Series"):
+    with pytest.raises(ValueError, match="states: was given with a Series"):
         model.read(series, states=[0, 1])
 
 
 def test_a_filter_that_does_not_use_states_refuses_them():
     model = random_model("copy", "normal")
     x = model.simulate(N, seed=0).x
-    with pytest.raises(ValueError, match="states: got some, but this filter takes none"):
+    with pytest.raises(ValueError, match="states: was given, but this filter takes none"):
         sh.filter_vmp(model, x, states=KNOWN)

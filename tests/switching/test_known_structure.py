@@ -188,7 +188,7 @@ def test_what_cannot_be_held_is_refused_by_name() -> None:
         ({"state_noise": [[1.0, 2.0], [2.0, 1.0]]}, "not positive semidefinite"),
         ({"state_noise": [[N, 0.0], [1.0, N]]}, "not symmetric"),
         ({"transition_probs": [[0.7, 0.7], [N, N]]}, "^fixed.*known entries sum to"),
-        ({"transition": [[1.0, N], [N, N]]}, "state_noise is free and joint; give state_noise zeros between them"),
+        ({"transition": [[1.0, N], [N, N]]}, "state_noise is free and joint; set state_noise to 0 between them"),
     ):
         with pytest.raises(ValueError, match=said):
             model.fit(x, fixed=fixed, **QUIET)

@@ -254,7 +254,7 @@ def test_inputs_of_both_parts_are_read_once_and_by_name():
         (lambda: Markov(2, initial=[1.0]), r"^initial: got shape \(1,\), expected 2 probabilities"),
         (
             lambda: Markov(2, initial="stationary", initial_inputs=1),
-            "^initial_inputs: got 1 beside initial='stationary'",
+            "^initial_inputs: got 1 together with initial='stationary'",
         ),
         (lambda: Markov(2, inputs=1, initial_inputs=["age"]), "^inputs: got 1 in one part and names in another"),
         (
@@ -396,7 +396,7 @@ def test_the_number_of_free_parameters_counts_possible_moves():
 @pytest.mark.parametrize(
     ("build", "said"),
     [
-        (lambda: Markov(2, mask=[[True, True], [False, False]]), "^mask: got no possible move in row 1"),
+        (lambda: Markov(2, mask=[[True, True], [False, False]]), "^mask: row 1 has no possible move"),
         (lambda: Markov(2, mask=[[True, True]]), r"^mask: got shape \(1, 2\), expected \(2, 2\)"),
         (
             lambda: masked(MASKS["forward"]).with_values(

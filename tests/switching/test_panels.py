@@ -128,7 +128,7 @@ def test_what_drives_a_panel_comes_as_it_does():
     assert DRIVEN.read(frame, inputs=rain).drivers == ("rain",)
     with pytest.raises(ValueError, match="inputs: got an index other than that of x"):
         DRIVEN.smooth(frame, inputs=rain.iloc[::-1].sort_index(level="t", sort_remaining=False))
-    with pytest.raises(ValueError, match="inputs: got an index of sequence and time, but x has none"):
+    with pytest.raises(ValueError, match="inputs: has an index of sequence and time, but x does not"):
         DRIVEN.smooth(frame["level"].to_numpy(), inputs=rain)
 
 
@@ -221,7 +221,7 @@ def test_lists_of_panels_are_refused_unless_each_is_one_sequence():
     assert_close(MODEL.smooth(apart).state, MODEL.smooth(frame).state)
     with pytest.raises(ValueError, match=r"x\[1\]: got 3 sequences in one part of a list"):
         MODEL.smooth([apart[0], frame])
-    with pytest.raises(ValueError, match="lengths: got some besides a panel"):
+    with pytest.raises(ValueError, match="lengths: was given with a panel"):
         MODEL.smooth(frame, lengths=[4, 2, 3])
 
 

@@ -339,7 +339,7 @@ def test_what_differs_between_processes_is_told_by_all(tmp_path):
             "method: process 1 has 'svi', but process 0 has 'em'",
             "checkpoint: process 1 has 'a path', but process 0 has None",
             "RankValueError: x: process 1 of 2 has failed: ValueError: states: got 0 at step 11 of sequence 0",
-            "ValueError: states: got 0 at step 11 of sequence 0, which no possible move reaches",
+            "ValueError: states: got 0 at step 11 of sequence 0, but no possible path leads there",
         ],
         strict=True,
     ):
@@ -505,7 +505,7 @@ def test_several_processes_choose_what_one_chooses():
         [
             r"ValueError: candidates: process 1 has \(1, 2\), but process 0 has \(1,\)",
             "ValueError: folds: process 1 has 3, but process 0 has 2",
-            'ValueError: candidates: 1 fails. criterion: got "heldout" for one sequence, of which 2 processes',
+            'ValueError: candidates: 1 fails. criterion: got "heldout" and one sequence, which 2 processes',
             "RankValueError: x: process 1 of 2 has failed: ValueError: criterion: got 'aicc'",
         ],
         strict=True,

@@ -247,7 +247,7 @@ def test_what_has_converged_has_little_left_to_gain(flat_ridge, method):
     model = sh.SwitchingSSM(sh.Markov(2), sh.Categorical(4))
     fit = model.fit(flat_ridge, method, progress=False)
     assert fit.converged
-    assert fit.reason.startswith("converged: less than 0.0008 nats")
+    assert fit.reason.startswith("converged: the remaining gain is below 0.0008 nats")
     on = model.fit(flat_ridge, method, start=fit, restarts=1, max_steps=3000, tol=0.0, progress=False)
     assert float(on.objective[-1] - fit.objective[-1]) < 5e-3
     short = model.fit(flat_ridge, method, restarts=1, max_steps=10, progress=False)

@@ -189,5 +189,7 @@ def test_draws_of_nuts_are_exported_with_a_hazard_by_inputs(tmp_path):
 
 @pytest.mark.usefixtures("as_users_call")
 def test_such_a_fit_does_not_go_on(fit):
-    with pytest.raises(TypeError, match="update: got a fit of a Segments, but only those of a SwitchingSSM go on; fit"):
+    with pytest.raises(
+        TypeError, match="update: got a fit of a Segments, but only fits of a SwitchingSSM can be updated; fit"
+    ):
         fit.update([0.1, 0.2])

@@ -238,11 +238,11 @@ REFUSED = {
         lambda: sh.Segments(sh.Poisson(), NAMES).smooth(X, inputs=INPUTS),
         ValueError,
     ),
-    "hazard_weights: times the inputs they are too large": (
+    "hazard_weights: weights times inputs overflow the logit": (
         lambda: by_inputs().with_values({**VALUES, "hazard_weights": [1.0, 1e300]}).smooth(X.float(), inputs=INPUTS),
         ValueError,
     ),
-    "name: got 'dose', but a Segments has no states": (
+    "name: got 'dose', but the states of a Segments read no inputs": (
         lambda: (
             sh.Segments(sh.Poisson(), NAMES)
             .fit(X, inputs=INPUTS, restarts=1, max_steps=1, progress=False)

@@ -484,7 +484,7 @@ REFUSED = {
         ValueError,
     ),
     "dt: got a gap that is negative": (lambda: case("Normal")[0].smooth(NUMBERS[:2], dt=[1.0, -1.0]), ValueError),
-    "dt: got some, but a distribution of durations takes none": (
+    "dt: was given, but a distribution of durations takes none": (
         lambda: sh.Segments(sh.Normal(2), dist.Poisson(3.0)).with_prior(NORMAL).smooth(NUMBERS[:2], dt=[1.0, 1.0]),
         ValueError,
     ),
@@ -505,7 +505,7 @@ REFUSED = {
         lambda: case("LinearRegression")[0].smooth(NUMBERS, inputs=1e300 * torch.ones(6, 1, dtype=FLOAT)),
         ValueError,
     ),
-    "states: got some, but a Segments takes none": (
+    "states: was given, but a Segments takes none": (
         lambda: case("Normal")[0].smooth(NUMBERS, states=[0] * 6),
         ValueError,
     ),

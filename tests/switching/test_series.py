@@ -138,14 +138,14 @@ def test_a_series_is_read_and_checked_once():
     series = MODEL.read(x, inputs=rain)
     assert MODEL.read(series) is series
     assert MODEL.with_values(MODEL.values).read(series) is series  # of the same dynamics and emission
-    with pytest.raises(ValueError, match="inputs: got some besides a Series"):
+    with pytest.raises(ValueError, match="inputs: was given with a Series"):
         MODEL.smooth(series, inputs=rain)
     with pytest.raises(ValueError, match="x: got -"):
         sh.SwitchingSSM(sh.Copy(2, inputs=1), sh.Poisson(1)).read(replace(series, x=-series.observations.abs()))
     with pytest.raises(ValueError, match=r"x: got 1 feature\(s\), but the model has 2"):
         sh.SwitchingSSM(sh.Copy(2, inputs=1), sh.Normal(2)).read(series)
     with pytest.raises(
-        ValueError, match="inputs: got some, but no part of the model reads any; name them in a part, as in Copy"
+        ValueError, match="inputs: was given, but no part of the model reads any; name them in a part, as in Copy"
     ):
         sh.SwitchingSSM(sh.Markov(2), sh.Normal(1)).read(series)
 

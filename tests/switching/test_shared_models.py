@@ -149,7 +149,11 @@ def test_an_engine_of_a_group_takes_the_steps_of_one_alone(curved):
         (MODELS["linear"], {"method": "nuts"}, "method: got 'nuts', but x is .* use method=.em. or .vmp., or fit some"),
         (MODELS["linear"], {"method": "svi"}, "method: got 'svi', but x is in a file or shared by processes"),
         (MODELS["switching"], {"start": torch.zeros(6, 12)}, "start: got labels of steps, but processes share"),
-        (MODELS["switching"], {"fixed": {"state_noise": [[0.0]]}}, "fixed: got noises without an inverse, beside"),
+        (
+            MODELS["switching"],
+            {"fixed": {"state_noise": [[0.0]]}},
+            "fixed: got singular noises, with which one process",
+        ),
     ],
 )
 @pytest.mark.usefixtures("group_of_one")

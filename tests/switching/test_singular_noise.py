@@ -264,7 +264,7 @@ def test_message_passing_refuses_noises_without_an_inverse() -> None:
     x = hamilton().simulate(20, seed=0).x
     with pytest.raises(ValueError, match=r"method: got 'vmp'.*use \"em\""):
         sh.SwitchingLinearSSM(2, 2).fit(x, "vmp", fixed=HELD["Hamilton"], progress=False)
-    with pytest.raises(ValueError, match=r"whose states choose the regimes.*give a small variance"):
+    with pytest.raises(ValueError, match=r"whose states choose the regimes.*give small variances"):
         sh.SwitchingLinearSSM(2, 2, recurrent=True).fit(x, fixed=HELD["Hamilton"], progress=False)
     nothing = HELD["Hamilton"] | {"state_noise": 0.0}
     with pytest.raises(ValueError, match="x has no density at any start"):

@@ -339,7 +339,7 @@ def test_bad_input_is_told_by_name() -> None:
         chains().smooth(torch.zeros(5))
     with pytest.raises(ValueError, match=r"x: got 2 feature\(s\)|x: got shape"):
         model.smooth(torch.zeros(5, 2))
-    with pytest.raises(ValueError, match="inputs: got some"):
+    with pytest.raises(ValueError, match="inputs: was given"):
         model.smooth(torch.zeros(5), inputs=torch.zeros(5, 1))
     with pytest.raises(ValueError, match="starts: got 'cold'"):
         model.smooth(torch.zeros(5), starts=("cold",))

@@ -349,7 +349,7 @@ FLAT, VMP = dist.Wishart(torch.tensor(2.0), covariance_matrix=torch.eye(2)), {"m
             "emission_offset",
             NORMAL,
             VMP,
-            OFFSET + "Normal" + TAKES + "only a Normal beside a known observation_",
+            OFFSET + "Normal" + TAKES + "only a Normal if observation_noise is known",
         ),
         (
             MODEL,
@@ -372,7 +372,7 @@ FLAT, VMP = dist.Wishart(torch.tensor(2.0), covariance_matrix=torch.eye(2)), {"m
             "emission_offset",
             NORMAL,
             {"fixed": PART},
-            OFFSET + "Normal beside a table in fixed that is known in part",
+            OFFSET + "Normal together with a table in fixed that is known in part",
         ),
         (MODEL, "observation_noise", INVERSE, {"fixed": {"observation_noise": [0.0, 1.0]}}, "fixed" + EXCLUDED),
         (MODEL, "observation_noise", INVERSE, {"start": ZERO}, "start" + EXCLUDED),

@@ -317,7 +317,7 @@ def test_layers_share_a_scale_and_components_do_already(x):
         (lambda: sh.Gated(sh.Normal(2), sh.Normal(2), tied=COVARIANCE), r"tied: .* expected {'scale': 'all states'}"),
         (
             lambda: sh.SwitchingSSM(sh.Copy(2), GATED).with_prior({"background_scale": dist.HalfNormal(1.0)}),
-            r"prior: got one of the background's scale",
+            r"prior: got one for scale of the background",
         ),
         (
             lambda: sh.Gated(sh.Normal(2), sh.Poisson(2), tied=SCALE),

@@ -346,11 +346,11 @@ def test_bad_weights_are_named(weights, message):
 def test_draws_and_the_explicit_program_refuse_what_has_no_meaning():
     model = random_model("copy", "normal")
     x = model.simulate(N, (2,), seed=0).x
-    with pytest.raises(ValueError, match="weights: got some without x, but draws have no weights; leave it out"):
+    with pytest.raises(ValueError, match="weights: was given without x, but draws have no weights; leave it out"):
         model.simulate(3, weights=[1.0, 2.0, 1.0])
-    with pytest.raises(ValueError, match="weights: got some of sequences, which no single path has"):
+    with pytest.raises(ValueError, match="weights: was given for sequences, but a single path has no weight"):
         model(x, weights=[1.0, 2.0])
-    with pytest.raises(ValueError, match="weights: got some, but this filter takes none; leave it out"):
+    with pytest.raises(ValueError, match="weights: was given, but this filter takes none; leave it out"):
         sh.filter_vmp(model, x, weights=[1.0, 2.0])
-    with pytest.raises(ValueError, match="weights: got some, but a LinearSSM takes none; leave it out"):
+    with pytest.raises(ValueError, match="weights: was given, but a LinearSSM takes none; leave it out"):
         sh.LinearSSM(1, 1).read(x[..., :1], weights=[1.0, 2.0])

@@ -236,8 +236,8 @@ class LinearGaussianChain:
         horizon, tables = check_integer("horizon", horizon), self._tables
         for name in self._varying:
             raise ValueError(
-                f"{name}: varies with the step, so that its values after the last one are not known; to forecast, "
-                "give x with further steps of NaN, and parameters for them."
+                f"{name}: varies by step, so its values after the last step of x are unknown; to forecast, append "
+                "steps of NaN to x, and give parameters for these steps too."
             )
         _, _, means, covariances, *_ = self._checked(op.filter(*tables))
         last = (self.lengths - 1)[..., None, None]
@@ -255,8 +255,8 @@ class LinearGaussianChain:
         forecast = GaussianForecast(*tables)
         if not all(bool(table.isfinite().all()) for table in vars(forecast).values()):
             raise ValueError(
-                f"horizon: got {horizon}, over which means or variances grow beyond what {self._dtype} holds; give a "
-                "shorter one."
+                f"horizon: got {horizon}, but means or variances overflow {self._dtype} within so many steps; give a "
+                "shorter horizon."
             )
         return forecast
 
@@ -282,12 +282,12 @@ class LinearGaussianChain:
                 raise ValueError(self._message(kind, step, _of_sequence(index)))
             if any(map(bool, beyond[:-1])):
                 raise ValueError(
-                    f"transition, initial_mean: a mean lies beyond what {self._dtype} holds; give parameters that let "
-                    "it grow less."
+                    f"transition, initial_mean: a mean overflows {self._dtype}; give a transition that grows less, or "
+                    "a smaller initial_mean."
                 )
             raise ValueError(
-                f"x: its log density lies beyond what {self._dtype} holds; give it, or the noises, in units in which "
-                "observations are not that far from what is expected."
+                f"x: its log density overflows {self._dtype}; check that x and the noises have the same units, and "
+                "that states do not grow without limit."
             )
 
         refuse_if(torch.stack([failed, *beyond]).any(), complain)
@@ -296,18 +296,18 @@ class LinearGaussianChain:
     def _message(self, kind: int, step: int, of_sequence: str) -> str:
         if kind == OVERFLOW:
             return (
-                f"transition, state_noise: the variance at step {step}{of_sequence} lies beyond what {self._dtype} "
-                "holds; give parameters that let it grow less."
+                f"transition, state_noise: the variance at step {step}{of_sequence} overflows {self._dtype}; give a "
+                "transition that grows less, or a smaller state_noise."
             )
         if kind == SINGULAR:
             return (
-                f"observation_noise: the observation at step {step}{of_sequence} has features without noise of their "
-                "own, or that other features fix; give it positive variances, or leave such features out."
+                f"observation_noise: the observation at step {step}{of_sequence} has features without noise, or "
+                "features that others determine; give positive variances, or leave such features out."
             )
         return (
             f"diffuse: the {step + 1} steps of x{of_sequence} do not determine the {self._tables.n_diffuse} diffuse "
-            "states; give more observations, inputs that are not 0, constant beside a level, or combinations of "
-            "others, or an initial_covariance in place of a diffuse start."
+            "states; give more observations, or an initial_covariance instead of a diffuse start. Inputs must not be "
+            "0, constant together with a level, or combinations of others."
         )
 
     @property

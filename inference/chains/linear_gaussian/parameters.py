@@ -121,9 +121,9 @@ def _by_step(name: str, table: Tensor | None, like: Tensor, steps: int, *axes_of
     if n_axes > axes + 1 or table.shape[-len(axes_of_table) - 1] not in (1, steps):
         sizes = ", ".join(map(str, axes_of_table))
         raise ValueError(
-            f"{name}: got shape {list(table.shape)}, expected [*batch, {sizes}] for all steps, or "
-            f"[*batch, {steps}, {sizes}], one each; it is taken for the latter where it has more batch axes than "
-            f"x, {list(like.shape)}: give x further ones, of size 1."
+            f"{name}: got shape {list(table.shape)}, expected [*batch, {sizes}], the same at all steps, or "
+            f"[*batch, {steps}, {sizes}], one for each step. If it has more batch axes than x, {list(like.shape)}, its "
+            "last batch axis is read as steps; to give one for each sequence, add batch axes of size 1 to x."
         )
     return table
 
@@ -149,7 +149,7 @@ def _check_diffuse(diffuse: Any, n_states: int, like: Tensor) -> Tensor:
         return torch.zeros(n_states, dtype=torch.bool, device=like.device)
     mask = numbers(diffuse, "diffuse")
     if mask.dtype != torch.bool:
-        raise TypeError(f"diffuse: got {mask.dtype}, expected truth values, one a state; True: it starts anywhere.")
+        raise TypeError(f"diffuse: got {mask.dtype}, expected a boolean for each state: True if its start is unknown.")
     check_shape("diffuse", mask, (n_states,))
     if mask.dim() != 1:
         raise ValueError(f"diffuse: got shape {list(mask.shape)}, expected [{n_states}], the same for all sequences.")

@@ -326,6 +326,6 @@ def _check_stays(log_transition: Tensor) -> None:
     if bool(stays.any()):
         state = int(stays.nonzero()[0, -1])
         raise ValueError(
-            f"log_transition: a segment of state {state} is followed by one of the same state; set the diagonal to "
-            "-inf, as its durations are in log_duration."
+            f"log_transition: state {state} may follow itself, but log_duration decides how long a segment lasts; set "
+            "the diagonal to -inf."
         )
