@@ -51,6 +51,7 @@ toc_object_entries = False  # every page has the tree of all pages; a class list
 autodoc_member_order = "groupwise"
 autodoc_typehints = "none"  # shapes stand in the signature
 napoleon_google_docstring, napoleon_numpy_docstring = True, False
+napoleon_attr_annotations = False
 add_module_names = False
 python_use_unqualified_type_names = True
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import samplehold as sh
 
-AXES = re.compile(r"(?<![\w*])\*(?=\w+(?![\w*]))")  # *batch, which is no emphasis
+PLAIN = re.compile(r"\||(?<![\w*])\*(?=\w+(?![\w*]))")  # |x| and *batch, which are no marks
 SHOWN = re.compile(r"^( *)\$\$(.+?)\$\$\s*$", re.DOTALL | re.MULTILINE)
 FORMULA = re.compile(r"(?<![\w`$])\$([^$\n]+(?:\n[^$\n]+)?)\$(?![\w$])")
 PIECE = re.compile(r"(:math:`[^`]*`|``.+?``|`[^`]*`|^ *\.\. math::.*$)", re.DOTALL | re.MULTILINE)
@@ -25,7 +25,7 @@ def rewrite(app: Any, kind: str, name: str, thing: Any, options: Any, lines: lis
     text = SHOWN.sub(lambda found: f"\n{found[1]}.. math:: {_line(found[2])}\n", "\n".join(lines))
     text = FORMULA.sub(lambda found: f":math:`{_line(found[1])}`", text)
     pieces = PIECE.split(text)
-    pieces[::2] = [AXES.sub(r"\\*", piece) for piece in pieces[::2]]
+    pieces[::2] = [PLAIN.sub(r"\\\g<0>", piece) for piece in pieces[::2]]
     pieces[1::2] = [_linked(piece) if re.match("`[^`]", piece) else piece for piece in pieces[1::2]]
     lines[:] = "".join(pieces).split("\n")
 
