@@ -1,7 +1,7 @@
 """Changes that `Segments` finds, beside PELT and binary segmentation of ruptures, on annotated and simulated series.
 
 `python tests/benchmarks/change_points.py [seeds]`, with the extra `bench`, prints the tables of
-docs/replications/change_points.md.
+docs/replications/change_points.md; `--well-log` those of `replications/well_log.py` alone.
 
 The annotations are those of the Turing Change Point Dataset (van den Burg & Williams 2020, MIT licence): the changes
 that five people saw in a series. The monthly numbers of drivers are in the cache folder of `tests/data/fetch.py`.
@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import ruptures
 import samplehold as sh
+from replications import well_log
 from samplehold.switching.judging.changes import covering, f1
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
@@ -40,25 +41,31 @@ def segments(**options: Any) -> Method:
     return found
 
 
-def of_ruptures(kind: Any, cost: str) -> Method:
+def of_ruptures(kind: Any, cost: str, jump: int) -> Method:
     """A search of ruptures with the penalty of Schwarz: the logarithm of the length for each number of a segment, its
-    place included. The noise of "l2" has the scale of the differences."""
+    place included. The noise of "l2" has the scale of the differences; changes are at multiples of `jump`."""
 
     def found(x: np.ndarray, emission: Any) -> list[int]:
-        z = x / (np.median(np.abs(np.diff(x))) / (0.6745 * np.sqrt(2)) or x.std())
+        (there,) = np.nonzero(~np.isnan(x))  # it takes no missing values
+        z = x[there] / (well_log.noise_of(x) or x.std())
         penalty = (2 if cost == "l2" else 3) * np.log(len(z))
-        return kind(model=cost, min_size=2, jump=1).fit(z).predict(pen=penalty)[:-1]
+        return there[kind(model=cost, min_size=2, jump=jump).fit(z).predict(pen=penalty)[:-1]].tolist()
 
     return found
+
+
+def searches(jump: int) -> dict[str, Method]:
+    """The two searches of ruptures with two costs."""
+    kinds = {"PELT": ruptures.Pelt, "binary": ruptures.Binseg}
+    return {
+        f"{name}, {cost}": of_ruptures(kind, cost, jump) for name, kind in kinds.items() for cost in ("l2", "normal")
+    }
 
 
 METHODS: dict[str, Method] = {
     "`Segments`": segments(),
     "`Segments`, hazard 0.01": segments(fixed={"hazard": 0.01}),
-    "PELT, l2": of_ruptures(ruptures.Pelt, "l2"),
-    "PELT, normal": of_ruptures(ruptures.Pelt, "normal"),
-    "binary, l2": of_ruptures(ruptures.Binseg, "l2"),
-    "binary, normal": of_ruptures(ruptures.Binseg, "normal"),
+    **searches(jump=1),
 }
 
 
@@ -159,7 +166,31 @@ def of_simulations(n_seeds: int) -> None:
         print(f"| {name} | {truth:.1f} | " + " | ".join(cells) + " |", flush=True)
 
 
+def of_well_logs(n_seeds: int) -> None:
+    methods: dict[str, Method] = {
+        "`Segments`": lambda x, _: well_log.segments(x),
+        "`Segments`, hazard 0.01": lambda x, _: well_log.segments(x, fixed={"hazard": 0.01}),
+        **searches(jump=5),  # its default; all steps would take PELT some minutes
+    }
+    logs = [well_log.simulated(np.random.default_rng(seed)) for seed in range(n_seeds)]
+    print(f"\n{n_seeds} logs of {well_log.N_STEPS} steps, {np.mean([len(log.changes) for log in logs]):.1f} changes\n")
+    print("| method | spikes missing: changes, covering, F1 | as they are: changes, covering, F1 |\n|---|---|---|")
+    for method, found in methods.items():
+        cells = [method]
+        for prepared in (well_log.without_spikes, np.asarray):
+            scores = []
+            for log in logs:
+                ours = found(prepared(log.x), sh.Normal())
+                scores.append([len(ours), *(score([log.changes], ours, len(log.x)) for score in (covering, f1))])
+            number, share, agreed = np.mean(scores, axis=0)
+            cells.append(f"{number:.1f}, {share:.2f}, {agreed:.2f}")
+        print(f"| {' | '.join(cells)} |", flush=True)
+
+
 if __name__ == "__main__":
     warnings.filterwarnings("ignore", "New behaviour in v1.1.5", UserWarning)
-    of_annotators()
-    of_simulations(int(sys.argv[1]) if len(sys.argv) > 1 else 20)
+    numbers = [int(word) for word in sys.argv[1:] if word.isdigit()]
+    if "--well-log" not in sys.argv:
+        of_annotators()
+        of_simulations(*numbers or (20,))
+    of_well_logs(*numbers or (5,))
