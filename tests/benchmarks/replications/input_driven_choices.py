@@ -16,7 +16,7 @@ are good to about 0.1. The contrasts, their frequencies and the number of sessio
 """
 
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -118,20 +118,28 @@ def standardised(numbers: pd.DataFrame) -> pd.Series:
     return (numbers["recovered"] - numbers["published"]) / numbers["standard error"]
 
 
-def by_states(mouse: Mouse, coming: Mouse, candidates: Iterable[int], **options: Any) -> Iterator[dict[str, Any]]:
+def gained(fit: sh.Fit, base: sh.Fit, mouse: Mouse) -> np.ndarray:
+    """Bits a trial above another fit, of each session [S]."""
+    return (evidence(fit, mouse) - evidence(base, mouse)) / (np.log(2) * TRIALS)
+
+
+def by_states(mouse: Mouse, coming: Mouse, most: int) -> Iterator[dict[str, float]]:
     """For each number of states, bits a trial above the model of one state, of the fitted and of later sessions."""
-    base, bit = None, np.log(2) * TRIALS
-    for n_states in candidates:
-        fit = fitted(mouse, n_states, **options)
-        nats = evidence(fit, mouse), evidence(fit, coming)
-        base = nats if base is None else base
-        inside, outside = ((one - first) / bit for one, first in zip(nats, base, strict=True))
+    base = fitted(mouse, 1)
+    for n_states in range(1, most + 1):
+        fit = fitted(mouse, n_states) if n_states > 1 else base
+        outside = gained(fit, base, coming)
         yield {
             "states": n_states,
-            "fitted": inside.mean(),
+            "fitted": gained(fit, base, mouse).mean(),
             "held out": outside.mean(),
-            "error": outside.std(ddof=1) / len(outside) ** 0.5,
+            "error": standard_error(outside),
         }
+
+
+def standard_error(numbers: np.ndarray) -> float:
+    """That of the mean."""
+    return float(numbers.std(ddof=1) / len(numbers) ** 0.5)
 
 
 def best_states(of: Any, mouse: Mouse) -> np.ndarray:
@@ -148,7 +156,7 @@ def main(n_sessions: int = SESSIONS) -> None:
     print(numbers.round(3).to_markdown(index=False))
     print(f"\ngreatest difference: {standardised(numbers).abs().max():.1f} standard errors of {len(numbers)} numbers")
     print(f"log-likelihood, nats: fit {own:.1f}, published parameters {other:.1f}\n")
-    print(pd.DataFrame(by_states(mouse, coming, range(1, MOST_STATES + 1))).round(4).to_markdown(index=False))
+    print(pd.DataFrame(by_states(mouse, coming, MOST_STATES)).round(4).to_markdown(index=False))
     state = np.array(BY_BIAS).argsort()[best_states(fit, mouse)]
     print(f"\nright state: fit {(state == mouse.state).mean():.3f}, ", end="")
     print(f"published parameters {(best_states(truth(), mouse) == mouse.state).mean():.3f}\n")
