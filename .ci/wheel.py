@@ -1,0 +1,18 @@
+"""Exit with an error unless a wheel installs one package, with its code, stubs and nothing else."""
+
+import sys
+import zipfile
+from pathlib import PurePosixPath
+
+SUFFIXES = {".py", ".pyi", ".typed"}
+
+files = [PurePosixPath(name) for name in zipfile.ZipFile(sys.argv[1]).namelist()]
+about = {file for file in files if file.parts[0].endswith(".dist-info")}
+code = set(files) - about
+if {file.parts[0] for file in code} != {"samplehold"}:
+    sys.exit(f"wheel: installs {sorted({file.parts[0] for file in code})}, expected samplehold alone.")
+strange = sorted(str(file) for file in code if file.suffix not in SUFFIXES and file.name != "py.typed")
+kept_out = sorted(str(file) for file in code if file.parts[1] in {"tests", "docs", "notebooks", "build"})
+if strange or kept_out:
+    sys.exit(f"wheel: holds {(strange + kept_out)[:5]}, which users do not need.")
+print(f"wheel: {len(code)} files of samplehold")
