@@ -44,6 +44,7 @@ nb_execution_excludepatterns = ["tutorials/*"]  # these have their outputs, and 
 nb_execution_raise_on_error = True
 nb_execution_timeout = 300
 nb_merge_streams = True
+nb_output_stderr = "remove"  # notes on the terminal that a notebook has not
 
 autosummary_generate = True
 autosummary_context = {"foreign": {*dir(torch.nn.Module), *dir(sklearn.base.BaseEstimator), *dir(object)}}
