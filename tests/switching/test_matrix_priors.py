@@ -205,7 +205,7 @@ def emission(**prior: Any) -> sh.SwitchingSSM:
         (lambda: emission(correlation=dist.LKJ(2, 1.0)), "prior: got 'correlation' alone"),
         (
             lambda: emission(scale=dist.HalfNormal(1.0), correlation=dist.LKJ(2, 1.0), covariance=WISHART),
-            "prior: got 'covariance' beside 'scale', 'correlation', two forms of one; give one.",
+            "prior: got 'covariance' and 'scale', 'correlation', two forms of one parameter; give one.",
         ),
         (
             lambda: emission(scale=dist.Normal(0.0, 1.0), correlation=dist.LKJ(2, 1.0)),

@@ -477,7 +477,7 @@ def test_models_are_stored_and_described(tmp_path):
         ((2, sh.Poisson(), "half"), ValueError, "first_segment"),
         ((2, sh.Poisson(), "whole", "half"), ValueError, "last_segment"),
         ((2, sh.Poisson(), "whole", "cut", 0), ValueError, "max_duration: got 0"),
-        ((2, sh.Categorical(4), "whole", "cut", 3), ValueError, "max_duration: got 3 beside"),
+        ((2, sh.Categorical(4), "whole", "cut", 3), ValueError, "max_duration: got 3, but Categorical"),
     ],
 )
 def test_bad_dynamics_are_named(arguments, error, message):
