@@ -133,7 +133,7 @@ class Fit(Result, Generic[Model]):
     @property
     def icl(self) -> float:
         """The integrated completed likelihood, bic plus twice the entropy of the states given x, for a fit by EM of a
-        `SwitchingSSM`: it prefers well separated states (Biernacki, Celeux & Govaert 2000)."""
+        `SwitchingSSM`: it prefers states that are well separated (Biernacki, Celeux & Govaert 2000)."""
         return self._criterion("icl")
 
     @needs_gradients

@@ -41,7 +41,7 @@ class Stability(Record):
     """A certificate for one network and one bound on its inputs. Its tables lie on the CPU, wherever the network does.
 
     Attributes:
-        rate: the spectral radius of gain: the factor a step by which distances shrink, after many steps.
+        rate: the spectral radius of gain: the factor a step by which distances shrink in the limit of many steps.
         gain: `[m, m]`: distances after a step are at most gain @ distances before; [h] or [h, c] a layer.
         reach: `[m]`, bounds on the size of each part, from a start at zero.
         rounding: `[m]`, the distance that a step in floats of unit roundoff u adds, divided by u.

@@ -71,7 +71,7 @@ class ContinuousMarkov(Dynamics):
             None: all jumps are possible, except from absorbing states.
         absorbing: the numbers of the states that are never left. A state without an exit has to be one of them.
         exact: absorbing states whose time of entry is known. At a step that is known to have such a state (by
-            `states=`), the chain has entered it at this time, or before the step before it. log p(x) is then a log
+            `states=`), the chain has entered it exactly then, or before the step before it. log p(x) is then a log
             density, in the unit of time. At other steps the state may have been entered at any time since the step
             before.
         inputs: the inputs of the rates: C names, or their number. Priors of rates are then those at inputs 0; the
