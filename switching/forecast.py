@@ -160,6 +160,11 @@ class Forecast(AfterSeries):
 
         These are quantiles of the mixture over states. If the emission's distribution has no `cdf` or no variance
         (which bounds the search), they are quantiles of n draws.
+
+        Arguments:
+            level: the probability of the interval.
+            n: the number of draws, where quantiles come from draws.
+            seed: of these draws.
         """
         level, n = check_probability("level", level, proper=True), check_integer("n", n, least=2)
         generator_of(seed)

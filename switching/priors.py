@@ -253,6 +253,19 @@ class Conjugate(ABC):
 
     A subclass defines the `family`, its `parameters` (in the order of the parts of the family's point), and the map
     from hyperparameters to `natural` parameters of the family.
+
+    Arguments of methods:
+        values: parameters by name.
+        prior: hyperparameters by name.
+        point: a point of the family: the parameters in its form.
+        eta: natural parameters of a density of the family.
+        message: a term that data add to natural parameters.
+        statistics: expected statistics of the family.
+        known: values of parameters that are fixed, with NaN where free.
+        order: the order of the states.
+        block: the name of the block.
+        share: the weight of the prior relative to all data.
+        generator: of random numbers.
     """
 
     family: VectorFamily[Any]

@@ -70,6 +70,10 @@ class Recurrent(Listed):
     """The base of recurrent layers: layers, directions, ragged input and versions.
 
     A subclass defines the shape of its weights, the states before the first step, and one layer over a series.
+
+    Arguments of methods:
+        x: the inputs of the layer.
+        layer, reverse: the number of a layer, from 0, and whether it reads backward.
     """
 
     input_size: int

@@ -39,7 +39,12 @@ from .recurrent import Reading, check_one_way, check_sizes, hooked, name_of, ove
 
 
 class _Wrapped(Listed, nn.RNNBase):
-    """torch's kernels, or a loop in plain torch under `torch.func`'s transforms and for lengths that torch traces."""
+    """torch's kernels, or a loop in plain torch under `torch.func`'s transforms and for lengths that torch traces.
+
+    Arguments of methods:
+        x: the inputs of the layer.
+        layer, reverse: the number of a layer, from 0, and whether it reads backward.
+    """
 
     def forward(
         self, x: Tensor | PackedSequence, hx: Any = None, lengths: Tensor | list[int] | None = None

@@ -469,6 +469,8 @@ class CoupledSSM(Model):
         """Blocks, factors and starting labels for fits: see `fitting.graph.Graph`.
 
         Arguments:
+            series: the observations.
+            options: of the fit.
             there: the sequences of the graph, if `series` is a sample of all; its paths then start at nothing.
         """
 

@@ -56,6 +56,28 @@ class Dynamics(Named, ABC):
         inputs: the inputs that it reads, by name or number. They are the first columns of the model's design.
         holds: whether a step may hold its state; then there is a gate.
         may_need_states: whether `check_told` may find that known states are missing.
+
+    Arguments of methods:
+        values: parameters by name, `[*r, ...]`.
+        drive: the inputs, gaps and subjects of the steps.
+        series: the observations and what is known of the steps.
+        prior: hyperparameters by name; None: maximum likelihood.
+        distributions: distributions of Pyro by name of a parameter.
+        fixed: tables of known parameters, with NaN where an entry is free.
+        marginals: the posterior of the chain.
+        counts: what `counts` returned.
+        chain: a chain of these dynamics.
+        belief: probabilities of the states after a step.
+        last: the belief about the last step.
+        likelihood: log-likelihoods of redrawn and of held steps.
+        lengths: `[*b]`, the number of steps of each sequence; None: all.
+        labels: `[*r, *b, T]`, a state for each step.
+        lead: the leading axes of the tables.
+        batch_shape, n_batch: the axes of the sequences; their number.
+        n_steps, horizon: numbers of steps.
+        step, previous: the number of a step, from 1, and the draw of the step before it.
+        times: durations, in the unit of the gaps.
+        name, tables: the name of a marginal, and its tables, one of each part of the data.
     """
 
     n_states: int

@@ -116,6 +116,10 @@ class Markov(Dynamics):
     def left_right(cls, n_states: int, skips: int = 0, **options: Any) -> "Markov":
         """A chain that only stays or moves forward, over at most `skips` states.
 
+        Arguments:
+            n_states: K.
+            skips: the number of states that a move may pass over.
+
         >>> import samplehold as sh
         >>> sh.Markov.left_right(3).mask
         ((True, True, False), (False, True, True), (False, False, True))
@@ -126,6 +130,10 @@ class Markov(Dynamics):
     @classmethod
     def banded(cls, n_states: int, width: int = 1, **options: Any) -> "Markov":
         """A chain that moves by at most `width` states up or down.
+
+        Arguments:
+            n_states: K.
+            width: the greatest distance between successive states.
 
         >>> import samplehold as sh
         >>> sh.Markov.banded(3).mask

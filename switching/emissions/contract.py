@@ -106,6 +106,34 @@ class Emission(Named, ABC):
         expects: the same as text, for error messages.
         instead: emissions that take other observations, for error messages.
 
+    Arguments of methods:
+        x, rows: observations `[N, F]`, one a row, with inputs and lags beside them if the emission reads some. NaN is
+            missing.
+        values: parameters by name, `[*r, K, ...]`.
+        prior: hyperparameters by name; None: maximum likelihood.
+        n_states: K.
+        weights: `[*r, N, K]`, the posterior weight of each row in each state.
+        sums: what `sums` returned.
+        near: parameters from which a maximum is sought.
+        floor: `[F]`; variances at or below this count as collapsed.
+        fixed: the parameters that keep their values.
+        inputs: `[*n, C]`, of each step.
+        columns: `[*n, C]`, what stands beside observations.
+        subjects: `[*n]`, the number of the subject of each step.
+        state, redraw: the state and the gate of each step.
+        feature: the number of a feature, from 0.
+        table: values or hyperparameters by name.
+        unit, about, by: `[F]`, of each feature: another unit, another origin, a shift.
+        center, scale: `[F]`, the middle and the spread of the data.
+        mean, means, variance: moments of each feature in each state.
+        expected: expectations of `averages`, or means.
+        least: the least variance of each feature.
+        p: a probability.
+        part: takes a part of the steps from a table; or a part of the parameters by name.
+        change: maps a part of the emission to another.
+        fresh, held: posterior weights of redrawn and of held steps.
+        statistics, eta, message: as in `Conjugate`.
+
     Example:
         `docs/guides/own_emission.md` writes an emission, and fits it. Methods of every emission:
 

@@ -287,7 +287,11 @@ class GeneralizedLinear(DrivenEmission):
         return torch.nn.functional.pad(of_inputs, (1, 0), value=1.0)
 
     def ridge(self, prior: Parameters | None, n_states: int, like: Tensor) -> Float[Tensor, "B P"]:
-        """The precision of the normal prior of each of the `stacked` numbers; 0 for the constants."""
+        """The precision of the normal prior of each of the `stacked` numbers; 0 for the constants.
+
+        Arguments:
+            like: a tensor with the dtype and the device.
+        """
         n = self.link.size(self.plain_emission)
         scales = {} if prior is None else {name: prior.get(f"{name}_scale") for name in COEFFICIENTS}
 
@@ -312,7 +316,11 @@ class GeneralizedLinear(DrivenEmission):
         return torch.cat(parts, -1)
 
     def unstacked(self, flat: Float[Tensor, "*r B P"]) -> Parameters:
-        """The main parameter and the coefficients, from `stacked` numbers."""
+        """The main parameter and the coefficients, from `stacked` numbers.
+
+        Arguments:
+            flat: what `stacked` returned.
+        """
         j = 1 if self.link.independent else self.link.size(self.plain_emission)
         size = flat.shape[-1] - j * len(self._by_all)
         k = size // (j * (1 + len(self._by_state)))

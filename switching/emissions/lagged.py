@@ -106,7 +106,11 @@ class Lagged(NormalRegression):
         return {}
 
     def regressor_names(self, features: Sequence[Any], inputs: Sequence[str] | None) -> list[str]:
-        """What the entries of an axis of regressors are called."""
+        """What the entries of an axis of regressors are called.
+
+        Arguments:
+            features, inputs: their names.
+        """
         alone = self.lags == "own" or self.n_features == 1
         lags = [
             f"lag {lag}" if alone else f"lag {lag} of {feature}"
@@ -199,7 +203,12 @@ class Lagged(NormalRegression):
         return scaled
 
     def of_lags(self, numbers: Float[Tensor, "*k F"], beyond: float = 1.0) -> Float[Tensor, "*k G P"]:
-        """Numbers of the features at the regressors that are their lags, and `beyond` at inputs."""
+        """Numbers of the features at the regressors that are their lags, and `beyond` at inputs.
+
+        Arguments:
+            numbers: `[*k, F]`, of each feature.
+            beyond: the number at inputs.
+        """
         inputs = numbers.new_full((*numbers.shape[:-1], self.n_inputs), beyond)
         return self.by_feature(torch.cat([numbers.repeat(*[1] * (numbers.ndim - 1), self.order), inputs], -1))
 

@@ -73,6 +73,9 @@ class Gamma(Summarized):
     def of_moments(mean: Any, sd: Any) -> Parameters:
         """Parameters `shape` and `rate` of means and standard deviations, numbers or tables of one shape.
 
+        Arguments:
+            mean, sd: `[K, F]`, of each feature in each state.
+
         Raises:
             ValueError: a mean or a standard deviation that is not positive and finite.
         """

@@ -100,7 +100,11 @@ class NormalEmission(ConjugateEmission):
         return each.transpose(-3, -2) if self.by_feature else each
 
     def from_each(self, messages: Tensor) -> Tensor:
-        """The message of messages to a location and a precision of each state."""
+        """The message of messages to a location and a precision of each state.
+
+        Arguments:
+            messages: of each state.
+        """
         if self.tied is None:
             return messages
         return self.family.joined(messages.transpose(-3, -2) if self.by_feature else messages)  # type: ignore[attr-defined]

@@ -34,6 +34,9 @@ class LinearDynamics(Named, ABC):
     Attributes:
         n_latent: L, the length of the vector.
         inputs: those of an observation, by name or number.
+
+    Arguments of methods:
+        values: parameters by name.
     """
 
     n_latent: int
