@@ -53,6 +53,7 @@ autodoc_member_order = "groupwise"
 autodoc_typehints = "none"  # shapes stand in the signature
 napoleon_google_docstring, napoleon_numpy_docstring = True, False
 napoleon_attr_annotations = False
+napoleon_custom_sections = [("Arguments of methods", "params_style")]
 add_module_names = False
 python_use_unqualified_type_names = True
 
