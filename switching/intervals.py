@@ -14,7 +14,11 @@ BISECTIONS = 80
 
 
 class Interval(NamedTuple):
-    """Lower and upper ends of central intervals: tensors, or tensors by parameter name."""
+    """Lower and upper ends of central intervals: tensors, or tensors by parameter name.
+
+    Attributes:
+        lower, upper: the ends.
+    """
 
     lower: Any
     upper: Any

@@ -61,9 +61,16 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, repr=False)
 class StreamState(Record):
-    """The memory of a stream: the belief about the last state, with semi-Markov dynamics also about the steps that are
-    left of its segment, the log evidence so far, and the last observations, the latest first, if later ones depend on
-    them."""
+    """The memory of a stream.
+
+    With semi-Markov dynamics the belief is about the last state and the steps that are left of its segment.
+
+    Attributes:
+        belief: `[*b, M]`; None before the first observation.
+        log_evidence: `[*b]`, so far.
+        steps: the number of observations so far.
+        lags: `[*b, P, F]`, the last observations, the latest first; None: later ones do not depend on them.
+    """
 
     belief: Float[Tensor, "*b M"] | None
     log_evidence: Float[Tensor, "*b"]
@@ -73,7 +80,13 @@ class StreamState(Record):
 
 @dataclass(frozen=True, repr=False)
 class StreamOutput(Record):
-    """The result of one observation of a stream; for a model of several chains, of each chain."""
+    """The result of one observation of a stream; for a model of several chains, of each chain.
+
+    Attributes:
+        state: `[*b, K]`, P(s_t | x_1..t); for a model of several chains, a table for each.
+        redraw: `[*b]`, P(z_t = 1 | x_1..t); for a model of several chains, a column for each.
+        log_increment: `[*b]`, log p(x_t | x_1..t-1).
+    """
 
     state: Float[Tensor, "*b K"] | tuple[Float[Tensor, "*b _"], ...]
     redraw: Float[Tensor, "*b"] | Float[Tensor, "*b D"]

@@ -37,7 +37,13 @@ NO_AXES = torch.Size()
 
 @dataclass(frozen=True, repr=False)
 class Simulated(Record):
-    """A draw of the whole model."""
+    """A draw of the whole model.
+
+    Attributes:
+        x: `[*b, T, F]`, the observations.
+        path: `[*b, T]`, the states.
+        redraw: `[*b, T]`, the gates.
+    """
 
     x: Float[Tensor, "*b T F"]
     path: Int[Tensor, "*b T"]

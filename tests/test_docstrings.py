@@ -1,7 +1,157 @@
-"""What users meet in an editor: the names that completion offers."""
+"""What users meet in an editor: docstrings that name every parameter, short first sentences, names for completion.
 
+A parameter is documented in the section Arguments of its function, or in code in its text, e.g. `by="step"`. Methods
+that a class overrides may leave it to the class above. The arguments that many methods of a class share stand in the
+section "Arguments of methods" of its docstring, fields of results under Attributes.
+"""
+
+import importlib
+import inspect
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
 import samplehold as sh
 import torch
+from samplehold.switching.data.series import Given
+
+ROOMS = [getattr(sh, name) for name in sh.__all__ if inspect.ismodule(getattr(sh, name))]
+PUBLIC = {name: getattr(room, name) for room in (sh, *ROOMS) for name in dir(room) if not name.startswith("_")}
+PUBLIC = {name: member for name, member in PUBLIC.items() if not inspect.ismodule(member)}
+SECTION = re.compile(r"^(Arguments|Attributes|Arguments of methods):$")
+ENTRY = re.compile(r"([\w*]+(?:, [\w*]+)*):(?: |$)")
+LONGEST = 30  # words of a sentence
+NO_PARAMETERS = {"given", "named", "options", "keywords", "others"}  # keywords of any name, or of a TypedDict
+
+
+def is_ours(kind: type) -> bool:
+    return kind.__module__.split(".")[0] == "samplehold"
+
+
+def entries(text: str | None, own: bool = False) -> Iterator[str]:
+    """The names under Arguments and Attributes; `own`: under Arguments alone."""
+    inside, margin = False, -1
+    for line in inspect.cleandoc(text or "").split("\n"):
+        width = len(line) - len(line.lstrip())
+        if SECTION.match(line):
+            inside, margin = not own or line == "Arguments:", -1
+        elif line and not width:
+            inside = False
+        elif inside and line:
+            margin = width if margin < 0 else margin
+            found = ENTRY.match(line.strip()) if width == margin else None
+            yield from found.group(1).replace("*", "").split(", ") if found else ()
+
+
+def parameters(function: Any) -> dict[str, inspect.Parameter]:
+    """The parameters of a function or a class, without those of the object and of any name."""
+    try:
+        known = inspect.signature(function).parameters
+    except ValueError:
+        return {}
+    anything = inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL
+    return {
+        name: one
+        for name, one in known.items()
+        if one.kind not in anything and name not in ("self", "cls") and not name.startswith("_")
+    }
+
+
+def functions_of(kind: type) -> Iterator[tuple[str, Any, list[str]]]:
+    """The public methods of a class that are ours: name, function, and the docstrings that speak of it."""
+    above = [base for base in kind.__mro__ if is_ours(base)]
+    for base in above:
+        for name, member in vars(base).items():
+            function = member.__func__ if isinstance(member, classmethod | staticmethod) else member
+            if inspect.isfunction(function) and not name.startswith("_"):
+                spoken = [getattr(vars(other).get(name), "__doc__", None) for other in above]
+                yield f"{base.__name__}.{name}", function, [*spoken, *(other.__doc__ for other in above)]
+
+
+def undocumented(what: str, function: Any, spoken: list[str]) -> Iterator[str]:
+    named = {name for text in spoken for name in entries(text)}
+    prose = "\n".join(text for text in spoken if text)
+    for name in parameters(function):
+        if name not in named and not re.search(rf"`{name}\b", prose):
+            yield f"{what}: {name}"
+
+
+def invented(what: str, function: Any, text: str | None) -> Iterator[str]:
+    said = inspect.signature(function).parameters
+    known = set(said) | NO_PARAMETERS
+    if any(one.kind is inspect.Parameter.VAR_KEYWORD for one in said.values()):
+        known |= set(Given.__annotations__)
+    yield from (f"{what}: {name}" for name in entries(text, own=True) if name not in known)
+
+
+def long_winded(what: str, text: str | None) -> Iterator[str]:
+    """Sentences of more than 30 words in the first paragraph, and a first paragraph without an end."""
+    first = inspect.cleandoc(text or "").split("\n\n")[0]
+    if first and not first.rstrip().endswith((".", ".)", ":", "$$")):
+        yield f"{what}: its first paragraph has no end"
+    words = re.sub(r"`[^`]*`|\([^()]*\)|\$[^$]*\$", "X", first.replace("\n", " "))
+    for sentence in re.split(r"(?<=[.;:?])\s+", words):
+        if len(sentence.split()) > LONGEST:
+            yield f"{what}: {len(sentence.split())} words: {sentence[:60]}"
+
+
+def faults(name: str, member: Any) -> Iterator[str]:
+    """What is wrong with the docstrings of a public name and its methods."""
+    yield from long_winded(name, member.__doc__)
+    if not inspect.isclass(member):
+        yield from (*undocumented(name, member, [member.__doc__]), *invented(name, member, member.__doc__))
+        return
+    above = [base for base in member.__mro__ if is_ours(base)]
+    texts = [base.__doc__ for base in above] + [member.__init__.__doc__]
+    yield from undocumented(name, member, texts)
+    yield from invented(name, member, member.__doc__)
+    for method, function, spoken in functions_of(member):
+        yield from (*undocumented(method, function, spoken), *long_winded(method, function.__doc__))
+        yield from invented(method, function, function.__doc__)
+
+
+RESULTS = {
+    "inference.chains.contract": ("Filtered", "Smoothed", "Viterbi", "Sampled"),
+    "switching.fitting.posterior": ("VariationalPosterior", "DrawnPosterior"),
+    "switching.intervals": ("Interval",),
+    "switching.judging.states_used": ("StatesUsed",),
+    "switching.judging.selection": ("Selection",),
+    "switching.linear.forecast": ("LinearForecast",),
+    "switching.model": ("StreamState", "StreamOutput"),
+    "switching.program": ("Simulated",),
+    "switching.views.summary": ("Summary",),
+}
+
+
+@pytest.mark.parametrize("name", ["SwitchingSSM", "Fit", "GRU", "Copy", "Normal", "compare", "select"])
+def test_docstrings_name_every_parameter_and_begin_with_short_sentences(name):
+    assert list(faults(name, PUBLIC[name])) == []
+
+
+@pytest.mark.slow
+def test_docstrings_of_all_public_names_and_of_what_they_return():
+    modules = {file: importlib.import_module(f"samplehold.{file}") for file in RESULTS}
+    results = {name: getattr(modules[file], name) for file, names in RESULTS.items() for name in names}
+    assert len(PUBLIC) > 150
+    assert sorted({fault for name, member in (PUBLIC | results).items() for fault in faults(name, member)}) == []
+
+
+def test_faults_of_docstrings_are_found():
+    def wrong(x: int, y: int) -> None:
+        """Take a number"""
+
+    def more(x: int) -> None:
+        """Take a number.
+
+        Arguments:
+            x: a number.
+            z: another.
+        """
+
+    assert list(faults("wrong", wrong)) == ["wrong: its first paragraph has no end", "wrong: x", "wrong: y"]
+    assert list(faults("more", more)) == ["more: z"]
+    assert list(long_winded("", "One " + "two " * 30 + "end.")) != []
 
 
 def test_networks_offer_their_own_methods_and_few_of_torch():

@@ -21,23 +21,38 @@ from ..numerics.records import Record
 
 @dataclass(frozen=True, repr=False)
 class Filtered(Record):
-    """The belief after each observation; 0 after the end of a sequence."""
+    """The belief after each observation; 0 after the end of a sequence.
 
-    log_normalizer: Float[Tensor, "*b"]  # log p(x)
-    log_increment: Float[Tensor, "*b T"]  # log p(x_t | x_1..t-1)
-    state: Float[Tensor, "*b T K"]  # P(s_t | x_1..t)
-    redraw: Float[Tensor, "*b T"] | None = None  # P(z_t = 1 | x_1..t)
-    predicted: Float[Tensor, "*b T K"] | None = None  # P(s_t | x_1..t-1), where the belief before t does not give it
+    Attributes:
+        log_normalizer: `[*b]`, log p(x).
+        log_increment: `[*b, T]`, log p(x_t | x_1..t-1).
+        state: `[*b, T, K]`, P(s_t | x_1..t).
+        redraw: `[*b, T]`, P(z_t = 1 | x_1..t); None: there is no gate.
+        predicted: `[*b, T, K]`, P(s_t | x_1..t-1), where the belief before t does not give it.
+    """
+
+    log_normalizer: Float[Tensor, "*b"]
+    log_increment: Float[Tensor, "*b T"]
+    state: Float[Tensor, "*b T K"]
+    redraw: Float[Tensor, "*b T"] | None = None
+    predicted: Float[Tensor, "*b T K"] | None = None
 
 
 @dataclass(frozen=True, repr=False)
 class Smoothed(Record):
-    """The belief given the whole sequence; 0 after its end."""
+    """The belief given the whole sequence; 0 after its end.
+
+    Attributes:
+        log_normalizer: `[*b]`, log p(x).
+        state: `[*b, T, K]`, P(s_t | x).
+        redraw: `[*b, T]`, P(z_t = 1 | x); None: there is no gate.
+        transition: `[*b, K, K]`, expected numbers of moves, if there is a transition table.
+    """
 
     log_normalizer: Float[Tensor, "*b"]
-    state: Float[Tensor, "*b T K"]  # P(s_t | x)
-    redraw: Float[Tensor, "*b T"] | None = None  # P(z_t = 1 | x)
-    transition: Float[Tensor, "*b K K"] | None = None  # expected numbers of moves, if there is a transition table
+    state: Float[Tensor, "*b T K"]
+    redraw: Float[Tensor, "*b T"] | None = None
+    transition: Float[Tensor, "*b K K"] | None = None
 
 
 @dataclass(frozen=True, repr=False)
@@ -59,19 +74,30 @@ class Marginals(Record):
 
 @dataclass(frozen=True, repr=False)
 class Viterbi(Record):
-    """The most probable path, with its gates if there are any."""
+    """The most probable path, with its gates if there are any.
 
-    path: Int[Tensor, "*b T"]  # -1 after the end of a sequence
-    log_probability: Float[Tensor, "*b"]  # log P(path, redraw, x)
-    redraw: Bool[Tensor, "*b T"] | None = None  # False after the end of a sequence
+    Attributes:
+        path: `[*b, T]`, -1 after the end of a sequence.
+        log_probability: `[*b]`, log P(path, redraw, x).
+        redraw: `[*b, T]`, False after the end of a sequence; None: there is no gate.
+    """
+
+    path: Int[Tensor, "*b T"]
+    log_probability: Float[Tensor, "*b"]
+    redraw: Bool[Tensor, "*b T"] | None = None
 
 
 @dataclass(frozen=True, repr=False)
 class Sampled(Record):
-    """Independent draws of the path given x, with its gates if there are any."""
+    """Independent draws of the path given x, with its gates if there are any.
 
-    path: Int[Tensor, "n *b T"]  # -1 after the end of a sequence
-    redraw: Bool[Tensor, "n *b T"] | None = None  # False after the end of a sequence
+    Attributes:
+        path: `[n, *b, T]`, -1 after the end of a sequence.
+        redraw: `[n, *b, T]`, False after the end of a sequence; None: there is no gate.
+    """
+
+    path: Int[Tensor, "n *b T"]
+    redraw: Bool[Tensor, "n *b T"] | None = None
 
 
 @runtime_checkable

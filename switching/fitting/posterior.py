@@ -66,7 +66,12 @@ class ParameterPosterior(ABC):
     labels: Any = None
 
     def labelled(self, model: Any, series: Any) -> Any:
-        """The same posterior with these labels."""
+        """The same posterior with these labels.
+
+        Arguments:
+            model: the model whose parameters these are.
+            series: the fitted series.
+        """
         known = copy(self)
         object.__setattr__(known, "labels", (model, series))
         return known
@@ -78,7 +83,12 @@ class ParameterPosterior(ABC):
 
     @abstractmethod
     def sample(self, n: int, seed: Seed = 0) -> Parameters:
-        """n draws, on a leading axis."""
+        """n draws, on a leading axis.
+
+        Arguments:
+            n: the number of draws.
+            seed: a number, a `torch.Generator`, or None, torch's global generator.
+        """
 
     def __repr__(self) -> str:
         """The kind of posterior and the means of the parameters."""
@@ -98,7 +108,12 @@ class ParameterPosterior(ABC):
 
     def chains(self, n: int | None = None, seed: Seed = 0) -> tuple[Parameters, tuple[int, int]]:
         """About n draws, one chain after another, with the number of chains and of draws in each; None: a default
-        number, or all draws of a sampler."""
+        number, or all draws of a sampler.
+
+        Arguments:
+            n: the number of draws.
+            seed: a number, a `torch.Generator`, or None, torch's global generator.
+        """
         n = EXPORTED if n is None else n
         return self.sample(n, seed), (1, n)
 
@@ -106,6 +121,9 @@ class ParameterPosterior(ABC):
         """Central intervals of each number, from the quantiles of n draws: lower and upper ends by parameter.
 
         Arguments:
+            level: the probability of the intervals.
+            n: the number of draws.
+            seed: a number, a `torch.Generator`, or None, torch's global generator.
             correct: use draws of `refined`. Draws of a variational q lie too close together, because q ignores the
                 dependence between the parameters and the paths.
 
@@ -148,10 +166,21 @@ class Posterior(ParameterPosterior):
 
     @abstractmethod
     def smooth(self, x: Any, **given: Unpack[Given]) -> Smoothed:
-        """P(s_t | x) and P(z_t = 1 | x), averaged over the parameters."""
+        """P(s_t | x) and P(z_t = 1 | x), averaged over the parameters.
+
+        Arguments:
+            x: the series and the arguments beside it, as in `read`; or a `Series`.
+        """
 
     def forecast(self, x: Any, horizon: int, *, draws: int = DRAWS, seed: Seed = 0, **given: Unpack[Given]) -> Forecast:
-        """As `SwitchingSSM.forecast`, averaged over draws of the parameters. Pass the series that was fitted."""
+        """As `SwitchingSSM.forecast`, averaged over draws of the parameters. Pass the series that was fitted.
+
+        Arguments:
+            x: the series and the arguments beside it, as in `read`; or a `Series`.
+            horizon: the number of steps to forecast, at least 1.
+            draws: the number of draws of the parameters.
+            seed: of these draws.
+        """
         horizon = check_integer("horizon", horizon)
         problem = self._problem_of(x, horizon=horizon, **given)
         problem.series.check_ahead(horizon)
@@ -171,7 +200,13 @@ class Posterior(ParameterPosterior):
     def log_likelihood(
         self, x: Any, *, draws: int = DRAWS, seed: Seed = 0, **given: Unpack[Given]
     ) -> Float[Tensor, "*b T"]:
-        """log p(x_t | x_1..t-1, fitted data) of every step of a series that was not fitted; 0 after its end."""
+        """log p(x_t | x_1..t-1, fitted data) of every step of a series that was not fitted; 0 after its end.
+
+        Arguments:
+            x: the series and the arguments beside it, as in `read`; or a `Series`.
+            draws: the number of draws of the parameters.
+            seed: of these draws.
+        """
         problem = self._problem_of(x, **given)
         values = self._draws(problem, draws, seed)
         with naming("x"):
@@ -220,7 +255,12 @@ class VariationalPosterior(Posterior):
 
     @staticmethod
     def of(graph: Graph, etas: Etas) -> "VariationalPosterior":
-        """The distribution of the parameters with these natural parameters; those of paths are dropped."""
+        """The distribution of the parameters with these natural parameters; those of paths are dropped.
+
+        Arguments:
+            graph: the graph of the model.
+            etas: natural parameters of its blocks.
+        """
         inner = {name: f.family if isinstance(f, Point) else f for name, f in graph.families.items()}
         geometric = frozenset(name for name, family in inner.items() if isinstance(family, Gamma))
         return VariationalPosterior({n: etas[n] for n in graph.families}, graph.families, graph.collect, geometric)
@@ -229,7 +269,12 @@ class VariationalPosterior(Posterior):
     def of_chain(
         etas: Etas, blocks: Blocks, units: Units, problem: Problem | None = None, model: Reader | None = None
     ) -> "VariationalPosterior":
-        """The distribution of a problem's parameters, with blocks in these units."""
+        """The distribution of a problem's parameters, with blocks in these units.
+
+        Arguments:
+            etas: natural parameters of the blocks.
+            blocks, units, problem, model: the blocks of the problem, their units, the fitted problem and the model.
+        """
         collect = partial(_in_data, collected(blocks), units, problem)
         families = {name: block.family for name, (_, block) in blocks.items()}
         return VariationalPosterior(etas, families, collect, units=units, problem=problem, model=model)
@@ -263,6 +308,9 @@ class VariationalPosterior(Posterior):
 
         Its log-normaliser is a bound on the expected evidence. It is below log p(x), by more if the parameters are
         more uncertain.
+
+        Arguments:
+            x: the series and the arguments beside it, as in `read`; or a `Series`.
         """
         problem = self._problem_of(x, **given)
         assert self.units is not None
@@ -315,7 +363,11 @@ class DrawnParameters(ParameterPosterior):
         return drawn, (next(iter(self.draws.values())).shape[0], len(which))
 
     def spaced(self, n: int | None) -> Int[Tensor, "m"]:
-        """The numbers of the draws of each chain that `chains` takes."""
+        """The numbers of the draws of each chain that `chains` takes.
+
+        Arguments:
+            n: about the number of draws of all chains; None: all draws.
+        """
         n_chains, length = next(iter(self.draws.values())).shape[:2]
         if n is None:
             return torch.arange(length, device="cpu")
@@ -339,10 +391,12 @@ class DrawnPosterior(DrawnParameters, Posterior):
     """Draws of the parameters, `[chains, draws, ...]`, their states aligned.
 
     Attributes:
+        draws: by name, `[chains, draws, ...]`.
         problem: the problem that was fitted, if the draws come from an approximation; None: they come from the
             posterior itself, or the data are not all in memory, and there are no `refined` draws.
         diverging: the sampler's draws at which its path diverged; it may have missed regions near them.
         visits: the steps in each state of the path of each draw, from a Gibbs sampler.
+        model: the model that was fitted; it reads other series.
     """
 
     draws: Parameters

@@ -26,10 +26,15 @@ DRAWS = 1000
 
 @dataclass(frozen=True, repr=False)
 class StatesUsed(Record):
-    """The posterior of the number of states that a series uses."""
+    """The posterior of the number of states that a series uses.
 
-    probability: Float[Tensor, "K"]  # of 1, 2, ..., K states
-    numbers: Int[Tensor, "n"]  # of states in each draw of the path
+    Attributes:
+        probability: `[K]`, of 1, 2, ..., K states.
+        numbers: `[n]`, of states in each draw of the path.
+    """
+
+    probability: Float[Tensor, "K"]
+    numbers: Int[Tensor, "n"]
 
     @property
     def mode(self) -> int:
@@ -43,6 +48,9 @@ class StatesUsed(Record):
 
     def interval(self, level: float = 0.9) -> tuple[int, int]:
         """The least and the greatest number of a central interval of at least this probability.
+
+        Arguments:
+            level: the probability of the interval.
 
         Raises:
             ValueError: level outside (0, 1).

@@ -19,6 +19,12 @@ from ..mixture import StateMixture
 class LinearForecast(AfterSeries, Record):
     """Latents and observations at horizons 1..H after the last step of each sequence.
 
+    Attributes:
+        state_mean, state_covariance: `[*b, H, L]` and `[*b, H, L, L]`, of the latents.
+        mean, covariance: `[*b, H, F]` and `[*b, H, F, F]`, of the observations.
+        series: the series before the forecast.
+        source: the model that made it.
+
     >>> import samplehold as sh
     >>> model = sh.LinearSSM(sh.LocalLevel()).with_values({"sigma2.irregular": 1.0, "sigma2.level": 0.0})
     >>> ahead = model.forecast([1.0, 2.0, 3.0], horizon=2)
@@ -30,8 +36,8 @@ class LinearForecast(AfterSeries, Record):
     state_covariance: Float[Tensor, "*b H L L"]
     mean: Float[Tensor, "*b H F"]
     covariance: Float[Tensor, "*b H F F"]
-    series: Series | None = None  # the series before the forecast
-    source: Any = None  # the model that made it
+    series: Series | None = None
+    source: Any = None
 
     @property
     def observation(self) -> StateMixture:
@@ -46,6 +52,9 @@ class LinearForecast(AfterSeries, Record):
 
     def interval(self, level: float = 0.9) -> Interval:
         """Lower and upper ends of the central interval of each feature, `[*b, H, F]`.
+
+        Arguments:
+            level: the probability of the interval.
 
         Raises:
             TypeError, ValueError: level is not a probability between 0 and 1.

@@ -483,9 +483,10 @@ class Segments(Model):
             return SegmentsSampled(path, redraw, problem.parameters_at(drawn.parameters[0]))
 
     def segments(self, x: Any, **given: Unpack[Given]) -> "pd.DataFrame | Any":
-        """The segments of the most probable segmentation: a row for each, with the columns `sequence`, if x has
-        several, `begin` and `end`, the labels of its first and last step, `steps`, and the posterior mean and standard
-        deviation of each parameter, such as `loc` and `loc_sd`.
+        """The segments of the most probable segmentation, a row for each.
+
+        The columns are `sequence`, if x has several; `begin` and `end`, the labels of the first and the last step;
+        `steps`; and the posterior mean and standard deviation of each parameter, such as `loc` and `loc_sd`.
 
         Arguments:
             x: the series and the arguments beside it, as in `read`; or a `Series`.

@@ -223,7 +223,9 @@ class CopyChain:
         return CopyChain(log_initial, fresh, held, self.lengths)
 
     def change_probability(self) -> Float[Tensor, "*b T"]:
-        r"""P(s_t != s_{t-1} | x). It is at most that of a redraw, which may draw the old state. With the filtered a,
+        r"""P(s_t != s_{t-1} | x), at most the probability of a redraw, which may draw the old state.
+
+        With the filtered a it is
 
         $$1 - \sum_s P(s_t{=}s, z_t{=}0 \mid x) + P(s_t{=}s, z_t{=}1 \mid x)\, a_{t-1}(s).$$
 

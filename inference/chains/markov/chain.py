@@ -237,7 +237,9 @@ class MarkovChain:
         return initial, table
 
     def change_probability(self) -> Float[Tensor, "*b T"]:
-        r"""P(s_t != s_{t-1} | x). With the filtered a,
+        r"""P(s_t != s_{t-1} | x).
+
+        With the filtered a it is
 
         $$1 - \sum_s P(s_t{=}s \mid x)\, \frac{a_{t-1}(s) A_{ss}}{\sum_{s'} a_{t-1}(s') A_{s's}}.$$
 
