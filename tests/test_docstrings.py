@@ -79,6 +79,8 @@ def undocumented(what: str, function: Any, spoken: list[str]) -> Iterator[str]:
 
 def invented(what: str, function: Any, text: str | None) -> Iterator[str]:
     said = inspect.signature(function).parameters
+    if inspect.isclass(function) and any(one.kind is inspect.Parameter.VAR_POSITIONAL for one in said.values()):
+        return  # a class that makes one of several
     known = set(said) | NO_PARAMETERS
     if any(one.kind is inspect.Parameter.VAR_KEYWORD for one in said.values()):
         known |= set(Given.__annotations__)
