@@ -47,7 +47,7 @@ nb_merge_streams = True
 nb_output_stderr = "remove"  # notes on the terminal that a notebook has not
 
 autosummary_generate = True
-autosummary_context = {"foreign": {*dir(torch.nn.Module), *dir(sklearn.base.BaseEstimator), *dir(object)}}
+autosummary_context = {"foreign": {*dir(torch.nn.Module), *dir(sklearn.base.BaseEstimator)} - {"forward"}}
 toc_object_entries = False  # every page has the tree of all pages; a class lists its methods itself
 autodoc_member_order = "groupwise"
 autodoc_typehints = "none"  # shapes stand in the signature
