@@ -13,7 +13,10 @@ from pathlib import Path
 
 Faults = Iterator[tuple[int, str]]  # line and message
 RULES = json.loads(Path(__file__).with_suffix(".json").read_text(encoding="utf-8"))
-AVOID = [(re.compile(rf"(?<![\w-])(?:{word})(?![\w-])", re.IGNORECASE), why) for word, why in RULES["avoid"].items()]
+AVOID = [
+    (re.compile(rf"(?<![\w-])(?:{word})(?![\w-])".replace(" ", r"\s+"), re.IGNORECASE), why)
+    for word, why in RULES["avoid"].items()
+]
 NOT_PROSE = [  # and the sign that replaces it
     (re.compile(r"^ *(```|~~~).*?^ *\1[`~]*\s*?$|<!--.*?-->|(?<=\])\([^)]*\)", re.DOTALL | re.MULTILINE), ""),
     (re.compile(r"^ *>>> .*?(?:\n\s*\n|\Z)|\$\$.*?\$\$|^ *\|.*?$", re.DOTALL | re.MULTILINE), ""),

@@ -5,14 +5,17 @@ import zipfile
 from pathlib import PurePosixPath
 
 SUFFIXES = {".py", ".pyi", ".typed"}
+MARKS = {"samplehold/py.typed", "samplehold/__init__.pyi"}  # of a package with types
 
 files = [PurePosixPath(name) for name in zipfile.ZipFile(sys.argv[1]).namelist()]
 about = {file for file in files if file.parts[0].endswith(".dist-info")}
 code = set(files) - about
 if {file.parts[0] for file in code} != {"samplehold"}:
     sys.exit(f"wheel: installs {sorted({file.parts[0] for file in code})}, expected samplehold alone.")
-strange = sorted(str(file) for file in code if file.suffix not in SUFFIXES and file.name != "py.typed")
+strange = sorted(str(file) for file in code if file.suffix not in SUFFIXES)
 kept_out = sorted(str(file) for file in code if file.parts[1] in {"tests", "docs", "notebooks", "build"})
 if strange or kept_out:
     sys.exit(f"wheel: holds {(strange + kept_out)[:5]}, which users do not need.")
+if missing := MARKS - {str(file) for file in code}:
+    sys.exit(f"wheel: lacks {sorted(missing)}.")
 print(f"wheel: {len(code)} files of samplehold")

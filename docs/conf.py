@@ -1,4 +1,4 @@
-"""How the site is built: `sphinx-build --fail-on-warning docs docs/_build/html`."""
+"""How the site is built; the README has the command."""
 
 import inspect
 import sys
@@ -11,7 +11,8 @@ import torch
 
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE / "_extensions"))
-for name in samplehold.__all__:  # `samplehold.chains` and its kin are found as the modules that they are
+# Autodoc imports the place of a name. `samplehold.chains` and its kin are attributes, whose modules have other names.
+for name in samplehold.__all__:
     if inspect.ismodule(getattr(samplehold, name)):
         sys.modules[f"samplehold.{name}"] = getattr(samplehold, name)
 
@@ -24,8 +25,9 @@ extensions = [
     "sphinx.ext.napoleon",
     "sphinx_copybutton",
     "sphinx.ext.mathjax",
+    "sphinx.ext.viewcode",
     "docstrings",
-    "beside",
+    "notebooks",
 ]
 exclude_patterns = ["_build", "_templates", "_extensions", "notebooks"]
 templates_path = ["_templates"]
@@ -57,6 +59,8 @@ napoleon_custom_sections = [("Arguments of methods", "params_style")]
 add_module_names = False
 python_use_unqualified_type_names = True
 
-# formulas without a network: this package holds MathJax
-html_static_path = [str(Path(find_spec("sphinx-mathjax-offline").origin).parent / "static")]
+mathjax = find_spec("sphinx-mathjax-offline")  # formulas without a network: this package holds MathJax
+if mathjax is None or mathjax.origin is None:
+    raise ModuleNotFoundError("sphinx-mathjax-offline is missing; install the extra `docs`.")
+html_static_path = [str(Path(mathjax.origin).parent / "static")]
 mathjax_path = "mathjax/tex-chtml.js"

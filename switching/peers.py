@@ -86,11 +86,7 @@ CLASSES = _by_name(
     Word("UnobservedComponents", "LinearSSM(LocalLevel()) and other structures", "statsmodels"),
     Word("ARHMM", "SwitchingSSM(Markov(K), AutoRegressive(order=n, n_features=F))", "pyhsmm-autoregressive"),
     Word("LinearAutoregressiveHMM", "SwitchingSSM(Markov(K), AutoRegressive(order=n, n_features=F))", "dynamax"),
-    Word(
-        "HSMM",
-        "not there: the time in a state is geometric or exponential in every model; gaps and inputs change its rate",
-        "ssm, pyhsmm",
-    ),
+    Word("HSMM", "SwitchingSSM(SemiMarkov(K, duration), an emission)", "ssm, pyhsmm"),
     Word(
         "MarkovAutoregression", "DeviationAR(K, n), or AutoRegressive(n) with an intercept that switches", "statsmodels"
     ),

@@ -1,5 +1,7 @@
-"""The notebooks, with the outputs that they have in the repository, as pages of the site; and their data, which pages
-read."""
+"""Copy the notebooks and their data beside the pages, and point links at the copies.
+
+A notebook is shown with the outputs that are stored in it.
+"""
 
 import re
 import shutil
@@ -10,12 +12,15 @@ from typing import Any
 def copy(app: Any) -> None:
     """Lay the notebooks beside the other pages, if they changed."""
     here = Path(app.srcdir) / "tutorials"
-    here.mkdir(exist_ok=True)
-    for path in sorted(here.parents[1].glob("notebooks/*.ipynb")):
+    source = here.parents[1] / "notebooks"
+    for old in here.glob("*.ipynb"):
+        if not (source / old.name).exists():
+            old.unlink()
+    for path in sorted(source.glob("*.ipynb")):
         target = here / path.name
         if not target.exists() or target.read_bytes() != path.read_bytes():
             shutil.copyfile(path, target)
-    shutil.copytree(here.parents[1] / "notebooks/data", here.parent / "notebooks/data", dirs_exist_ok=True)
+    shutil.copytree(source / "data", here.parent / "notebooks/data", dirs_exist_ok=True)
 
 
 def relink(app: Any, name: str, text: list[str]) -> None:
