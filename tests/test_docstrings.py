@@ -139,6 +139,12 @@ def test_docstrings_of_all_public_names_and_of_what_they_return():
     assert sorted({fault for name, member in (PUBLIC | results).items() for fault in faults(name, member)}) == []
 
 
+def test_a_class_that_makes_one_of_several_shows_its_arguments():
+    shown = inspect.signature(sh.AutoRegressive).parameters
+    assert list(shown) == ["order", "n_features", "inputs", "lags", "switching", "prior", "covariance"]
+    assert [shown[name].default for name in ("order", "n_features", "lags")] == [1, 1, "all"]
+
+
 def test_faults_of_docstrings_are_found():
     def wrong(x: int, y: int) -> None:
         """Take a number"""

@@ -28,7 +28,7 @@ from ...inference.numerics.scalars import check_choice
 from ..parameters import Parameters
 from ..priors import Site
 from .contract import Maximized
-from .lagged import Lagged
+from .lagged import SWITCHING, Lagged
 from .normal import Normal
 from .shared_regression import Sharing
 from .vector_autoregression import VectorAutoRegressive
@@ -74,10 +74,20 @@ class AutoRegressive(Lagged):
 
     covariance: InitVar[str] = field(default="diagonal", kw_only=True, repr=False)
 
-    def __new__(cls, *arguments: Any, covariance: str = "diagonal", **named: Any) -> Any:
+    def __new__(
+        cls,
+        order: int = 1,
+        n_features: int = 1,
+        inputs: Any = 0,
+        lags: str = "all",
+        switching: Any = tuple(SWITCHING),
+        *,
+        prior: Any = None,
+        covariance: str = "diagonal",
+    ) -> Any:
         check_choice("covariance", covariance, ("diagonal", "full"))
         if covariance == "full":
-            return VectorAutoRegressive(*arguments, **named)
+            return VectorAutoRegressive(order, n_features, inputs, lags, switching, prior=prior)
         return super().__new__(cls)
 
     @property
@@ -137,6 +147,9 @@ class TupleAutoRegressive(AutoRegressive):
     """
 
     n_levels: int = 2
+
+    def __new__(cls, *_: Any, **__: Any) -> Any:
+        return object.__new__(cls)
 
     def fixed_point(self, values: Parameters) -> Float[Tensor, "*r M 1"]:
         """The mean of the last state of each tuple."""
