@@ -84,6 +84,12 @@ class DeviationAR:
         TypeError: an argument of the wrong type.
         ValueError: more than 1,024 tuples; unknown parts; a prior that does not fit its parameter.
 
+    Hamilton 1989, *A new approach to the economic analysis of nonstationary time series and the business cycle*.
+
+    See Also:
+        `AutoRegressive`, whose intercept switches, and which needs no tuples; docs/guides/autoregression.md;
+        docs/coming_from/statsmodels.md.
+
     Example:
         >>> import samplehold as sh
         >>> form = sh.DeviationAR(n_states=2, order=1)

@@ -49,6 +49,13 @@ class SwitchingEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Base
         model_: the model with the values of the fit.
         n_features_in_, feature_names_in_: as of every estimator.
 
+    Raises:
+        TypeError: from `fit`, a model that is not a `SwitchingSSM`.
+        ValueError: from `fit`, as `SwitchingSSM.fit`.
+
+    See Also:
+        `HMM`, for searches over the number of states; `SwitchingSSM`, its model; docs/guides/scikit_learn.md.
+
     Example:
         >>> import numpy as np
         >>> import samplehold as sh
@@ -291,6 +298,12 @@ class HMM(SwitchingEstimator):
         emission: the class of the emission, whose size follows from X, or an emission.
         dynamics: the class of the dynamics: `Markov` or `Copy`.
         method, restarts, max_steps, tol, prior, random_state: as in `SwitchingEstimator`.
+
+    Raises:
+        TypeError, ValueError: from `fit`, as its model and `SwitchingSSM.fit`.
+
+    See Also:
+        `SwitchingEstimator`, for a given model; `select`, without scikit-learn; docs/guides/scikit_learn.md.
 
     Example:
         >>> import numpy as np

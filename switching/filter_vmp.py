@@ -54,8 +54,15 @@ def filter_vmp(
             `samplehold.inference.message_passing.stepwise.op` for its equations and accuracy).
 
     Raises:
+        TypeError: something else than a `SwitchingSSM`.
         ValueError: a model without values or with other dynamics; a gate that is none of these, not of shape [*b, T],
             or not in [0, 1]; an observation that is impossible.
+
+    Winn & Bishop 2005, *Variational message passing*.
+
+    See Also:
+        `SwitchingSSM.filter`, the exact filter; `studies.input_gate_bound`, on the error of `gate="input"`;
+        docs/background/input_gate.md.
 
     Example:
         >>> import samplehold as sh
@@ -65,8 +72,6 @@ def filter_vmp(
         >>> error = (filter_vmp(model, x).state - model.filter(x).state).abs().max()
         >>> bool(error < 0.01)
         True
-
-    See Also: `SwitchingSSM.filter`, the exact filter.
     """
     check_copies(model)
     series = model.read(x, **given)

@@ -45,6 +45,10 @@ class Fit(Result, Generic[Model]):
         prior: the argument of `fit`.
         others: see `Result`.
 
+    See Also:
+        `SwitchingSSM.fit`, which returns it; `select`, which makes several; docs/guides/choosing.md, on how to judge
+        it.
+
     Example:
         >>> import samplehold as sh
         >>> model = sh.SwitchingSSM(sh.Copy(n_states=2), sh.Normal())

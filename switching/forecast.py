@@ -91,6 +91,10 @@ class Forecast(AfterSeries):
         series: the series before the forecast.
         source: the model or the posterior that made it.
 
+    See Also:
+        `SwitchingSSM.forecast`, which returns it; `backtest`, which scores forecasts;
+        docs/how_to/forecast_and_backtest.md.
+
     Example:
         >>> import samplehold as sh
         >>> model = sh.SwitchingSSM(sh.Copy(n_states=2), sh.Normal())

@@ -116,6 +116,10 @@ class SwitchingSSM(Model):
         TypeError: dynamics or an emission of another type.
         ValueError: an emission with held steps, for dynamics without them.
 
+    See Also:
+        `SwitchingSSM.fit`, the next step; `Markov` and `Normal`, common parts; docs/guides/choosing.md, on which to
+        take.
+
     Example:
         >>> import samplehold as sh
         >>> model = sh.SwitchingSSM(sh.Copy(n_states=2), sh.Normal(n_features=1))

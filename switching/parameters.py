@@ -53,6 +53,9 @@ class Parameter:
         support: the set of its values.
         shown: another form for input and output, if there is one.
 
+    See Also:
+        `Emission.parameters`, which are of this type; docs/guides/own_emission.md, which writes some.
+
     Example:
         >>> import samplehold as sh
         >>> scale = sh.Parameter(("state", "feature"), constraints.positive)

@@ -126,7 +126,11 @@ def load(path: str | Path) -> Any:
         path: the folder.
 
     Raises:
+        TypeError: a path of another type.
         ValueError: no such folder, no model in it, or a damaged file.
+
+    See Also:
+        `SwitchingSSM.save` and `Fit.save`, which write the folder; docs/how_to/save_load_version.md, on versions.
 
     >>> import tempfile
     >>> import samplehold as sh

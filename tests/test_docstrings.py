@@ -2,13 +2,15 @@
 
 A parameter is documented in the section Arguments of its function, or in code in its text, e.g. `by="step"`. Methods
 that a class overrides may leave it to the class above. The arguments that many methods of a class share stand in the
-section "Arguments of methods" of its docstring, fields of results under Attributes.
+section "Arguments of methods" of its docstring, fields of results under Attributes. Every public name has a section
+See Also of one or two lines, which names one to three relatives in backticks, and pages of docs.
 """
 
 import importlib
 import inspect
 import re
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -22,6 +24,10 @@ PUBLIC = {name: member for name, member in PUBLIC.items() if not inspect.ismodul
 SECTION = re.compile(r"^(Arguments|Attributes|Arguments of methods):$")
 ENTRY = re.compile(r"([\w*]+(?:, [\w*]+)*):(?: |$)")
 LONGEST = 30  # words of a sentence
+RELATIVES = re.compile(r"^See Also:\n((?: {4}.+\n)+)\n", re.MULTILINE)
+NAME = re.compile(r"`([A-Za-z_][\w.]*)`")
+PAGE = re.compile(r"\bdocs/[\w/]+\.md\b")
+ROOT = Path(sh.__file__).parent
 NO_PARAMETERS = {"given", "named", "options", "keywords", "others"}  # keywords of any name, or of a TypedDict
 
 
@@ -113,6 +119,25 @@ def faults(name: str, member: Any) -> Iterator[str]:
         yield from invented(method, function, function.__doc__)
 
 
+def leads(name: str) -> bool:
+    """Whether a name like `Normal`, `SwitchingSSM.fit` or `chains.Block` is public."""
+    head, _, member = name.partition(".")
+    home = PUBLIC.get(head, getattr(sh, head, None))
+    return home is not None and (not member or hasattr(home, member))
+
+
+def strangers(name: str, text: str | None) -> Iterator[str]:
+    """What is wrong with the section See Also of a public name."""
+    found = RELATIVES.findall(inspect.cleandoc(text or "") + "\n\n")
+    if len(found) != 1:
+        yield f"{name}: {len(found)} sections See Also"
+        return
+    if not 1 <= len(NAME.findall(found[0])) <= 3 or found[0].count("\n") > 2:
+        yield f"{name}: expected one to three names on one or two lines"
+    yield from (f"{name}: {other}" for other in NAME.findall(found[0]) if other == name or not leads(other))
+    yield from (f"{name}: {page}" for page in PAGE.findall(found[0]) if not (ROOT / page).is_file())
+
+
 RESULTS = {
     "inference.chains.contract": ("Filtered", "Smoothed", "Viterbi", "Sampled"),
     "switching.fitting.posterior": ("VariationalPosterior", "DrawnPosterior"),
@@ -137,6 +162,27 @@ def test_docstrings_of_all_public_names_and_of_what_they_return():
     results = {name: getattr(modules[file], name) for file, names in RESULTS.items() for name in names}
     assert len(PUBLIC) > 150
     assert sorted({fault for name, member in (PUBLIC | results).items() for fault in faults(name, member)}) == []
+
+
+def test_every_public_name_has_relatives():
+    assert sorted(fault for name, member in PUBLIC.items() for fault in strangers(name, member.__doc__)) == []
+
+
+@pytest.mark.parametrize(
+    ("text", "fault"),
+    [
+        ("", "GRU: 0 sections See Also"),
+        ("See Also: `LSTM`.", "GRU: 0 sections See Also"),
+        ("See Also:\n    A page.", "GRU: expected one to three names on one or two lines"),
+        ("See Also:\n    `LSTM`,\n    which\n    forgets.", "GRU: expected one to three names on one or two lines"),
+        ("See Also:\n    `GRU`.", "GRU: GRU"),
+        ("See Also:\n    `LSTM.forgets`.", "GRU: LSTM.forgets"),
+        ("See Also:\n    `chains.GRU`.", "GRU: chains.GRU"),
+        ("See Also:\n    `LSTM`; docs/none.md.", "GRU: docs/none.md"),
+    ],
+)
+def test_wrong_relatives_are_found(text, fault):
+    assert list(strangers("GRU", f"A layer.\n\n{text}\n\nExample:\n    >>> 1\n    1\n")) == [fault]
 
 
 def test_a_class_that_makes_one_of_several_shows_its_arguments():

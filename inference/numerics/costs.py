@@ -134,6 +134,10 @@ class kernels:  # a name for users, who call it as a function
     Raises:
         ValueError: any other mode.
 
+    See Also:
+        `lerp_scan`, a function with such kernels; docs/quality/benchmarks.md, on what they gain; docs/how_to/gpu.md,
+        for GPUs.
+
     >>> import samplehold as sh
     >>> with sh.kernels("never"):
     ...     sh.SwitchingSSM(sh.Copy(2), sh.Normal(1)).fit([1.1, 0.9, 4.2, 4.1], progress=False).converged

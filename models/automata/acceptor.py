@@ -39,6 +39,10 @@ class Acceptor(Listed):
             both
             directions. From every call: a word with other symbols.
 
+    See Also:
+        `extract_automaton`, the automaton of one; `counting_lstm`, one with weights set by hand;
+        docs/background/automata.md.
+
     Example:
         >>> import torch, samplehold as sh
         >>> layer, readout = sh.MinGRU(2, 1, dtype=torch.float64), torch.nn.Linear(1, 1, dtype=torch.float64)

@@ -44,6 +44,15 @@ def shuffle_dyck_lstm(kinds: int = 1, dtype: torch.dtype = torch.float64) -> Acc
         kinds: from 1 to 4: (), [], {}, <>.
         dtype: counts are exact up to $2^{24}$ in float32, $2^{53}$ in float64.
 
+    Raises:
+        TypeError: a number of kinds that is not an integer; a dtype that is not a floating one.
+        ValueError: kinds outside 1 to 4.
+
+    Suzgun, Gehrmann, Belinkov & Shieber 2019, *LSTM networks can perform dynamic counting*.
+
+    See Also:
+        `shuffle_dyck_elman`, the same without gates; `dyck_lstm`, whose kinds must nest; docs/background/counting.md.
+
     >>> import samplehold as sh
     >>> sh.automata.shuffle_dyck_lstm(2).accepts(["([)]", "())(", "([)", ""]).tolist()
     [True, False, False, True]
@@ -63,6 +72,16 @@ def shuffle_dyck_elman(kinds: int = 1, dtype: torch.dtype = torch.float64) -> Ac
     Arguments:
         kinds: from 1 to 4: (), [], {}, <>.
         dtype: of the weights.
+
+    Raises:
+        TypeError: a number of kinds that is not an integer; a dtype that is not a floating one.
+        ValueError: kinds outside 1 to 4.
+
+    Weiss, Goldberg & Yahav 2018, *On the practical computational power of finite precision RNNs for language
+    recognition*.
+
+    See Also:
+        `shuffle_dyck_lstm`, the same with an LSTM; `dyck_lstm`, whose kinds must nest; docs/background/counting.md.
 
     >>> import samplehold as sh
     >>> network = sh.automata.shuffle_dyck_elman(2)
@@ -89,6 +108,15 @@ def dyck_lstm(kinds: int = 2, depth: int = 5, dtype: torch.dtype = torch.float64
         kinds: from 1 to 4: (), [], {}, <>.
         depth: D; deeper words are rejected.
         dtype: of the weights.
+
+    Raises:
+        TypeError: a number that is not an integer; a dtype that is not a floating one.
+        ValueError: kinds outside 1 to 4; a depth below 1.
+
+    Hewitt, Hahn, Ganguli, Liang & Manning 2020, *RNNs can generate bounded hierarchical languages with optimal memory*.
+
+    See Also:
+        `shuffle_dyck_lstm`, without nesting of kinds; `counting_lstm`, for counts; docs/background/counting.md.
 
     >>> import samplehold as sh
     >>> network = sh.automata.dyck_lstm(kinds=2, depth=3)

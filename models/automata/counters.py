@@ -120,6 +120,16 @@ def counting_lstm(language: str, dtype: torch.dtype = torch.float64) -> Acceptor
         language: "anbn", "anbncn" or "anbnw": $a^n b^n$, $a^n b^n c^n$, $a^n b^n w$ with any word w; n > 0.
         dtype: of the weights.
 
+    Raises:
+        TypeError: a dtype that is not a floating one.
+        ValueError: another language.
+
+    Weiss, Goldberg & Yahav 2018, *On the practical computational power of finite precision RNNs for language
+    recognition*.
+
+    See Also:
+        `counting_qrnn`, the same with a QRNN; `counter_machine`, which shows the counters; docs/background/counting.md.
+
     >>> import samplehold as sh
     >>> sh.automata.counting_lstm("anbnw").accepts(["aabb", "aabbabaab", "aababbb", "b", ""]).tolist()
     [True, True, False, False, False]
@@ -136,7 +146,14 @@ def counting_qrnn(language: str, dtype: torch.dtype = torch.float64) -> Acceptor
         dtype: of the weights.
 
     Raises:
+        TypeError: a dtype that is not a floating one.
         ValueError: "anbnw", which no QRNN of one layer accepts.
+
+    Merrill, Weiss, Goldberg, Schwartz, Smith & Yahav 2020, *A formal hierarchy of RNN architectures*.
+
+    See Also:
+        `counting_lstm`, which accepts one more language; `counter_machine`, which shows the counters;
+        docs/background/counting.md.
 
     >>> import samplehold as sh
     >>> sh.automata.counting_qrnn("anbn").accepts(["aabb", "abab", "aab", ""]).tolist()
@@ -160,6 +177,12 @@ def palindrome_lstm(dtype: torch.dtype = torch.float64) -> Acceptor:
 
     Arguments:
         dtype: of the weights.
+
+    Raises:
+        TypeError: a dtype that is not a floating one.
+
+    See Also:
+        `DoublingLSTM`, its layer; `counting_lstm`, for counts; docs/background/doubling.md, on what such a cell stores.
 
     >>> import samplehold as sh
     >>> sh.automata.palindrome_lstm().accepts(["011#110", "011#100", "011#11", "#", "0#0#"]).tolist()

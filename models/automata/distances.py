@@ -98,6 +98,10 @@ def distance(dfa: "DFA", target: "DFA", longest: int = 20) -> Distance:
         TypeError: a machine that is not an `automata.fa.dfa.DFA`, a number that is not an integer.
         ValueError: machines with different symbols.
 
+    See Also:
+        `faithfulness`, of a machine and a network; `extract_automaton`, which makes machines;
+        docs/background/automata.md.
+
     Example:
         >>> import samplehold as sh
         >>> from samplehold.models.automata.tomita import tomita
@@ -142,6 +146,10 @@ def faithfulness(
     Raises:
         TypeError: a machine or network of another kind, numbers that are not integers.
         ValueError: symbols that the network does not have; lengths less than 0; no words.
+
+    See Also:
+        `distance`, between two machines; `extract_automaton`, which makes a machine of a network;
+        docs/background/automata.md.
 
     Example:
         >>> import torch, samplehold as sh

@@ -47,6 +47,10 @@ def plot_automaton(machine: "DFA", ax: "Axes | None" = None) -> "Figure":
         TypeError: `machine` is not an `automata.fa.dfa.DFA`, or `ax` is not axes of matplotlib.
         ValueError: a machine with more states.
 
+    See Also:
+        `extract_automaton`, which makes a machine of a network; `distance`, between two machines;
+        docs/background/automata.md.
+
     Example:
         >>> import samplehold as sh
         >>> from samplehold.models.automata.tomita import tomita

@@ -93,6 +93,10 @@ def extract_automaton(
     counterexamples*; Wang & Niepert 2019, *State-regularized recurrent neural networks*; Omlin & Giles 1996 and Wang et
     al. 2018 for clusters.
 
+    See Also:
+        `faithfulness`, which judges the result; `plot_automaton`, which draws it; docs/background/automata.md, with
+        results.
+
     Example:
         >>> import torch, samplehold as sh
         >>> layer, readout = sh.MinGRU(2, 1), torch.nn.Linear(1, 1)

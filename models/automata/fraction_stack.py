@@ -62,6 +62,12 @@ class FractionStack:
         TypeError: a value of another type; a symbol that is not an integer.
         ValueError: a value outside 0 .. 1, a symbol that does not exist; `pop` of an empty stack.
 
+    Siegelmann & Sontag 1992, *On the computational power of neural nets*, section 3.
+
+    See Also:
+        `stacks.StackMixture`, a stack with uncertain actions; `TuringNetwork`, which stores its tape so;
+        docs/background/turing.md.
+
     >>> import samplehold as sh
     >>> stack = sh.automata.FractionStack().push(1).push(0)
     >>> stack.value, stack.top, stack.pop().top, stack.symbols()

@@ -33,7 +33,14 @@ def count_states(network: Acceptor, longest: int) -> list[int]:
         longest: the greatest number of symbols. Work grows with the number of states.
 
     Raises:
+        TypeError: a network that is not an `Acceptor`; a number that is not an integer.
         ValueError: more than 2^18 states, as of a network that is not saturated; or a layer without such states.
+
+    Merrill, Weiss, Goldberg, Schwartz, Smith & Yahav 2020, *A formal hierarchy of RNN architectures*, definition 2.
+
+    See Also:
+        `saturated`, which makes states repeat; `state_box`, which bounds states of any network;
+        docs/background/counting.md.
 
     >>> import torch, samplehold as sh
     >>> network = sh.automata.counting_lstm("anbn")

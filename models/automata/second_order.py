@@ -19,6 +19,12 @@ def as_second_order(automaton: WeightedAutomaton) -> Acceptor:
     Arguments:
         automaton: its symbols become the alphabet.
 
+    Raises:
+        TypeError: something else than a `WeightedAutomaton`.
+
+    See Also:
+        `as_weighted_automaton`, the way back; `spectral`, which learns an automaton; docs/background/automata.md.
+
     >>> import samplehold as sh
     >>> ones = sh.automata.WeightedAutomaton([1, 0], {"0": [[1, 0], [0, 1]], "1": [[1, 1], [0, 1]]}, [0, 1])
     >>> network = sh.automata.as_second_order(ones)

@@ -50,6 +50,9 @@ class TuringMachine:
         ValueError: a transition that is missing (with its state and symbol), or that has an unknown state, symbol or
             move; unknown start or accept states.
 
+    See Also:
+        `as_rnn`, which makes a network of it; `TuringNetwork`, this network; docs/background/turing.md, with the proof.
+
     >>> import samplehold as sh
     >>> flip = sh.automata.TuringMachine(
     ...     {"go": {"0": ("go", "1", "R"), "1": ("go", "0", "R"), ".": ("done", ".", "L")}}, start="go", accept="done"

@@ -53,6 +53,11 @@ class TuringNetwork(Record):
         weight: U by columns: for each unit, the units that it acts on, with their weights.
         bias: b, for the units where it is not 0.
 
+    Siegelmann & Sontag 1992, *On the computational power of neural nets*.
+
+    See Also:
+        `as_rnn`, which makes it; `TuringMachine`, its machine; docs/background/turing.md, with the construction.
+
     >>> import samplehold as sh
     >>> from samplehold.models.automata.turing import binary_increment
     >>> network = sh.as_rnn(binary_increment())

@@ -69,6 +69,11 @@ class WeightedAutomaton(Record):
         TypeError: tables that are not numbers, symbols that are not letters.
         ValueError: tables whose shapes do not fit, numbers that are not finite, no symbol.
 
+    Balle, Carreras, Luque & Quattoni 2014, *Spectral learning of weighted automata*.
+
+    See Also:
+        `as_weighted_automaton`, of a network or a model; `spectral`, from values; docs/background/automata.md.
+
     Example:
         >>> import samplehold as sh
         >>> ones = sh.automata.WeightedAutomaton([1, 0], {"0": [[1, 0], [0, 1]], "1": [[1, 1], [0, 1]]}, [0, 1])
@@ -182,6 +187,12 @@ def as_weighted_automaton(
         TypeError: a network of another kind.
         ValueError: a network that is not a weighted automaton; the error says why.
 
+    Rabusseau, Li & Precup 2019, *Connecting weighted automata and recurrent neural networks through spectral learning*.
+
+    See Also:
+        `as_second_order`, the way back; `extract_automaton`, for networks that are not linear;
+        docs/background/automata.md.
+
     Example:
         >>> import torch, samplehold as sh
         >>> network = sh.automata.Acceptor(sh.QRNN(2, 3), torch.nn.Linear(3, 1), "ab").double()
@@ -259,6 +270,9 @@ def spectral(
 
     Hsu, Kakade & Zhang 2012, *A spectral algorithm for learning hidden Markov models*; Balle, Carreras, Luque &
     Quattoni 2014, *Spectral learning of weighted automata*, section 3.
+
+    See Also:
+        `as_second_order`, the network of the result; `WeightedAutomaton`, its type; docs/background/automata.md.
 
     Example:
         >>> import samplehold as sh

@@ -83,6 +83,9 @@ class Comparison:
         order: `[K]`, the unit of the network for each state of the model; None for a probe.
         gates: the information of a probed network's gates about z; None: there is none.
 
+    See Also:
+        `compare`, which makes it; `LayerComparison`, for several layers; docs/how_to/compare_network_with_model.md.
+
     Example:
         >>> import samplehold as sh
         >>> model = sh.SwitchingSSM(sh.Copy(2), sh.Normal())
@@ -213,6 +216,9 @@ def compare(
         ValueError: a model without values or with inputs; inputs that do not fit the network; an observation that is
             impossible; a reading that does not fit the network, such as "belief" for states that are not distributions;
             states that are not finite.
+
+    See Also:
+        `as_rnn`, which makes an exact network; `compare_layers`, for layers; docs/how_to/compare_network_with_model.md.
 
     Example:
         >>> import samplehold as sh

@@ -72,6 +72,10 @@ def as_ssm(
             weights that are not finite, probabilities that are not positive; for Gaussian inputs more units than
             features, or candidates that are not linear in x.
 
+    See Also:
+        `as_rnn`, the way back; `Lifted` and `LiftedNetwork`, its results; docs/background/mingru_exact_bayes.md, with
+        the proof.
+
     Example:
         >>> import torch, samplehold as sh
         >>> layer, tokens = sh.MinGRU(4, 3, dtype=torch.float64), torch.tensor([0, 3, 1, 1, 2])
@@ -135,6 +139,10 @@ def as_rnn(
     Raises:
         TypeError: `model` is not a model.
         ValueError: another model (the error says why its filter is not a minGRU); a probability of 0 in logit space.
+
+    See Also:
+        `as_ssm`, the way back; `compare`, which measures the distance; docs/background/mingru_exact_bayes.md, with the
+        proof.
 
     Example:
         >>> import torch, samplehold as sh

@@ -67,6 +67,10 @@ def input_gate_updates(model: SwitchingSSM, x: Any, **given: Unpack[Given]) -> d
     Raises:
         TypeError, ValueError: as `filter_vmp`.
 
+    See Also:
+        `input_gate_bound`, on the error of the third; `filter_vmp`, the third by itself; docs/background/input_gate.md,
+        with results.
+
     Example:
         >>> import samplehold as sh
         >>> model = sh.SwitchingSSM(sh.Copy(2), sh.Normal())
@@ -97,6 +101,9 @@ class InputGateBound(Record):
         distance: `[*b, T]`, D_t.
         total_variation: `[*b, T]`, tanh(D_t / 4), at least the total variation.
 
+    See Also:
+        `input_gate_bound`, which makes it; docs/background/input_gate.md, with results.
+
     Example:
         >>> import samplehold as sh
         >>> model = sh.SwitchingSSM(sh.Copy(2), sh.Normal())
@@ -125,6 +132,9 @@ def input_gate_bound(model: SwitchingSSM, x: Any, **given: Unpack[Given]) -> Inp
 
     Raises:
         TypeError, ValueError: as `filter_vmp`; a state that is impossible at some step.
+
+    See Also:
+        `filter_vmp`, this update; `input_gate_updates`, all three; docs/background/input_gate.md, with results.
 
     Example:
         >>> import samplehold as sh

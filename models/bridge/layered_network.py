@@ -69,6 +69,9 @@ class SweepNetwork(Listed):
     Arguments:
         layers: from the lowest.
 
+    See Also:
+        `as_rnn`, which makes it; `compare_layers`, which measures it; docs/replications/questions.md, with results.
+
     Example:
         >>> import torch, samplehold as sh
         >>> table, half = torch.tensor([[0.9, 0.1], [0.1, 0.9]]), torch.tensor([0.5, 0.5])
@@ -136,6 +139,9 @@ class LayerComparison(Record):
         without_softmax: the same network, passing logits from layer to layer.
         series: the observations.
 
+    See Also:
+        `compare_layers`, which makes it; `Comparison`, for one chain; docs/replications/questions.md.
+
     Example:
         >>> import torch, samplehold as sh
         >>> table, half = torch.tensor([[0.9, 0.1], [0.1, 0.9]]), torch.tensor([0.5, 0.5])
@@ -189,7 +195,11 @@ def compare_layers(model: LayeredSSM, network: SweepNetwork, x: Any, lengths: An
         x, lengths: symbols, as for the model; NaN is missing.
 
     Raises:
+        TypeError: another kind of model or network.
         ValueError: x has other symbols than the model.
+
+    See Also:
+        `compare`, for one chain; `as_rnn`, which makes the network; docs/replications/questions.md, with results.
 
     Example:
         >>> import torch, samplehold as sh

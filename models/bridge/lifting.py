@@ -81,6 +81,10 @@ class Lifted(Record):
         start: `[C, K]`, P(s_0) for the layer's default h0.
         reading: how states of the layer are read.
 
+    See Also:
+        `as_ssm`, which makes it; `LiftedNetwork`, for any inputs; docs/background/mingru_exact_bayes.md, with the
+        proof.
+
     Example:
         >>> import samplehold as sh
         >>> lifted = sh.as_ssm(sh.MinGRU(input_size=4, hidden_size=3))

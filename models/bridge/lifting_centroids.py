@@ -46,6 +46,9 @@ class LiftedStates(Record):
     Attributes:
         network: the network.
 
+    See Also:
+        `as_ssm`, which makes it; `StateRegularized`, its network; docs/background/state_regularized.md.
+
     Example:
         >>> import torch, samplehold as sh
         >>> network, x = sh.StateRegularized(sh.GRU(3, 4), n_states=5), torch.randn(7, 3)

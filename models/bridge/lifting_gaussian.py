@@ -56,6 +56,9 @@ class LiftedGaussian(Record):
         exact: what is exact, in words.
         limit: what is exact in a limit, in words.
 
+    See Also:
+        `as_ssm`, which makes it; `Lifted`, for tokens; `LiftedNetwork`, for any inputs.
+
     Example:
         >>> import torch, samplehold as sh
         >>> _ = torch.manual_seed(0)

@@ -61,6 +61,9 @@ class LiftedLayer(Record):
         shown: `[*b, T, D]`, the output gates of fo-pooling; None: there are none.
         reverse: whether the layer reads backward.
 
+    See Also:
+        `LiftedNetwork.layers`, which makes it; `chains.CopyChain`, the type of its chain.
+
     Example:
         >>> import torch, samplehold as sh
         >>> layer, x = sh.MinGRU(3, 2, dtype=torch.float64), torch.eye(3, dtype=torch.float64)
@@ -148,6 +151,9 @@ class LiftedNetwork(Record):
 
     Attributes:
         network: the network.
+
+    See Also:
+        `as_ssm`, which makes it; `LiftedLayer`, one of its layers; `Lifted`, which has a density of its tokens.
 
     Example:
         >>> import torch, samplehold as sh

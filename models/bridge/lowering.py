@@ -159,7 +159,11 @@ def token_marginal(model: nn.Module | Model) -> Float[Tensor, "V"]:
         model: a model of tokens with values.
 
     Raises:
+        TypeError: something else than a model.
         ValueError: a model that `as_rnn` does not accept.
+
+    See Also:
+        `as_ssm`, which takes it; `as_rnn`, the way between; docs/background/mingru_exact_bayes.md.
 
     Example:
         >>> import samplehold as sh

@@ -34,6 +34,9 @@ class Probe(Record):
         state: `[*b, T, K]`, the belief that logistic regression reads from the network.
         held_out: `[*b, T]`, the steps on which the maps were judged.
 
+    See Also:
+        `fit_probe`, which makes it; `Comparison`, which has one for networks whose states are not beliefs.
+
     Example:
         >>> import torch, samplehold as sh
         >>> share = (1 + torch.arange(20.0).sin()) / 2
@@ -75,7 +78,11 @@ def fit_probe(
     other half.
 
     Raises:
+        TypeError: arguments that are not tensors.
         ValueError: fewer than two steps to fit or to judge.
+
+    See Also:
+        `compare`, which uses it; `Probe`, its result; docs/how_to/compare_network_with_model.md.
 
     Example:
         >>> import torch, samplehold as sh

@@ -74,7 +74,12 @@ def one_hot(
         dtype: of the rows.
 
     Raises:
+        TypeError: tokens that are not numbers; a number of tokens that is not an integer; another dtype.
         ValueError: as `read_tokens`.
+
+    See Also:
+        `as_rnn`, whose networks read such rows; `redrawn_start`, their first state;
+        docs/how_to/compare_network_with_model.md.
 
     Example:
         >>> import samplehold as sh
@@ -101,6 +106,13 @@ def redrawn_start(layer: MinGRU | MinLSTM, x: Tensor) -> Float[Tensor, "L *b D"]
     Arguments:
         layer: the layer.
         x: the series, as for the layer.
+
+    Raises:
+        TypeError: another kind of layer; x that is not a tensor.
+        ValueError: x that does not fit the layer.
+
+    See Also:
+        `as_rnn`, whose networks start so; `one_hot`, which writes their inputs; docs/background/mingru_exact_bayes.md.
 
     Example:
         >>> import torch, samplehold as sh

@@ -39,6 +39,9 @@ class DoublingLSTM(WithCell):
     `torch.export` unrolls the loop over steps, so an exported layer takes the number of steps of its example alone; the
     number of sequences may vary.
 
+    See Also:
+        `LSTM`, with one forget gate; `automata.palindrome_lstm`, which needs two; docs/background/doubling.md.
+
     >>> import torch, samplehold as sh
     >>> layer, x = sh.DoublingLSTM(input_size=3, hidden_size=4), torch.randn(2, 9, 3)
     >>> out, (h, c) = layer(x, lengths=[9, 5])

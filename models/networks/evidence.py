@@ -34,6 +34,13 @@ class EvidenceGRU(MinGRU):
         candidate: "simplex", the state is a belief; "linear", the log of a belief up to a constant.
         device, dtype: of the parameters.
 
+    Raises:
+        TypeError: a size that is not an integer. From every call: as for `MinGRU`.
+        ValueError: a size less than 1, an unknown candidate. From every call: as for `MinGRU`.
+
+    See Also:
+        `as_rnn`, which makes it; `LogitGRU`, where held steps have evidence too; docs/background/mingru_exact_bayes.md.
+
     >>> import torch, samplehold as sh
     >>> layer, x = sh.EvidenceGRU(3, 2), torch.randn(5, 3)
     >>> layer(x)[0].sum(-1).allclose(torch.tensor(1.0))
@@ -84,6 +91,14 @@ class LogitGRU(EvidenceGRU):
 
     Parameters: `weight_l0` [3 K, input_size] and `bias_l0` [3 K]: the rows of h, v and e, K each. Calls are as for
     `MinGRU`.
+
+    Raises:
+        TypeError: a size that is not an integer. From every call: as for `MinGRU`.
+        ValueError: a size less than 1. From every call: as for `MinGRU`.
+
+    See Also:
+        `as_rnn`, which makes it; `EvidenceGRU`, for silent held steps; `filter_vmp`, its update;
+        docs/background/input_gate.md.
 
     >>> import torch, samplehold as sh
     >>> layer, x = sh.LogitGRU(3, 2), torch.randn(5, 3)

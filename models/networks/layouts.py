@@ -50,6 +50,9 @@ class RecurrentWeights(Record):
     Raises:
         ValueError: an unknown cell, or shapes that do not fit together.
 
+    See Also:
+        `from_torch`, which makes one; `to_keras`, which writes one; `LSTM`, which loads its state_dict.
+
     >>> import torch, samplehold as sh
     >>> weights = sh.layouts.from_torch(torch.nn.LSTM(input_size=3, hidden_size=4))
     >>> weights.cell, weights.input.shape, weights.hidden.shape, weights.bias.shape
@@ -106,6 +109,9 @@ def from_torch(module: nn.RNNBase, layer: int = 0) -> RecurrentWeights:
         TypeError: a module of another kind.
         ValueError: a layer that the module does not have, a module of both directions, or an LSTM with proj_size.
 
+    See Also:
+        `GRU` and `LSTM`, which load the weights; `from_keras`, for Keras; docs/coming_from/torch_nn.md.
+
     >>> import torch, samplehold as sh
     >>> trained, layer, x = torch.nn.GRU(3, 4, batch_first=True), sh.GRU(3, 4), torch.randn(2, 9, 3)
     >>> layer.load_state_dict(sh.layouts.from_torch(trained).state_dict())
@@ -145,6 +151,9 @@ def from_joined(cell: str, kernel: Any, bias: Any = None, *, hidden_size: int) -
         ValueError: a GRU, whose reset gate is between two products that one matrix would add; shapes that do not fit
             together.
 
+    See Also:
+        `to_joined`, the way back; `from_tf1`, for TensorFlow 1, whose matrix is of this kind.
+
     >>> import torch, samplehold as sh
     >>> kernel, bias, x, h = torch.randn(3 + 4, 4), torch.randn(4), torch.randn(3), torch.randn(1, 4)
     >>> layer = sh.Elman(input_size=3, hidden_size=4)
@@ -171,6 +180,9 @@ def to_joined(weights: RecurrentWeights) -> tuple[np.ndarray, np.ndarray]:
 
     Raises:
         ValueError: for a GRU, see `from_joined`.
+
+    See Also:
+        `from_joined`, the way back; `to_tf1`, for TensorFlow 1, whose matrix is of this kind.
 
     >>> import numpy as np, torch, samplehold as sh
     >>> weights = sh.layouts.from_torch(torch.nn.LSTM(input_size=3, hidden_size=4))
@@ -207,6 +219,9 @@ def from_keras(
     r and h, torch's multiplies r by the product of U and h. The two are equal only where U is diagonal, or where the
     reset gates of the units that it connects are equal.
 
+    See Also:
+        `to_keras`, the way back; `from_tf1`, for TensorFlow 1.
+
     >>> import numpy as np, samplehold as sh
     >>> arrays = np.array([[1.0, 2.0, 3.0]]), np.zeros((1, 3)), np.zeros((2, 3))  # get_weights() of a GRU: z, r, h
     >>> weights = sh.layouts.from_keras("gru", *arrays)
@@ -236,6 +251,9 @@ def to_keras(weights: RecurrentWeights) -> tuple[np.ndarray, np.ndarray, np.ndar
     Arguments:
         weights: of one layer.
 
+    See Also:
+        `from_keras`, the way back; `to_tf1`, for TensorFlow 1.
+
     >>> import numpy as np, torch, samplehold as sh
     >>> weights = sh.layouts.from_torch(torch.nn.GRU(input_size=3, hidden_size=4))
     >>> arrays = sh.layouts.to_keras(weights)
@@ -264,6 +282,9 @@ def from_tf1(cell: str, kernel: Any, bias: Any, *, hidden_size: int, forget_bias
     Raises:
         ValueError: for a GRUCell, which cannot be converted, and for shapes that do not fit together.
 
+    See Also:
+        `to_tf1`, the way back; `from_keras`, for Keras layers.
+
     >>> import numpy as np, samplehold as sh
     >>> kernel = np.array([[1.0, 2.0, 3.0, 4.0], [0.0, 0.0, 0.0, 0.0]])  # gates i, j, f, o of one unit
     >>> weights = sh.layouts.from_tf1("lstm", kernel, np.zeros(4), hidden_size=1)
@@ -290,6 +311,9 @@ def to_tf1(weights: RecurrentWeights, forget_bias: float = 1.0) -> tuple[np.ndar
     Raises:
         ValueError: for a GRU, see `from_tf1`.
 
+    See Also:
+        `from_tf1`, the way back; `to_keras`, for Keras layers.
+
     >>> import numpy as np, samplehold as sh
     >>> kernel, bias = np.arange(28.0).reshape(7, 4), np.ones(4)  # 6 features, 1 unit
     >>> back = sh.layouts.to_tf1(sh.layouts.from_tf1("lstm", kernel, bias, hidden_size=1))
@@ -311,6 +335,9 @@ def from_flax(cell: str, params: Mapping[str, Mapping[str, Any]]) -> RecurrentWe
 
     Raises:
         ValueError: submodules that are missing, or shapes that do not fit together.
+
+    See Also:
+        `to_flax`, the way back; `from_torch` and `from_keras`, for other libraries.
 
     >>> import numpy as np, samplehold as sh
     >>> params = {"i": {"kernel": np.ones((3, 4)), "bias": np.arange(4.0)}, "h": {"kernel": np.eye(4)}}
@@ -354,6 +381,9 @@ def to_flax(weights: RecurrentWeights) -> dict[str, dict[str, np.ndarray]]:
 
     Arguments:
         weights: of one layer.
+
+    See Also:
+        `from_flax`, the way back; `from_torch`, which reads a trained layer.
 
     >>> import numpy as np, torch, samplehold as sh
     >>> weights = sh.layouts.from_torch(torch.nn.GRU(input_size=3, hidden_size=4))

@@ -187,6 +187,10 @@ class MinGRU(Minimal):
 
     Feng et al. 2024, *Were RNNs All We Needed?*, section 3.1.
 
+    See Also:
+        `as_ssm`, the model whose filter it is; `GRU`, whose gates read the state;
+        docs/background/mingru_exact_bayes.md.
+
     >>> import torch, samplehold as sh
     >>> layer, x = sh.MinGRU(input_size=3, hidden_size=4, candidate="simplex", block=2), torch.randn(2, 9, 3)
     >>> out, h = layer(x)
@@ -212,6 +216,12 @@ class MinLSTM(Minimal):
     Arguments:
         input_size, hidden_size, num_layers, bias, batch_first, dropout, bidirectional: as of `MinGRU`.
         candidate, block, device, dtype: as of `MinGRU`.
+
+    Raises:
+        TypeError, ValueError: as for `MinGRU`.
+
+    See Also:
+        `MinGRU`, with one gate; `as_ssm`, the model whose filter it is; docs/background/mingru_exact_bayes.md.
 
     >>> import torch, samplehold as sh
     >>> layer, x = sh.MinLSTM(input_size=3, hidden_size=4, num_layers=2), torch.randn(2, 9, 3)

@@ -46,6 +46,9 @@ class PeepholeLSTM(WithCell):
 
     Gers & Schmidhuber 2000, *Recurrent nets that time and count*.
 
+    See Also:
+        `LSTM`, without peepholes; `DoublingLSTM`, another variant; `StateRegularized`, which may have it as cell.
+
     >>> import torch, samplehold as sh
     >>> layer, peer, x = sh.PeepholeLSTM(3, 4), sh.LSTM(3, 4), torch.randn(2, 9, 3)
     >>> with torch.no_grad():

@@ -65,6 +65,10 @@ class QRNN(Recurrent):
 
     Bradbury et al. 2017, *Quasi-recurrent neural networks*, arXiv 1611.01576, equations 3 to 5.
 
+    See Also:
+        `MinGRU`, which is similar with a window of 1; `automata.counting_qrnn`, which counts;
+        docs/background/counting.md.
+
     >>> import torch, samplehold as sh
     >>> out, h = sh.QRNN(input_size=3, hidden_size=4, window=2)(torch.randn(2, 9, 3))
     >>> out.shape, h.cell.shape, h.inputs[0].shape  # the last input stays for the next window

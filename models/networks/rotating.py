@@ -70,6 +70,12 @@ class RotatingGRU(Minimal):
     Raises:
         TypeError, ValueError: as for `MinGRU`; an odd number of units.
 
+    Orvieto et al. 2023, *Resurrecting recurrent neural networks for long sequences*, arXiv 2303.06349, and Grazzi et
+    al. 2024, *Unlocking state-tracking in linear RNNs through negative eigenvalues*, arXiv 2411.12537, are related.
+
+    See Also:
+        `MinGRU`, whose held states do not turn; docs/replications/input_driven.md, on tasks that need rotation.
+
     >>> import math, torch, samplehold as sh
     >>> layer = sh.RotatingGRU(input_size=1, hidden_size=2).requires_grad_(False)
     >>> _ = layer.weight_l0.zero_(), layer.bias_l0.copy_(torch.tensor([-100.0, 0, 0]))  # always hold

@@ -72,6 +72,12 @@ def saturated(network: Layer) -> Layer:
         TypeError: a network of another kind, or in half precision.
         ValueError: an Elman network with ReLU, which has no limit; parametrised weights.
 
+    Merrill, Weiss, Goldberg, Schwartz, Smith & Yahav 2020, *A formal hierarchy of RNN architectures*.
+
+    See Also:
+        `counter_machine`, what such a layer computes; `count_states`, its number of states;
+        docs/background/machines.md.
+
     >>> import torch, samplehold as sh
     >>> layer = sh.automata.saturated(sh.GRU(input_size=3, hidden_size=4))
     >>> set(layer(torch.randn(50, 3))[0].flatten().tolist()) <= {-1.0, 0.0, 1.0}  # 0 is where it starts
@@ -126,6 +132,15 @@ def counter_machine(network: nn.Module, x: Float[Tensor, "*b T I"]) -> CounterMa
     Arguments:
         network: as in `saturated`, one layer of one direction; `saturated` is applied to it.
         x: time is the second last axis, for any `batch_first` of the layer.
+
+    Raises:
+        TypeError: a network of another kind; x that is not a tensor.
+        ValueError: a network of several layers or directions; x that does not fit it.
+
+    Merrill, Weiss, Goldberg, Schwartz, Smith & Yahav 2020, *A formal hierarchy of RNN architectures*.
+
+    See Also:
+        `saturated`, the layer that it reads; `counting_lstm`, a network that counts; docs/background/counting.md.
 
     >>> import torch, samplehold as sh
     >>> layer = sh.QRNN(input_size=2, hidden_size=1, pooling="ifo", bias=False).requires_grad_(False)
@@ -200,7 +215,12 @@ def state_box(network: nn.Module, lowest: float = 0.0, highest: float = 1.0) -> 
             them.
 
     Raises:
+        TypeError: a network of another kind.
         ValueError: highest less than lowest.
+
+    See Also:
+        `count_states`, for saturated layers; `saturated`, the limit of great weights; `studies.stability`, on distances
+        of states.
 
     >>> import torch, samplehold as sh
     >>> sh.automata.state_box(sh.GRU(3, 2)).highest, sh.automata.state_box(sh.LSTM(3, 2)).highest

@@ -44,6 +44,10 @@ class SecondOrder(Recurrent):
     Rabusseau, Li & Precup 2019, *Connecting weighted automata and recurrent neural networks through spectral learning*;
     Giles et al. 1992, *Learning and extracting finite state automata with second-order recurrent neural networks*.
 
+    See Also:
+        `as_second_order`, which makes it of an automaton; `Elman`, which adds input and state;
+        docs/background/automata.md.
+
     >>> import torch, samplehold as sh
     >>> layer, x = sh.automata.SecondOrder(input_size=3, hidden_size=4), torch.randn(2, 9, 3)
     >>> out, h = layer(x, lengths=[9, 5])

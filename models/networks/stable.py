@@ -62,6 +62,10 @@ def stable(network: Network, norm: str = "inf", lipschitz: float = 0.9, input_bo
 
     Miller & Hardt 2019, *Stable recurrent models*, arXiv 1805.10369.
 
+    See Also:
+        `studies.stability`, which checks the conditions; `truncate`, whose error is small for stable networks;
+        docs/background/truncation.md.
+
     >>> import torch, samplehold as sh
     >>> network = sh.LSTM(input_size=2, hidden_size=3)
     >>> _ = torch.nn.init.constant_(network.weight_hh_l0, 5.0)

@@ -57,7 +57,11 @@ class SuperpositionStackRNN(StackRNN):
         capacity: cells kept; a push on a full stack drops the deepest. None: all.
         controller, feedback, num_layers, bias, batch_first, dropout, device, dtype: see `StackRNN`.
 
-    See Also: Joulin & Mikolov 2015, section 3.2, with no-op; Yogatama et al. 2018.
+    Joulin & Mikolov 2015, section 3.2, with no-op; Yogatama et al. 2018.
+
+    See Also:
+        `StackMixture`, the histories that it averages; `NondeterministicStackRNN`, of automata;
+        docs/background/stacks.md.
 
     >>> import torch
     >>> import samplehold as sh
@@ -223,7 +227,11 @@ class StratificationStackRNN(StackRNN):
         stacks: the number of stacks, each with its own strengths and values.
         controller, feedback, num_layers, bias, batch_first, dropout, device, dtype: see `StackRNN`.
 
-    See Also: Grefenstette et al. 2015, equations 1-3.
+    Grefenstette et al. 2015, equations 1-3.
+
+    See Also:
+        `SuperpositionStackRNN`, whose stack is a mixture of histories; docs/background/stack_languages.md, a
+        comparison.
 
     >>> import torch
     >>> import samplehold as sh
@@ -329,7 +337,11 @@ class NondeterministicStackRNN(StackRNN):
             (papers: 1).
         controller, feedback, num_layers, bias, batch_first, dropout, device, dtype: see `StackRNN`.
 
-    See Also: DuSell & Chiang 2020 (NS-RNN), 2022 (RNS-RNN), 2023 (vectors).
+    DuSell & Chiang 2020 (NS-RNN), 2022 (RNS-RNN), 2023 (vectors).
+
+    See Also:
+        `SuperpositionStackRNN`, which is cheaper and has no automaton; `PushdownAutomaton`, its runs;
+        docs/background/stacks.md.
 
     >>> import torch
     >>> import samplehold as sh

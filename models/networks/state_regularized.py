@@ -80,6 +80,10 @@ class StateRegularized(Recurrent):
 
     Wang & Niepert 2019, *State-regularized recurrent neural networks*, arXiv 1901.08817, equations 3 to 6.
 
+    See Also:
+        `automata.extract_automaton`, with its centroids as states; `LiftedStates`, its chain;
+        docs/background/state_regularized.md.
+
     >>> import torch, samplehold as sh
     >>> layer, x = sh.StateRegularized(sh.GRU(3, 4), n_states=5), torch.randn(2, 9, 3)
     >>> out, h = layer(x)

@@ -79,6 +79,9 @@ def truncate(layer: nn.Module, window: int) -> Truncated:
 
     Miller & Hardt 2019, *Stable recurrent models*, arXiv 1805.10369.
 
+    See Also:
+        `studies.truncation_bound`, on its error; `stable`, which makes the error small; docs/background/truncation.md.
+
     >>> import torch, samplehold as sh
     >>> layer, x = sh.MinGRU(input_size=3, hidden_size=4), torch.randn(9, 3)
     >>> network, other = sh.truncate(layer, window=5), torch.cat([torch.zeros(4, 3), x[4:]])

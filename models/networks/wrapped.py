@@ -231,6 +231,10 @@ class GRU(_WithGates, nn.GRU):  # pyright: ignore[reportIncompatibleMethodOverri
 
     Cho et al. 2014, *Learning phrase representations using RNN encoder-decoder*; the reset follows the product with h.
 
+    See Also:
+        `MinGRU`, whose gates read only the input; `layouts.from_torch`, for trained weights;
+        docs/coming_from/torch_nn.md.
+
     >>> import torch, samplehold as sh
     >>> layer, peer, x = sh.GRU(3, 4), torch.nn.GRU(3, 4, batch_first=True), torch.randn(2, 9, 3)
     >>> layer.load_state_dict(peer.state_dict())
@@ -250,6 +254,13 @@ class LSTM(_WithGates, nn.LSTM):  # pyright: ignore[reportIncompatibleMethodOver
 
     Arguments:
         input_size, hidden_size, num_layers, bias, batch_first, dropout, bidirectional, device, dtype: as of `GRU`.
+
+    Raises:
+        TypeError, ValueError: as for `GRU`.
+
+    See Also:
+        `PeepholeLSTM` and `DoublingLSTM`, its variants; `MinLSTM`, whose gates read only the input;
+        docs/coming_from/torch_nn.md.
 
     >>> import torch, samplehold as sh
     >>> layer, x = sh.LSTM(input_size=3, hidden_size=4), torch.randn(2, 9, 3)
@@ -272,6 +283,12 @@ class Elman(_Wrapped, nn.RNN):  # pyright: ignore[reportIncompatibleMethodOverri
     Arguments:
         input_size, hidden_size, num_layers, bias, batch_first, dropout, bidirectional, device, dtype: as of `GRU`.
         nonlinearity: "tanh" or "relu".
+
+    Raises:
+        TypeError, ValueError: as for `GRU`; an unknown nonlinearity.
+
+    See Also:
+        `GRU` and `LSTM`, which have gates; `automata.SecondOrder`, which multiplies input and state.
 
     >>> import torch, samplehold as sh
     >>> layer, x = sh.Elman(input_size=3, hidden_size=4), torch.randn(9, 3)

@@ -71,6 +71,12 @@ def forgetting(layer_or_model: nn.Module | Model, x: Any, tol: float, h0: Any = 
             it; for a
             GRU, LSTM or Elman network an h0 outside the range of its inputs.
 
+    Miller & Hardt 2019, *Stable recurrent models*, arXiv 1805.10369, for the networks whose gates read the state.
+
+    See Also:
+        `truncation_bound`, for one window; `truncate`, the network of a window; docs/background/forgetting.md, with
+        results.
+
     Example:
         >>> import torch, samplehold as sh
         >>> layer = sh.MinGRU(input_size=1, hidden_size=1)
@@ -107,7 +113,13 @@ def truncation_bound(layer: nn.Module, x: Tensor, window: int, h0: Any = None) -
         window: the number of inputs of each output.
 
     Raises:
+        TypeError: a network of another kind; a window that is not an integer.
         ValueError: a window below 1; a network or an h0 that `forgetting` does not accept.
+
+    Miller & Hardt 2019, *Stable recurrent models*, arXiv 1805.10369.
+
+    See Also:
+        `truncate`, the network; `forgetting`, the least window for an error; docs/background/truncation.md.
 
     Example:
         >>> import torch, samplehold as sh

@@ -58,6 +58,9 @@ class GradientMemory(Record):
         log_norm: `[*b, n]`, of the spectral norm of d state_T / d state_{T - age}.
         log_held: `[C, *b, n]`, log P(no redraw in the last `age` steps | inputs); None: no model.
 
+    See Also:
+        `gradient_memory`, which makes it; docs/background/gradients.md, with results.
+
     Example:
         >>> import torch, samplehold as sh
         >>> layer = sh.MinGRU(input_size=1, hidden_size=1)
@@ -141,6 +144,9 @@ def gradient_memory(layer: nn.Module, x: Tensor, ages: Sequence[int] | None = No
 
     Hochreiter et al. 2001, *Gradient flow in recurrent nets*; Engelken et al. 2023, *Lyapunov spectra of chaotic
     recurrent neural networks*.
+
+    See Also:
+        `forgetting`, on the inputs that an output needs; docs/background/gradients.md, with results.
 
     Example:
         >>> import torch, samplehold as sh

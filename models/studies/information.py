@@ -77,6 +77,9 @@ class InformationSweep(Record):
             of the total variation, the nats lost in predicting x, the error of the gate, and the bound on the total
             variation (of minGRUs on logits with held evidence).
 
+    See Also:
+        `information_sweep`, which makes it; docs/background/input_gate.md, with results.
+
     Example:
         >>> import samplehold as sh
         >>> sweep = sh.studies.information_sweep((0.0, 3.0), n_sequences=1, n_steps=20)
@@ -157,6 +160,9 @@ def information_sweep(
     Raises:
         ValueError: a separation or spread that is negative or above 100, a redraw probability that is not between 0
             and 1.
+
+    See Also:
+        `input_gate_bound`, the bound on one model; `compare`, for any network; docs/background/input_gate.md.
 
     Example:
         >>> import samplehold as sh

@@ -51,6 +51,10 @@ class SoftmaxRegression(Record):
         weight: `[K, F]`, of each class.
         bias: `[K]`, of each class.
 
+    See Also:
+        `GaussianClasses` and `CategoricalClasses`, generative models of the same posterior;
+        docs/replications/questions.md.
+
     Example:
         >>> import torch, samplehold as sh
         >>> regression = sh.studies.SoftmaxRegression.from_logistic(torch.tensor([2.0]), torch.tensor(0.0))
@@ -161,6 +165,10 @@ class GaussianClasses(Record):
         mean: `[K, F]`, of each class.
         covariance: `[F, F]`, of all classes.
 
+    See Also:
+        `SoftmaxRegression`, with the same posterior; `CategoricalClasses`, for categories;
+        docs/replications/questions.md.
+
     Example:
         >>> import torch, samplehold as sh
         >>> even, mean = torch.tensor([0.5, 0.5]).log(), torch.tensor([[-1.0], [1.0]])
@@ -212,6 +220,10 @@ class CategoricalClasses(Record):
         log_prior: `[K]`, log P(y = k).
         log_table: `[K, V]`, log P(value | class), with the values of all features side by side.
         sizes: the number of values of each feature.
+
+    See Also:
+        `SoftmaxRegression`, with the same posterior; `GaussianClasses`, for real vectors;
+        docs/replications/questions.md.
 
     Example:
         >>> import torch, samplehold as sh

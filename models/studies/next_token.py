@@ -54,6 +54,9 @@ class NextTokenPredictor(Record):
         head: the linear head.
         loss: `[steps]`, nats a token, on the batch of each step.
 
+    See Also:
+        `train_next_token`, which makes it; `price_of_exactness`, which trains several.
+
     Example:
         >>> import torch, samplehold as sh
         >>> x = sh.one_hot([[0, 1] * 5, [1, 0] * 5], 2, dtype=torch.float32)
@@ -87,6 +90,13 @@ def train_next_token(
         x: sequences, with rows of zeros where a token is missing; each step takes 64 of them, some more than once.
         n_steps, rate: of Adam.
         seed: of the batches and the linear head.
+
+    Raises:
+        TypeError: a layer that is no recurrent layer; a number of steps that is not an integer.
+        ValueError: x that does not fit the layer; no steps; a rate that is not positive.
+
+    See Also:
+        `NextTokenPredictor`, its result; `price_of_exactness`, which compares losses; `one_hot`, which writes tokens.
 
     Example:
         >>> import torch, samplehold as sh
@@ -145,6 +155,9 @@ class PriceOfExactness(Record):
         overlap: `[O]`, overlaps.
         network: `[O, R]`, the loss of the best minGRU.
         no_memory: `[O, R]`, the loss of the marginal p(x).
+
+    See Also:
+        `price_of_exactness`, which makes it; `Gated`, the emission with which a minGRU can lose nothing.
 
     Example:
         >>> import torch, samplehold as sh
@@ -209,6 +222,9 @@ def price_of_exactness(
 
     Raises:
         ValueError: an overlap or redraw probability that is not in [0, 1].
+
+    See Also:
+        `train_next_token`, its training; `as_rnn`, the networks that lose nothing; `compare`, for a given network.
 
     Example:
         >>> import samplehold as sh

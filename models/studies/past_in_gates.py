@@ -30,6 +30,9 @@ class PastInGates(Record):
         information: `[C]`, I(z_t; x_1..t-1 | x_t).
         entropy: `[C]`, H(z_t | x_t), the most that it can be.
 
+    See Also:
+        `past_in_gates`, which makes it; docs/replications/input_driven.md, with results.
+
     Example:
         >>> import torch, samplehold as sh
         >>> x = sh.one_hot(torch.tensor([[0, 1, 1, 0, 1, 0, 0, 1]]), 2, dtype=torch.float32)
@@ -51,7 +54,11 @@ def past_in_gates(network: nn.Module, x: Tensor) -> tuple[PastInGates, ...]:
             the steps with the same input. If few steps share an input, the information is too low.
 
     Raises:
+        TypeError: a network of another kind; x that is not a tensor.
         ValueError: a network that reads in both directions; see also `as_ssm`.
+
+    See Also:
+        `as_ssm`, the chains whose gates they are; docs/replications/input_driven.md, with results.
 
     Example:
         >>> import torch, samplehold as sh

@@ -47,6 +47,9 @@ class Stability(Record):
         rounding: `[m]`, the distance that a step in floats of unit roundoff u adds, divided by u.
         conditions: (name, value, limit), met where value < limit.
 
+    See Also:
+        `stability`, which makes it; `stable`, which keeps networks stable in training; docs/background/truncation.md.
+
     Example:
         >>> import torch, samplehold as sh
         >>> network = sh.LSTM(input_size=1, hidden_size=2)
@@ -95,6 +98,9 @@ def stability(network: nn.Module, input_bound: float) -> Stability:
 
     Miller & Hardt 2019, *Stable recurrent models*, arXiv 1805.10369.
 
+    See Also:
+        `stabilize`, which projects weights; `stable`, which constrains training; docs/background/truncation.md.
+
     Example:
         >>> import torch, samplehold as sh
         >>> network = sh.Elman(input_size=1, hidden_size=2)
@@ -136,6 +142,11 @@ def stabilize(network: nn.Module, input_bound: float, slack: float = 0.01) -> nn
         TypeError: a network of another kind.
         ValueError: a network that runs both ways in time; a bound that is negative; slack outside of 0..1; gates that
             inputs alone can drive to 1.
+
+    Miller & Hardt 2019, *Stable recurrent models*, arXiv 1805.10369.
+
+    See Also:
+        `stability`, which checks the result; `stable`, which constrains training; docs/background/truncation.md.
 
     Example:
         >>> import torch, samplehold as sh

@@ -22,6 +22,9 @@ class Forgetting(Record):
         bound: `[*b, T]`, proved with that window: of the error of any unit, or of the total variation of a filter.
         tol: the error that is allowed.
 
+    See Also:
+        `forgetting`, which makes it; `truncation_bound`, for one window; docs/background/forgetting.md, with results.
+
     Example:
         >>> import samplehold as sh
         >>> model = sh.SwitchingSSM(sh.Copy(2), sh.Normal())

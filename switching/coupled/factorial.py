@@ -81,6 +81,11 @@ class FactorialSSM(CoupledSSM):
         TypeError: sizes that are not whole numbers, or another emission.
         ValueError: sizes below 1.
 
+    Ghahramani & Jordan 1997, whose chains are Markov chains.
+
+    See Also:
+        `LayeredSSM`, whose chains depend on each other; `SwitchingSSM`, of one chain; docs/guides/tour.md.
+
     Example:
         >>> import samplehold as sh
         >>> half = [0.5, 0.5]

@@ -79,6 +79,10 @@ class LayeredSSM(CoupledSSM):
         TypeError: sizes that are not whole numbers, or an emission of another type.
         ValueError: sizes below 1.
 
+    See Also:
+        `FactorialSSM`, whose chains are independent; `compare_layers`, its comparison with a network;
+        docs/guides/tour.md.
+
     Example:
         >>> import samplehold as sh
         >>> model = sh.LayeredSSM([2, 2], sh.Normal()).with_values(

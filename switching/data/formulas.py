@@ -36,6 +36,10 @@ class Formula:
         ValueError: a formula that cannot be read, or a column that is not there.
         ModuleNotFoundError: formulaic is not installed.
 
+    See Also:
+        `GeneralizedLinear` and `Markov`, which read the inputs; `read_panel`, for several sequences;
+        docs/guides/inputs.md.
+
     Example:
         >>> import pandas as pd
         >>> import samplehold as sh

@@ -57,6 +57,10 @@ def read_panel(
     Warns:
         UserWarning: times that are not evenly spaced, or that are partly missing: rows are taken as consecutive.
 
+    See Also:
+        `open_sequences`, for data larger than memory; `Formula`, which makes inputs; docs/how_to/panel.md, a worked
+        case.
+
     Example:
         >>> import pandas as pd
         >>> import samplehold as sh

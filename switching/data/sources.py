@@ -69,6 +69,10 @@ def open_sequences(
     Warns:
         UserWarning: times that are not evenly spaced.
 
+    See Also:
+        `read_panel`, for tables in memory; docs/guides/large_data.md; docs/how_to/more_data_than_memory.md, a worked
+        case.
+
     Example:
         >>> import pyarrow as pa
         >>> import samplehold as sh

@@ -89,6 +89,11 @@ class ContinuousMarkov(Dynamics):
         ValueError: a state without an exit that is not absorbing; an absorbing state with one; a state in `exact` that
             is not absorbing; another `initial`; a prior that is not positive.
 
+    Hobolth & Jensen 2011, *Summary statistics for endpoint-conditioned continuous-time Markov chains*, for learning.
+
+    See Also:
+        `Markov`, for steps of equal length; `Copy`, which also reads gaps; docs/guides/continuous_time.md.
+
     Example:
         >>> import samplehold as sh
         >>> model = sh.SwitchingSSM(sh.ContinuousMarkov(2), sh.Poisson())

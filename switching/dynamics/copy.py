@@ -126,6 +126,10 @@ class Copy(Dynamics):
         TypeError: a number of states or inputs that is not an integer.
         ValueError: no states, concentrations that are not positive.
 
+    See Also:
+        `Markov`, whose rows are free; `Gated`, an emission that knows redraws; docs/background/copy_chain.md, with the
+        derivation.
+
     Example:
         >>> import samplehold as sh
         >>> model = sh.SwitchingSSM(sh.Copy(n_states=2), sh.Normal())

@@ -76,6 +76,12 @@ class Markov(Dynamics):
         ValueError: no states, concentrations that are not positive, a negative `sticky`; another `initial`; a mask with
             a row without any True.
 
+    Rabiner 1989, *A tutorial on hidden Markov models*; Fox, Sudderth, Jordan & Willsky 2011, for `sticky`.
+
+    See Also:
+        `Copy`, whose rows share one fresh state; `SemiMarkov`, with durations of other forms; `StickyHDP`, which finds
+        K.
+
     Example:
         >>> import samplehold as sh
         >>> model = sh.SwitchingSSM(sh.Markov(n_states=2), sh.Poisson())

@@ -81,6 +81,11 @@ class SemiMarkov(Dynamics):
         TypeError: a number of states that is not an integer; a duration that is not an emission.
         ValueError: fewer than two states; a duration that is not one count; a state without an exit; other words.
 
+    Guedon 2003, *Estimating hidden semi-Markov chains from discrete sequences*; Yu 2010, *Hidden semi-Markov models*.
+
+    See Also:
+        `Markov`, whose durations are geometric; `chains.SemiMarkovChain`, its inference; docs/guides/durations.md.
+
     Example:
         >>> import samplehold as sh
         >>> model = sh.SwitchingSSM(sh.SemiMarkov(2, sh.Poisson()), sh.Normal())

@@ -70,6 +70,11 @@ class StickyHDP(Dynamics):
         TypeError: a number of states that is not an integer.
         ValueError: fewer than 2 states; a prior that is not two positive numbers.
 
+    Fox, Sudderth, Jordan & Willsky 2011, *A sticky HDP-HMM with application to speaker diarization*.
+
+    See Also:
+        `Markov`, with a fixed number of states; `select`, which compares numbers; docs/guides/number_of_states.md.
+
     Example:
         >>> import samplehold as sh
         >>> model = sh.SwitchingSSM(sh.StickyHDP(max_states=6), sh.Poisson())

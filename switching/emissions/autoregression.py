@@ -59,6 +59,14 @@ class AutoRegressive(Lagged):
             [K, F, F]` or `covariance`, with a matrix-normal-Wishart prior; `lags` is then "all", and the emission a
             `VectorAutoRegressive`.
 
+    Raises:
+        TypeError: an order or a size that is not an integer; a prior that is no mapping.
+        ValueError: an order or a size below 1; unknown lags, parts or covariance; a prior of another parameter.
+
+    See Also:
+        `DeviationAR`, whose lags are deviations from the mean of their state; docs/guides/autoregression.md, with
+        priors and forecasts.
+
     Example:
         >>> import samplehold as sh
         >>> model = sh.SwitchingSSM(sh.Markov(2), sh.AutoRegressive(order=1))

@@ -44,6 +44,13 @@ class Mixture(Emission):
         emission: such as `Normal(F)` or `MultivariateNormal(F)`, with parameters for each state.
         n: the number of components.
 
+    Raises:
+        TypeError: something else than an emission of this kind; a number that is not an integer.
+        ValueError: no components.
+
+    See Also:
+        `Normal`, of one component; `StudentT`, for heavy tails; docs/guides/emissions.md, a table of all emissions.
+
     Example:
         >>> import samplehold as sh
         >>> model = sh.SwitchingSSM(sh.Markov(n_states=2), sh.Mixture(sh.Normal(), n=2))

@@ -42,6 +42,9 @@ class ConjugateEmission(Conjugate, Emission):
     A subclass defines `log_prob`, `distribution`, `default_prior`, `natural` (see `Conjugate`), `message`,
     `representative` and its `family`. Its parameters are in the order of the parts of the family's point.
 
+    See Also:
+        `Emission`, its base, which needs no conjugate prior; `Poisson`, a short example; docs/guides/own_emission.md.
+
     Example:
         The M-step is the mode of prior and weighted observations, here of a rate under a gamma prior:
 

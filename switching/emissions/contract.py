@@ -129,10 +129,15 @@ class Emission(Named, ABC):
         expected: expectations of `averages`, or means.
         least: the least variance of each feature.
         p: a probability.
+        like: a tensor of the dtype and the device of the results.
         part: takes a part of the steps from a table; or a part of the parameters by name.
         change: maps a part of the emission to another.
         fresh, held: posterior weights of redrawn and of held steps.
         statistics, eta, message: as in `Conjugate`.
+
+    See Also:
+        `ConjugateEmission`, for emissions with a conjugate prior; `Parameter`, which describes parameters;
+        docs/guides/own_emission.md.
 
     Example:
         `docs/guides/own_emission.md` writes an emission, and fits it. Methods of every emission:

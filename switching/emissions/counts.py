@@ -46,6 +46,13 @@ class NegativeBinomial(Separate):
         n_features: F.
         prior: as for `Gamma`.
 
+    Raises:
+        TypeError: a number of features that is not an integer.
+        ValueError: no features; a prior of another parameter.
+
+    See Also:
+        `Poisson`, whose variance is its mean; `ZeroInflated`, for more zeros; docs/guides/emissions.md, a table of all.
+
     Example:
         >>> import samplehold as sh
         >>> model = sh.SwitchingSSM(sh.Markov(n_states=2), sh.NegativeBinomial())
@@ -115,6 +122,14 @@ class Geometric(ConjugateEmission):
         n_features: F.
         prior: as for `Normal`; a Beta of `probs` for message passing.
 
+    Raises:
+        TypeError: a number of features that is not an integer; a prior that is no mapping.
+        ValueError: no features; a prior of another parameter.
+
+    See Also:
+        `NegativeBinomial`, which has a free dispersion; `SemiMarkov`, whose durations may be geometric;
+        docs/guides/emissions.md.
+
     Example:
         >>> import samplehold as sh
         >>> model = sh.SwitchingSSM(sh.Copy(n_states=2), sh.Geometric())
@@ -181,6 +196,13 @@ class Multinomial(ConjugateEmission):
         n_features: F, the number of categories, each a column.
         total: the sum of the counts of each step.
         prior: as for `Normal`; a Dirichlet of `probs` for message passing.
+
+    Raises:
+        TypeError: a size or a total that is not an integer; a prior that is no mapping.
+        ValueError: a size or a total below 1; a prior of another parameter.
+
+    See Also:
+        `Categorical`, for one symbol a step; `Poisson`, for counts without a common total; docs/guides/emissions.md.
 
     Example:
         >>> import samplehold as sh

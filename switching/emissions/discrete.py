@@ -48,6 +48,15 @@ class Bernoulli(TakesInputs, ConjugateEmission):
         prior: as for `Normal`.
         inputs, shared: see `GeneralizedLinear`.
 
+    Raises:
+        TypeError: a number of features that is not an integer; a prior that is no mapping; inputs that are neither
+            names nor a number.
+        ValueError: no features; a prior of another parameter; shared inputs that are not among the inputs.
+
+    See Also:
+        `Categorical`, for symbols of more than two kinds; `GeneralizedLinear`, for inputs; docs/guides/emissions.md, a
+        table of all.
+
     Example:
         >>> import samplehold as sh
         >>> model = sh.SwitchingSSM(sh.Copy(n_states=2), sh.Bernoulli(n_features=1))
@@ -116,6 +125,15 @@ class Poisson(TakesInputs, ConjugateEmission):
         n_features: F.
         prior: as for `Normal`.
         inputs, shared: see `GeneralizedLinear`.
+
+    Raises:
+        TypeError: a number of features that is not an integer; a prior that is no mapping; inputs that are neither
+            names nor a number.
+        ValueError: no features; a prior of another parameter; shared inputs that are not among the inputs.
+
+    See Also:
+        `NegativeBinomial`, for a variance above the mean; `ZeroInflated`, for more zeros; `GeneralizedLinear`, for
+        inputs.
 
     Example:
         >>> import samplehold as sh
@@ -195,6 +213,14 @@ class Categorical(TakesInputs, ConjugateEmission):
         n_categories: C.
         prior: Dirichlet concentration, scalar, [C] or [K, C]; or as for `Normal`.
         inputs, shared: see `GeneralizedLinear`.
+
+    Raises:
+        TypeError: a number of categories that is not an integer; inputs that are neither names nor a number.
+        ValueError: no categories; concentrations that are not positive; shared inputs that are not among the inputs.
+
+    See Also:
+        `Multinomial`, for several symbols a step; `one_hot`, which writes symbols for a network;
+        docs/guides/emissions.md.
 
     Example:
         >>> import samplehold as sh

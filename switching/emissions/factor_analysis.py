@@ -80,6 +80,16 @@ class FactorAnalysis(Emission):
         prior: distributions of Pyro by name of a parameter, in place of its default prior; each is of one number or of
             a whole table. EM, SVI and NUTS take any. Message passing does not take this emission.
 
+    Raises:
+        TypeError: a size that is not an integer.
+        ValueError: a size below 1; as many factors as features, or more; a prior of another parameter.
+
+    Ghahramani & Hinton 1996, *The EM algorithm for mixtures of factor analyzers*.
+
+    See Also:
+        `MultivariateNormal`, with a free covariance; `SwitchingLinearSSM`, whose factors last in time;
+        docs/guides/emissions.md.
+
     Example:
         >>> import samplehold as sh
         >>> x = torch.randn(60, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64)

@@ -50,6 +50,14 @@ class Gated(Emission):
             `{"covariance": "all states"}` gives two `MultivariateNormal` one covariance. The background then has only a
             `background_loc`, and `as_rnn` takes the model of any fit (with `by_state`, in `space="logit"`).
 
+    Raises:
+        TypeError: a part that is no emission, or gated itself; `by_state` that is not True or False.
+        ValueError: parts of different features, categories or columns; another `tied`.
+
+    See Also:
+        `Copy`, the dynamics that redraw and hold; `as_rnn`, which makes a network of such a model;
+        docs/guides/emissions.md.
+
     Example:
         >>> import samplehold as sh
         >>> model = sh.SwitchingSSM(sh.Copy(n_states=2), sh.Gated(sh.Normal(), sh.Normal()))

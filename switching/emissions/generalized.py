@@ -54,6 +54,13 @@ class GeneralizedLinear(DrivenEmission):
         inputs: the names of C inputs with coefficients of each state, or their number.
         shared: the names of S of these inputs whose coefficients all states share.
 
+    Raises:
+        TypeError: a plain emission that is no emission; inputs that are neither names nor a number.
+        ValueError: an emission that takes no inputs; no inputs; shared inputs that are not among the inputs.
+
+    See Also:
+        `Poisson` and `Categorical`, which make it; `LinearRegression`, for normal features; docs/guides/inputs.md.
+
     Example:
         >>> import torch
         >>> import samplehold as sh

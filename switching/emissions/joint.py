@@ -55,6 +55,10 @@ class Joint(Emission):
         TypeError: a part that is no emission of this kind, or none at all.
         ValueError: a part with inputs or lags; names that parameters could not tell apart.
 
+    See Also:
+        `MultivariateNormal`, for features that depend on each other; `ZeroInflated`, often a part of it;
+        docs/guides/emissions.md.
+
     Example:
         >>> import pandas as pd
         >>> import samplehold as sh

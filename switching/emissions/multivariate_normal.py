@@ -70,6 +70,16 @@ class MultivariateNormal(NormalEmission):
         tied: `{"covariance": "all states"}` for one covariance, which all states share; `precision` and `covariance`
             then are [1, F, F]. None: every state has its own, except with `covariance="tied"`.
 
+    Raises:
+        TypeError: a number of features that is not an integer; a prior that is no mapping.
+        ValueError: no features; a prior of another parameter; another `tied` or `covariance`.
+
+    Murphy 2007, *Conjugate Bayesian analysis of the Gaussian distribution*, section 8, for the default prior.
+
+    See Also:
+        `Normal`, for independent features; `FactorAnalysis`, for a covariance of fewer parameters;
+        docs/guides/emissions.md.
+
     Example:
         >>> import samplehold as sh
         >>> x = torch.randn(50, 2, generator=torch.Generator().manual_seed(0), dtype=torch.float64)

@@ -61,6 +61,16 @@ class Normal(NormalEmission):
         prior: distributions of Pyro by name of a parameter, in place of its default prior; each is of one number or of
             a table `[K, F]`. EM, SVI and NUTS take any; message passing takes those of the default's form.
 
+    Raises:
+        TypeError: a number of features that is not an integer; a prior that is no mapping.
+        ValueError: no features; a prior of another parameter; another `tied` or `covariance`.
+
+    Murphy 2007, *Conjugate Bayesian analysis of the Gaussian distribution*, section 3, for the default prior.
+
+    See Also:
+        `MultivariateNormal`, for dependent features; `StudentT`, for outliers; `LinearRegression`, for inputs;
+        docs/guides/emissions.md.
+
     Example:
         >>> import samplehold as sh
         >>> model = sh.SwitchingSSM(sh.Copy(n_states=2), sh.Normal(n_features=1))

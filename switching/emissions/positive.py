@@ -52,6 +52,14 @@ class Gamma(Summarized):
         prior: distributions of Pyro by name of a parameter, in place of its default prior; each is of one number or of
             a table `[K, F]`. EM, SVI and NUTS take any. Message passing does not take this emission.
 
+    Raises:
+        TypeError: a number of features that is not an integer.
+        ValueError: no features; a prior of another parameter.
+
+    See Also:
+        `Exponential`, whose shape is 1; `LogNormal`, which message passing takes; `ZeroInflated`, for exact zeros;
+        docs/guides/emissions.md.
+
     Example:
         >>> import samplehold as sh
         >>> model = sh.SwitchingSSM(sh.Markov(n_states=2), sh.Gamma())
@@ -141,6 +149,13 @@ class Exponential(ConjugateEmission):
         n_features: F.
         prior: as for `Normal`; a Gamma of `rate` for message passing.
 
+    Raises:
+        TypeError: a number of features that is not an integer; a prior that is no mapping.
+        ValueError: no features; a prior of another parameter.
+
+    See Also:
+        `Gamma`, which has a shape too; `LogNormal`, with a heavier tail; docs/guides/emissions.md, a table of all.
+
     Example:
         >>> import samplehold as sh
         >>> model = sh.SwitchingSSM(sh.Copy(n_states=2), sh.Exponential())
@@ -206,6 +221,13 @@ class LogNormal(ConjugateEmission):
     Arguments:
         n_features: F.
         prior: as for `Normal`, of the parameters of log x.
+
+    Raises:
+        TypeError: a number of features that is not an integer; a prior that is no mapping.
+        ValueError: no features; a prior of another parameter.
+
+    See Also:
+        `Gamma`, with a lighter tail; `Normal`, which it is for log x; docs/guides/emissions.md, a table of all.
 
     Example:
         >>> import samplehold as sh

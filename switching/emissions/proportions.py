@@ -38,6 +38,14 @@ class Beta(Summarized):
         n_features: F.
         prior: as for `Gamma`.
 
+    Raises:
+        TypeError: a number of features that is not an integer.
+        ValueError: no features; a prior of another parameter.
+
+    See Also:
+        `Bernoulli`, for values that are 0 or 1 themselves; `Multinomial`, for shares of a known total;
+        docs/guides/emissions.md.
+
     Example:
         >>> import samplehold as sh
         >>> model = sh.SwitchingSSM(sh.Markov(n_states=2), sh.Beta())

@@ -211,6 +211,13 @@ class LinearRegression(NormalRegression):
         tied: `{"scale": "all states"}` for one scale of each feature, as in `Normal`. An emission with shared
             coefficients or tied scales is a `GeneralizedLinear`, whose coefficients have normal priors of their own.
 
+    Raises:
+        TypeError: a number of features that is not an integer; inputs that are neither names nor a number.
+        ValueError: no features or no inputs; shared inputs that are not among the inputs; another `tied`.
+
+    See Also:
+        `GeneralizedLinear`, for counts and categories; `AutoRegressive`, which also reads lags; docs/guides/inputs.md.
+
     Example:
         >>> import torch
         >>> import samplehold as sh

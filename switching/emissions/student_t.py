@@ -61,6 +61,13 @@ class StudentT(ConjugateEmission):
         prior: distributions of Pyro by name of a parameter, in place of its default prior; each is of one number or of
             a table `[K, F]`. EM, SVI and NUTS take any; message passing takes a Gamma of `precision` or `df`.
 
+    Raises:
+        TypeError: a number of features that is not an integer; a prior that is no mapping.
+        ValueError: no features; a prior of another parameter.
+
+    See Also:
+        `Normal`, without heavy tails; `Mixture`, for tails of another shape; docs/guides/emissions.md, a table of all.
+
     Example:
         >>> import samplehold as sh
         >>> x = [0.1, -0.2, 0.0, 9.0, 0.1, 5.1, 4.8, 5.0, 5.2, 4.9]

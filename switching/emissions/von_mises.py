@@ -51,6 +51,16 @@ class VonMises(Summarized):
         n_features: F.
         prior: as for `Gamma`. A prior of `loc` has a support inside [-pi, pi].
 
+    Raises:
+        TypeError: a number of features that is not an integer.
+        ValueError: no features; a prior of another parameter.
+
+    Mardia & Jupp 2000, *Directional Statistics*.
+
+    See Also:
+        `Joint`, which combines angles with other features; docs/guides/emissions.md; docs/coming_from/moveHMM.md, on
+        tracks of animals.
+
     Example:
         >>> import samplehold as sh
         >>> fit = sh.SwitchingSSM(sh.Markov(n_states=2), sh.VonMises()).fit(

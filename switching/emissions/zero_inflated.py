@@ -58,6 +58,14 @@ class ZeroInflated(Emission):
             parameters are all `[K, F]`.
         prior: as for `Gamma`.
 
+    Raises:
+        TypeError: something else than an emission of independent features.
+        ValueError: a prior of another parameter.
+
+    See Also:
+        `Joint`, for other features beside it; `NegativeBinomial`, for counts with a great variance;
+        docs/guides/emissions.md.
+
     Example:
         >>> import samplehold as sh
         >>> model = sh.SwitchingSSM(sh.Markov(n_states=2), sh.ZeroInflated(sh.Gamma()))

@@ -121,6 +121,12 @@ def backtest(
         ValueError: several sequences; weights or noise; a window, or first steps, shorter than the model needs; a
             series without a step to forecast; see `fit`.
 
+    Gneiting & Raftery 2007, for `crps`; Brockwell 2007, *Universal residuals*, for `pit`.
+
+    See Also:
+        `select`, which chooses a model; `Forecast`, what is scored; docs/how_to/forecast_and_backtest.md, a worked
+        case.
+
     >>> import samplehold as sh
     >>> x = [0.1, -0.2, 0.0, 5.1, 4.8, 5.0, 5.2, 0.2, -0.1, 0.3, 5.0, 4.9]
     >>> result = sh.backtest(sh.SwitchingSSM(sh.Copy(2), sh.Normal(1)), x, horizon=1, first=8, restarts=1)

@@ -116,6 +116,12 @@ def select(
             features, counts and measurements, or other steps whose lags are missing; a criterion that the fits do not
             have; too few sequences or steps for the folds; see `fit`.
 
+    Biernacki, Celeux & Govaert 2000, for "icl".
+
+    See Also:
+        `StickyHDP`, which finds the number of states in one fit; `backtest`, for forecasts;
+        docs/how_to/number_of_states.md.
+
     >>> import samplehold as sh
     >>> x = [0.1, -0.2, 0.0, 0.2, -0.1, 5.1, 4.8, 5.0, 5.2, 4.9]
     >>> chosen = sh.select(lambda k: sh.SwitchingSSM(sh.Copy(k), sh.Normal(1)), x, range(1, 4), restarts=2)

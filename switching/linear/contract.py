@@ -88,6 +88,12 @@ class LinearGaussian(LinearDynamics):
     Raises:
         TypeError, ValueError: n_latent is not a positive whole number.
 
+    Durbin & Koopman 2012, *Time Series Analysis by State Space Methods*, chapter 3.
+
+    See Also:
+        `LinearSSM`, the model of these dynamics; `LocalLevel`, a component with named parameters;
+        docs/guides/linear.md.
+
     >>> import samplehold as sh
     >>> sh.LinearSSM(sh.LinearGaussian(2), n_features=3).sizes
     {'latent': 2, 'latent_new': 2, 'feature': 3, 'feature_new': 3}

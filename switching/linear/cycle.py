@@ -42,6 +42,11 @@ class Cycle(Structure):
         TypeError, ValueError: a period of 2 or less; bounds in the wrong order; no bounds without damping; a
             damped cycle that is not stochastic.
 
+    Harvey 1989, *Forecasting, Structural Time Series Models and the Kalman Filter*, 2.3.
+
+    See Also:
+        `Seasonal`, for a period that is known and a pattern of any form; `LinearSSM`, the model; docs/guides/linear.md.
+
     >>> import samplehold as sh
     >>> list(sh.Cycle(12).parameters), list(sh.Cycle(damped=True).parameters)
     (['sigma2.cycle'], ['sigma2.cycle', 'frequency.cycle', 'damping.cycle'])

@@ -83,6 +83,12 @@ class LinearSSM(Model):
         TypeError: neither n_latent nor a structure, or both.
         ValueError: sizes below 1; an unknown observation_noise; several features with a structure.
 
+    Durbin & Koopman 2012, *Time Series Analysis by State Space Methods*, chapters 3 to 5.
+
+    See Also:
+        `LocalLevel` and `Seasonal`, components of a structure; `SwitchingLinearSSM`, with regimes;
+        docs/guides/linear.md.
+
     >>> import samplehold as sh
     >>> model = sh.LinearSSM(sh.LocalLevel()).with_values({"sigma2.irregular": 15098.518, "sigma2.level": 1469.1764})
     >>> model

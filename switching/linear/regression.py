@@ -30,6 +30,11 @@ class Regression(Diffuse):
     Raises:
         TypeError, ValueError: inputs are neither names nor a positive number; `varying` is not True or False.
 
+    Durbin & Koopman 2012, *Time Series Analysis by State Space Methods*, 6.2.
+
+    See Also:
+        `LinearRegression`, an emission with coefficients of the state; `LinearSSM`, the model; docs/guides/linear.md.
+
     >>> import samplehold as sh
     >>> model = sh.LinearSSM(sh.LocalLevel(stochastic=False) + sh.Regression(1)).with_values({"sigma2.irregular": 1.0})
     >>> model.smooth([1.0, 3.0, 5.0], inputs=[[0.0], [1.0], [2.0]]).mean[0].round(decimals=6)

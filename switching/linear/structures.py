@@ -36,6 +36,11 @@ class LocalLevel(Diffuse):
     Raises:
         TypeError: arguments that are not True or False.
 
+    Durbin & Koopman 2012, *Time Series Analysis by State Space Methods*, chapter 3.
+
+    See Also:
+        `LocalLinearTrend`, which has a drift too; `LinearSSM`, the model of such components; docs/guides/linear.md.
+
     >>> import samplehold as sh
     >>> sh.LinearSSM(sh.LocalLevel())
     LinearSSM(LocalLevel())
@@ -86,6 +91,11 @@ class LocalLinearTrend(Diffuse):
 
     Raises:
         TypeError: arguments that are not True or False.
+
+    Durbin & Koopman 2012, *Time Series Analysis by State Space Methods*, chapter 3.
+
+    See Also:
+        `LocalLevel`, without a drift; `LinearSSM`, the model of such components; docs/guides/linear.md.
 
     >>> import samplehold as sh
     >>> sh.LocalLinearTrend().latents
@@ -141,6 +151,11 @@ class Seasonal(Diffuse):
 
     Raises:
         TypeError, ValueError: a period below 2; more harmonics than half the period.
+
+    Durbin & Koopman 2012, *Time Series Analysis by State Space Methods*, chapter 3.
+
+    See Also:
+        `Cycle`, whose period may be estimated; `LinearSSM`, the model of such components; docs/guides/linear.md.
 
     >>> import samplehold as sh
     >>> sh.Seasonal(4).latents, sh.Seasonal(4, trigonometric=1).variances
@@ -212,6 +227,11 @@ class Autoregression(Structure):
 
     Raises:
         TypeError, ValueError: order is not a positive whole number.
+
+    Durbin & Koopman 2012, *Time Series Analysis by State Space Methods*, chapter 3.
+
+    See Also:
+        `AutoRegressive`, an emission with coefficients of the state; `LinearSSM`, the model; docs/guides/linear.md.
 
     >>> import samplehold as sh
     >>> list(sh.Autoregression(2).parameters)

@@ -94,6 +94,11 @@ class Segments(Model):
         TypeError: an emission without a conjugate prior; a hazard of another kind.
         ValueError: a hazard outside (0, 1); priors that are not conjugate.
 
+    Adams & MacKay 2007, for the filter over run lengths; Fearnhead 2006, for the posterior of changes and its draws.
+
+    See Also:
+        `Copy`, which draws again from K states; `chains.SegmentChain`, its inference; docs/guides/segments.md.
+
     Example:
         >>> import pyro.distributions as dist
         >>> import samplehold as sh

@@ -124,6 +124,12 @@ class SwitchingLinearSSM(Model):
         TypeError: sizes that are not whole numbers, flags that are not booleans.
         ValueError: sizes below 1; recurrent or common_emission with a chain for each regime; unknown choices.
 
+    Ghahramani & Hinton 2000, *Variational learning for switching state-space models*; Kim 1994, *Dynamic linear models
+    with Markov-switching*; Linderman et al. 2017, for `recurrent`.
+
+    See Also:
+        `SwitchingSSM`, without a latent vector; `LinearSSM`, of one regime; docs/guides/switching_linear.md.
+
     Example:
         >>> import samplehold as sh, torch
         >>> model = sh.SwitchingLinearSSM(n_regimes=2, n_latent=1, shared="chain per regime")

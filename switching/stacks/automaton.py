@@ -162,7 +162,11 @@ class PushdownAutomaton(Record):
             names the
             sequence and the step).
 
-    See Also: `advance`, for one step at a time. Lang 1974; DuSell & Chiang 2022, whose stack reading is `reading`.
+    Lang 1974; DuSell & Chiang 2022, whose stack reading is `reading`. `advance` takes one step at a time.
+
+    See Also:
+        `NondeterministicStackRNN`, its network; `StackMixture`, a stack of values without states;
+        docs/background/stacks.md.
 
     >>> import torch
     >>> import samplehold as sh

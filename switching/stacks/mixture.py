@@ -64,7 +64,10 @@ class StackMixture:
             error
             names the sequence and the step).
 
-    See Also: Joulin & Mikolov 2015, section 3.2 (the expected stack); DuSell & Chiang 2020 (the weighted automaton).
+    Joulin & Mikolov 2015, section 3.2 (the expected stack); DuSell & Chiang 2020 (the weighted automaton).
+
+    See Also:
+        `SuperpositionStackRNN.mixture`, of a network; `stack_program`, the same in Pyro; docs/background/stacks.md.
 
     >>> import torch
     >>> import samplehold as sh

@@ -40,7 +40,10 @@ def stack_program(mixture: StackMixture, reads: Tensor | None = None, *, scale: 
             not a
             finite number above 0.
 
-    See Also: Joulin & Mikolov 2015, section 3.2, for the update of the cells.
+    Joulin & Mikolov 2015, section 3.2, for the update of the cells.
+
+    See Also:
+        `StackMixture.condition`, the same inference without Pyro; docs/background/stacks.md, with the derivation.
 
     >>> import torch
     >>> import samplehold as sh

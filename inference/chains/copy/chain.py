@@ -60,6 +60,10 @@ class CopyChain:
             under every state, or a table with NaN or +inf, with its sequence and step; log p(x) out of range of the
             dtype.
 
+    See Also:
+        `FactoredCopyChain`, with less memory; `MarkovChain`, with free rows; docs/background/copy_chain.md, with the
+        derivation.
+
     >>> import torch, samplehold as sh
     >>> seen = torch.tensor([0, 0, 1, 0, 0, 1, 1, 1, 1])  # one of two states, observed correctly four times in five
     >>> likelihood = torch.where(seen.unsqueeze(-1) == torch.arange(2), 0.8, 0.2)

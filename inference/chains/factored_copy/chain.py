@@ -55,6 +55,9 @@ class FactoredCopyChain:
             under every state, or a table with NaN or +inf, with its sequence and step; log p(x) out of range of the
             dtype.
 
+    See Also:
+        `CopyChain`, whose tables are free; `Copy`, the dynamics of a model; docs/background/copy_chain.md.
+
     >>> import torch, samplehold as sh
     >>> seen = torch.tensor([0, 0, 1, 0, 0, 1, 1, 1, 1])  # one of two states, observed correctly four times in five
     >>> likelihood = torch.where(seen.unsqueeze(-1) == torch.arange(2), 0.8, 0.2)

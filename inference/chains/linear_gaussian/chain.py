@@ -65,6 +65,11 @@ class LinearGaussianChain:
             not symmetric or not positive semidefinite. From every method: an observation without noise; observations
             too few for the diffuse states.
 
+    Durbin & Koopman 2012, *Time Series Analysis by State Space Methods*, chapter 5, for the diffuse start.
+
+    See Also:
+        `LinearSSM`, the model that is fitted; `MarkovChain`, of discrete states; docs/guides/linear.md.
+
     >>> import torch, samplehold as sh
     >>> one = torch.ones(1, 1)
     >>> x = torch.tensor([[1.0], [2.0], [torch.nan], [4.0]])

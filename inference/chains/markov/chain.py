@@ -63,6 +63,12 @@ class MarkovChain:
         ValueError: shapes or lengths that do not fit together; an initial or transition table with NaN or +inf. From
             every method: an observation that is impossible under every state, NaN or +inf, with its sequence and step.
 
+    Rabiner 1989, *A tutorial on hidden Markov models*, section III.
+
+    See Also:
+        `CopyChain`, faster if all rows share one fresh state; `Markov`, the dynamics; `SemiMarkovChain`, of other
+        durations.
+
     >>> import torch, samplehold as sh
     >>> seen = torch.tensor([0, 0, 1, 0, 0, 1, 1, 1, 1])  # one of two states, observed correctly four times in five
     >>> likelihood = torch.where(seen.unsqueeze(-1) == torch.arange(2), 0.8, 0.2)

@@ -63,6 +63,11 @@ class SegmentChain:
         ValueError: shapes or lengths that do not fit together, hazards above 1, a prior that is not proper. From every
             method: an observation that is impossible or not a number, with its sequence and step.
 
+    Fearnhead 2006, for the recursions over segments; Adams & MacKay 2007, for the filter over run lengths.
+
+    See Also:
+        `SegmentStream`, one observation at a time; `Segments`, the model; docs/guides/segments.md.
+
     >>> import torch, samplehold as sh
     >>> from samplehold.inference.families import Gamma
     >>> counts = torch.tensor([1.0, 0, 2, 1, 9, 7, 8])

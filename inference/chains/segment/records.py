@@ -40,6 +40,10 @@ class Block(Record):
         prior: its natural parameters, `[*b, F, P]`.
         statistics: the sufficient statistics of each observation, `[*b, T, F, P]`.
 
+    See Also:
+        `SegmentChain`, which takes blocks; `SegmentStream`, which takes their families; docs/guides/segments.md, on the
+        model.
+
     >>> import torch, samplehold as sh
     >>> from samplehold.inference.families import Beta
     >>> toss = torch.tensor([1.0, 0.0, 1.0])

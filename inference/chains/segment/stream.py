@@ -34,6 +34,11 @@ class SegmentStream:
     Raises:
         TypeError, ValueError: as `SegmentChain`.
 
+    Adams & MacKay 2007; Fearnhead & Liu 2007, for beginnings that are left out.
+
+    See Also:
+        `SegmentChain`, of a whole series; `Segments`, the model; docs/guides/segments.md.
+
     >>> import torch, samplehold as sh
     >>> from samplehold.inference.families import Gamma
     >>> stream = sh.chains.SegmentStream((Gamma(),), (torch.tensor([[1.0, -0.5]]),), torch.tensor([0.1]).log())

@@ -64,6 +64,11 @@ class SemiMarkovChain:
             itself. From every method: an observation that is impossible under every state, NaN or +inf, with its
             sequence and step; so is the last step if no segments of these durations can end there.
 
+    Guedon 2003, *Estimating hidden semi-Markov chains from discrete sequences*; Yu 2010, *Hidden semi-Markov models*.
+
+    See Also:
+        `MarkovChain`, whose durations are geometric; `SemiMarkov`, the dynamics of a model; docs/guides/durations.md.
+
     >>> import torch, samplehold as sh
     >>> seen = torch.tensor([0, 0, 1, 0, 0, 1, 1, 1, 1])  # one of two states, observed correctly four times in five
     >>> likelihood = torch.where(seen.unsqueeze(-1) == torch.arange(2), 0.8, 0.2).log()

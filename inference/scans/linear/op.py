@@ -72,6 +72,9 @@ def linear_scan(a: Tensor, b: Tensor, h0: Tensor | None = None) -> Float[Tensor,
         TypeError: arguments that are not floating tensors of one dtype on one device.
         ValueError: shapes that do not fit together; h0 that is not finite.
 
+    See Also:
+        `lerp_scan`, whose two factors sum to 1; docs/quality/benchmarks.md, on its speed.
+
     >>> import torch
     >>> linear_scan(torch.full((3, 1), 0.5), torch.ones(3, 1)).squeeze(-1)
     tensor([1.0000, 1.5000, 1.7500])
@@ -96,6 +99,9 @@ def lerp_scan(gate: Tensor, value: Tensor, h0: Tensor | None = None) -> Float[Te
     Raises:
         TypeError: arguments that are not floating tensors of one dtype on one device.
         ValueError: shapes that do not fit together; h0 that is not finite.
+
+    See Also:
+        `linear_scan`, with free factors; `MinGRU`, a layer that runs on it; docs/quality/benchmarks.md, on its speed.
 
     >>> import torch
     >>> gate, value = torch.tensor([[1.0], [0.0], [0.5]]), torch.tensor([[4.0], [9.0], [8.0]])
