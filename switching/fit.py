@@ -136,8 +136,11 @@ class Fit(Result, Generic[Model]):
 
     @property
     def icl(self) -> float:
-        """The integrated completed likelihood, bic plus twice the entropy of the states given x, for a fit by EM of a
-        `SwitchingSSM`: it prefers states that are well separated (Biernacki, Celeux & Govaert 2000)."""
+        """The integrated completed likelihood of a fit by EM of a `SwitchingSSM`.
+
+        It is bic plus twice the entropy of the states given x, so it prefers states that are well separated (Biernacki,
+        Celeux & Govaert 2000).
+        """
         return self._criterion("icl")
 
     @needs_gradients
@@ -381,8 +384,10 @@ class Fit(Result, Generic[Model]):
         return self._model.forecast(self._given(x), 1 if horizon is None else horizon, **self._numbered(given))
 
     def residuals(self, x: Any = None, *, seed: Seed = 0, **given: Any) -> "Residuals":
-        """One-step-ahead pseudo-residuals at the fitted values, of a model of states or of segments: the normal score
-        of each observation under its distribution given the observations before it, a mixture over predicted states.
+        """One-step-ahead pseudo-residuals at the fitted values, of a model of states or of segments.
+
+        A residual is the normal score of an observation under its distribution given the observations before it, a
+        mixture over predicted states.
 
         They have the index of the data, NaN where an observation or a lag is missing, and are standard normal and
         independent if the model is true: see `judging.residuals`. Those of several features are of each feature alone.

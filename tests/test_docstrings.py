@@ -98,8 +98,8 @@ def long_winded(what: str, text: str | None) -> Iterator[str]:
     first = inspect.cleandoc(text or "").split("\n\n")[0]
     if first and not first.rstrip().endswith((".", ".)", ":", "$$")):
         yield f"{what}: its first paragraph has no end"
-    words = re.sub(r"`[^`]*`|\([^()]*\)|\$[^$]*\$", "X", first.replace("\n", " "))
-    for sentence in re.split(r"(?<=[.;:?])\s+", words):
+    words = re.sub(r"`[^`]*`|\$[^$]*\$", "X", first.replace("\n", " "))
+    for sentence in re.split(r"(?<=[.?!])\s+(?=[A-Z(])", words):
         if len(sentence.split()) > LONGEST:
             yield f"{what}: {len(sentence.split())} words: {sentence[:60]}"
 

@@ -14,6 +14,7 @@ PLAIN = re.compile(r"\||(?<![\w*])\*(?=\w+(?![\w*]))")  # |x| and *batch, which 
 SHOWN = re.compile(r"^( *)\$\$(.+?)\$\$\s*$", re.DOTALL | re.MULTILINE)
 FORMULA = re.compile(r"(?<![\w`$])\$([^$\n]+(?:\n[^$\n]+)?)\$(?![\w$])")
 PIECE = re.compile(r"(:math:`[^`]*`|``.+?``|`[^`]*`|^ *\.\. math::.*$)", re.DOTALL | re.MULTILINE)
+PAGE = re.compile(r"\bdocs/([\w/]+)\.md")
 ROOMS = [name for name in sh.__all__ if inspect.ismodule(getattr(sh, name))]
 PAGES = {name: f"samplehold.{name}" for name in sh.__all__} | {
     name: f"samplehold.{room}.{name}" for room in ROOMS for name in dir(getattr(sh, room)) if not name.startswith("_")
@@ -25,7 +26,7 @@ def rewrite(app: Any, kind: str, name: str, thing: Any, options: Any, lines: lis
     text = SHOWN.sub(lambda found: f"\n{found[1]}.. math:: {_line(found[2])}\n", "\n".join(lines))
     text = FORMULA.sub(lambda found: f":math:`{_line(found[1])}`", text)
     pieces = PIECE.split(text)
-    pieces[::2] = [PLAIN.sub(r"\\\g<0>", piece) for piece in pieces[::2]]
+    pieces[::2] = [PAGE.sub(r":doc:`/\1`", PLAIN.sub(r"\\\g<0>", piece)) for piece in pieces[::2]]
     pieces[1::2] = [_linked(piece) if re.match("`[^`]", piece) else piece for piece in pieces[1::2]]
     lines[:] = "".join(pieces).split("\n")
 
@@ -36,6 +37,8 @@ def _line(text: str) -> str:
 
 def _linked(code: str) -> str:
     text = _line(code.strip("`"))
+    if page := PAGE.fullmatch(text):
+        return f":doc:`/{page[1]}`"
     head, *rest = re.match(r"(?:sh\.)?([\w.]*)", text)[1].split(".")
     if head in ROOMS and rest:
         head, *rest = rest

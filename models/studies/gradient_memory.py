@@ -92,8 +92,11 @@ class GradientMemory(Record):
         return crossing(self.ages, self.mean_log_norm, math.log(0.5))
 
     def summary(self) -> pd.DataFrame:
-        """A row for each age: logarithms to base 10 of the norm, as a mean over sequences and its extremes, and of the
-        least and the greatest mean belief of a chain."""
+        """A row for each age, with logarithms to base 10.
+
+        The columns are the norm, as a mean over sequences and its extremes, and the least and the greatest mean belief
+        of a chain.
+        """
         norms = self.log_norm.reshape(-1, len(self.ages))
         columns = {"norm, log10": self.mean_log_norm, "least": norms.amin(0), "greatest": norms.amax(0)}
         if self.log_held is not None:

@@ -211,9 +211,9 @@ class LinearSSM(Model):
 
     def with_prior(self, prior: Mapping[str, Any]) -> "LinearSSM":
         """The same model with other hyperparameters, with names and shapes as in `model.prior`. A fit keeps these, and
-        scales the others to the data. A structure also takes distributions of Pyro, one for each of some parameters; a
-        model of tables takes some for `emission_offset` and `observation_noise`, which no linear change of the latent
-        vector changes.
+        scales the others to the data. A structure also takes distributions of Pyro, one for each of some parameters. A
+        model of tables takes them for `emission_offset` and `observation_noise`. No linear change of the latent vector
+        changes these two.
 
         Distributions are for values in the units of the data: of variances by their names, or of standard deviations,
         such as `sigma.level` for `sigma2.level`. Weights of one autoregression have all a prior, or none. Densities

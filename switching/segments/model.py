@@ -219,9 +219,11 @@ class Segments(Model):
         return super().with_values({**chosen, **(values if isinstance(values, Mapping) else {}), **named})
 
     def with_prior(self, prior: Mapping[str, Any]) -> "Segments":
-        """The same model with another prior of the parameters of each segment: hyperparameters with the names and
-        shapes of `model.prior`, or numbers for all of their entries; or distributions of Pyro of the conjugate form by
-        name of a parameter, and a Beta of `hazard`. A fit starts there, and takes them as typical values.
+        """The same model with another prior of the parameters of each segment.
+
+        It has hyperparameters with the names and shapes of `model.prior`, or numbers for all of their entries. Or it
+        has distributions of Pyro of the conjugate form by name of a parameter, and a Beta of `hazard`. A fit starts
+        there, and takes them as typical values.
 
         Arguments:
             prior: hyperparameters and distributions by name; those left out keep their values.
@@ -523,8 +525,9 @@ class Segments(Model):
 
     @torch.no_grad()
     def forecast(self, x: Any, horizon: int, **given: Unpack[Given]) -> SegmentsForecast:
-        """Observations at each of the `horizon` steps after the end of x, and the probability of a change up to there:
-        exact mixtures of predictive distributions, whose parameters are integrated out.
+        """Observations at each of the `horizon` steps after the end of x, and the probability of a change up to there.
+
+        They are exact mixtures of predictive distributions, whose parameters are integrated out.
 
         With inputs or gaps, pass those of the future too: `[*batch, T + horizon, C]` and `[*batch, T + horizon]`. All
         sequences must then have equal lengths.

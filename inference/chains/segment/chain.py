@@ -233,8 +233,11 @@ class SegmentChain:
 
     @torch.no_grad()
     def before_each(self) -> Iterator[tuple[Float[Tensor, "*b R"], tuple[Float[Tensor, "*b R _ _"], ...]]]:
-        """At each step in turn, given the steps before it: the probability of each beginning of its segment, the last
-        one that of a change, and by block the natural parameters of the posterior under each."""
+        """The segment of each step in turn, given the steps before it.
+
+        The first table has the probability of each beginning of the segment; the last one is that of a change. The
+        others have, by block, the natural parameters of the posterior under each beginning.
+        """
         for weight, natural in before_each(self._tables()):
             yield self._shaped(weight), tuple(map(self._shaped, natural))
 
