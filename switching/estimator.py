@@ -37,7 +37,7 @@ STEP = re.compile(r"(?:sequence (\d+), )?step (\d+)(?:, feature (\d+)( \([^)]*\)
 
 
 class SwitchingEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):
-    """A `SwitchingSSM` as an estimator.
+    """A `SwitchingSSM` as an estimator of scikit-learn.
 
     Arguments:
         model: a `SwitchingSSM` without inputs.
@@ -291,7 +291,8 @@ class SwitchingEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Base
 
 
 class HMM(SwitchingEstimator):
-    """A hidden Markov model whose number of states and parts are parameters, for searches over them.
+    """A hidden Markov model as an estimator of scikit-learn. Its number of states and parts are parameters, for
+    searches.
 
     Arguments:
         n_states: K.

@@ -36,7 +36,8 @@ def filter_vmp(
     form: str = "mean_field",
     **given: Unpack[Given],
 ) -> VMPFiltered:
-    r"""Q(s_t) and Q(z_t = 1) at every step, given the observations so far, by mean field on (z_t, s_t).
+    r"""Filter a copy model approximately, by message passing at each step: Q(s_t) and Q(z_t = 1), given the
+    observations so far.
 
     Arguments:
         model: a model with copy dynamics and parameter values.

@@ -94,7 +94,8 @@ class StreamOutput(Record):
 
 
 class SwitchingSSM(Model):
-    """A switching state-space model.
+    """A switching state-space model: hidden states with `dynamics`, and an `emission` of each observation given its
+    state.
 
     Arguments:
         dynamics: `Copy(n_states)`, `Markov(n_states)`, `ContinuousMarkov(n_states)`, `SemiMarkov(n_states, duration)`

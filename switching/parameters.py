@@ -46,7 +46,7 @@ class Shown(NamedTuple):
 
 @dataclass(frozen=True)
 class Parameter:
-    """The description of a parameter.
+    """The description of a parameter of a model: its axes and the set of its values.
 
     Attributes:
         dims: the names of its axes, without those of restarts: "state", "feature", "category", ...

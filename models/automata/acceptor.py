@@ -20,7 +20,8 @@ CELLS = 2**22  # the most numbers of one-hot rows in one call of a layer
 
 
 class Acceptor(Listed):
-    """A recurrent layer that reads a word's symbols as one-hot rows, and a readout: the log-odds that it is accepted.
+    """A network that accepts or rejects words: a recurrent layer over one-hot symbols, and a readout, the log-odds of
+    acceptance.
 
     A word is accepted if the readout is above 0. (For networks with weights set by hand, the readout need not be
     log-odds.) If the layer has one more input than there are symbols, the last input is a start symbol before every

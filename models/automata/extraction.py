@@ -76,7 +76,7 @@ def extract_automaton(
     Arguments:
         network: an `Acceptor`, trained or set by hand.
         alphabet: the symbols of words; None: all symbols of the network.
-        method: "lstar", "clusters" or "centroids"; see this module.
+        method: "lstar", "clusters" or "centroids"; see `samplehold.models.automata.extraction`.
         n_clusters: "clusters": the number of clusters; "lstar": the number of cells of states at the start.
         max_queries: "lstar": the most words that the network is asked about.
         seed: of random words and of k-means.

@@ -51,7 +51,7 @@ class TuringMachine:
             move; unknown start or accept states.
 
     See Also:
-        `as_rnn`, which makes a network of it; `TuringNetwork`, this network; docs/background/turing.md, with the proof.
+        `as_rnn`, which makes a network of it; `TuringNetwork`, this network; docs/background/turing.md, with results.
 
     >>> import samplehold as sh
     >>> flip = sh.automata.TuringMachine(

@@ -45,7 +45,7 @@ Units = list[Fraction] | Tensor
 
 @dataclass(frozen=True, repr=False)
 class TuringNetwork(Record):
-    """An Elman network with a clipped ReLU that is a Turing machine; made by `as_rnn`.
+    """An Elman network with a clipped ReLU that computes the steps of a Turing machine; made by `as_rnn`.
 
     Arguments:
         machine: the machine.
@@ -56,7 +56,7 @@ class TuringNetwork(Record):
     Siegelmann & Sontag 1992, *On the computational power of neural nets*.
 
     See Also:
-        `as_rnn`, which makes it; `TuringMachine`, its machine; docs/background/turing.md, with the construction.
+        `as_rnn`, which makes it; `TuringMachine`, its machine; docs/background/turing.md, with results.
 
     >>> import samplehold as sh
     >>> from samplehold.models.automata.turing import binary_increment

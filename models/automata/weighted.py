@@ -58,7 +58,7 @@ NOTHING = 1e-12  # singular values below this, relative to the greatest, are rou
 
 @dataclass(frozen=True, repr=False)
 class WeightedAutomaton(Record):
-    r"""A function of words: $f(x_1 \dots x_T) = \alpha^\top A_{x_1} \cdots A_{x_T} \beta$.
+    r"""A weighted automaton, a function of words: $f(x_1 \dots x_T) = \alpha^\top A_{x_1} \cdots A_{x_T} \beta$.
 
     Arguments:
         initial: $\alpha$ [K].

@@ -70,12 +70,13 @@ class Update(Record):
 
 @dataclass(frozen=True, repr=False)
 class Comparison:
-    """A model's exact filter compared with message passing and a network: `summary()`, `to_xarray()`, `plot()`.
+    """A model's exact filter, and the distances of message passing and of a network from it: `summary()`,
+    `to_xarray()`, `plot()`.
 
     Attributes:
         series: the observations.
         exact: the exact filter.
-        updates: "network", and before it others by kind of model; see this module.
+        updates: "network", and before it others by kind of model; see `samplehold.models.bridge.comparison`.
         hidden: `[*b, T, D]`, the states of the network.
         reads: how a belief was read from them: "belief", "logits" or "probe".
         probe: the linear map that read it; None: there is none.
@@ -205,7 +206,8 @@ def compare(
         x, lengths, dt: sequences as for the model; NaN is missing. The network does not see the gaps.
         inputs: the inputs of the network, [*b, T, I]. None: one-hot rows of symbols, and x itself for other
             observations, with zeros for missing values.
-        reads: the meaning of the network's state: "belief", "logits" or "probe"; None: inferred, see this module.
+        reads: the meaning of the network's state: "belief", "logits" or "probe"; None: inferred, see
+            `samplehold.models.bridge.comparison`.
 
     Returns:
         `Comparison`. A minGRU or minLSTM whose state is a belief starts with a redraw, as the model does. Any other

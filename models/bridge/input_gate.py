@@ -58,7 +58,7 @@ PROBABILITIES, LOGITS, HELD_EVIDENCE = "probabilities", "logits", "logits, held 
 
 
 def input_gate_updates(model: SwitchingSSM, x: Any, **given: Unpack[Given]) -> dict[str, Float[Tensor, "*b T K"]]:
-    """The beliefs of the three updates in this module's table, by name; the first step always redraws.
+    """The beliefs of three updates whose gate depends on x alone, by name; the first step always redraws.
 
     Arguments:
         model: a model with copy dynamics and parameter values.
@@ -92,7 +92,7 @@ def input_gate_updates(model: SwitchingSSM, x: Any, **given: Unpack[Given]) -> d
 
 @dataclass(frozen=True, repr=False)
 class InputGateBound(Record):
-    """How far the update on logits with held evidence may be from the exact filter; see this module's derivation.
+    """A bound on the distance of the update on logits with held evidence from the exact filter.
 
     Attributes:
         gate: `[*b, T]`, q_t = P(z_t = 1 | x_t); 1 at the first step.

@@ -62,7 +62,7 @@ class BeliefLayer(nn.Module):
 
 
 class SweepNetwork(Listed):
-    """Layers of beliefs over one-hot tokens, from the lowest; an ordinary module that can be trained further.
+    """The network of a `LayeredSSM` over tokens: layers of beliefs, from the lowest. It can be trained further.
 
     `layers[0]` is a `MinGRU` if the emission is gated; all others are `BeliefLayer`. Made by `as_rnn`.
 

@@ -66,7 +66,8 @@ class Reading(Record):
 
 @dataclass(frozen=True, repr=False)
 class Lifted(Record):
-    """A layer as C copy chains of K states: one chain of two states for each unit, or one for each block of a simplex.
+    """A recurrent layer over tokens, read as C copy chains of K states: one of two states for each unit, or one for
+    each block of a simplex.
 
     Results about chains have the chain as their first axis.
 

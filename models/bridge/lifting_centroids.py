@@ -41,7 +41,7 @@ class Read(NamedTuple):
 
 @dataclass(frozen=True, repr=False)
 class LiftedStates(Record):
-    """A state-regularised network as a chain over its centroids, given its inputs. Chains are float64.
+    """A state-regularised network on given inputs, read as a chain over its centroids. Chains are float64.
 
     Attributes:
         network: the network.

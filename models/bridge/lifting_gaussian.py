@@ -44,7 +44,8 @@ LIMIT = ("gates: P(z_t = 1 | x_t), as x tells z ever more surely",)
 
 @dataclass(frozen=True, repr=False)
 class LiftedGaussian(Record):
-    """A layer's units as copy chains with Gaussian emissions that share their noise; results have units last.
+    """A recurrent layer over real vectors, read as copy chains with Gaussian emissions that share their noise; results
+    have units last.
 
     Attributes:
         models: one for each unit: Copy(2), and Gated normal emissions.

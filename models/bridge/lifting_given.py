@@ -46,7 +46,7 @@ from .lifting_gaussian import lift_gaussian
 
 @dataclass(frozen=True, repr=False)
 class LiftedLayer(Record):
-    """One layer in one direction, given its inputs, as C copy chains of K states: one for each unit, or for each
+    """One layer in one direction, given its inputs, read as C copy chains of K states: one for each unit, or for each
     simplex.
 
     If `reverse`, the layer reads backward, and the steps of all fields are in reading order. Chains are float64.
@@ -145,7 +145,8 @@ class LiftedLayer(Record):
 
 @dataclass(frozen=True, repr=False)
 class LiftedNetwork(Record):
-    """A network on given inputs as copy chains, layer by layer, each given the outputs of the layer below.
+    """A recurrent network on given inputs, read as copy chains layer by layer, each given the outputs of the layer
+    below.
 
     Dropout is ignored.
 

@@ -151,7 +151,7 @@ def _mixes_to_a_line(emission: Emission, drawn: Affine) -> bool:
 
 
 def token_marginal(model: nn.Module | Model) -> Float[Tensor, "V"]:
-    r"""$p(x) = \rho f(x) + (1 - \rho) p_0(x)$: the token probabilities of a model that `as_rnn` accepts.
+    r"""The token probabilities of a model that `as_rnn` accepts: $p(x) = \rho f(x) + (1 - \rho) p_0(x)$.
 
     With them `as_ssm(as_rnn(model), token_probs=token_marginal(model)).models[0]` is the model again.
 

@@ -26,7 +26,7 @@ MOST_ROWS = 20_000  # the most steps to fit a probe; more are thinned evenly
 
 @dataclass(frozen=True, repr=False)
 class Probe(Record):
-    """The quality of linear maps from states to beliefs, on held-out steps; `summary()` is a table of it.
+    """How well linear maps read beliefs from a network's states, on held-out steps; `summary()` is a table of it.
 
     Attributes:
         r2: by input of the map: "network", "input", "marginal".

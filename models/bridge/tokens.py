@@ -95,7 +95,7 @@ def one_hot(
 
 
 def redrawn_start(layer: MinGRU | MinLSTM, x: Tensor) -> Float[Tensor, "L *b D"]:
-    r"""The `h0` for which a layer's first step is a redraw, for any gate: the candidate of the first step.
+    r"""The start state `h0` that makes the first step of a layer a redraw, for any gate: the candidate of this step.
 
     $$h_1 = (1 - g_1)\, v_1 + g_1 v_1 = v_1$$
 

@@ -15,7 +15,7 @@ from .with_cell import Pair, WithCell
 
 
 class DoublingLSTM(WithCell):
-    """An LSTM with a second forget gate, added to the first (see this module).
+    """An LSTM with a second forget gate, added to the first, so that a cell can double in one step.
 
     Arguments:
         input_size: features of x.

@@ -21,7 +21,7 @@ from .minimal import MinGRU
 
 
 class EvidenceGRU(MinGRU):
-    r"""One layer of minGRU whose gate also depends on how well the fresh states explain x.
+    r"""One minGRU layer whose gate also depends on how well the fresh states explain x.
 
     $$g_t = \sigma(W_g x_t + b_g + \text{logsumexp}(W_v x_t + b_v))$$
 
@@ -75,7 +75,7 @@ class EvidenceGRU(MinGRU):
 
 
 class LogitGRU(EvidenceGRU):
-    r"""One layer of minGRU on logits that adds the evidence of its input while it holds.
+    r"""One minGRU layer on logits that adds the evidence of its input while it holds.
 
     $$g_t = \sigma\big(\text{logsumexp}(W_v x_t + b_v) - \text{logsumexp}(W_h x_t + b_h)\big), \qquad
     h_t = (1 - g_t)(h_{t-1} + W_e x_t + b_e) + g_t (W_v x_t + b_v)$$

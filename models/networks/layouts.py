@@ -40,7 +40,7 @@ _TF1 = {"lstm": "igfo", "elman": "n"}
 
 @dataclass(frozen=True, repr=False)
 class RecurrentWeights(Record):
-    """One recurrent layer of H units and I inputs in torch's layout.
+    """The weights of one recurrent layer of H units and I inputs in torch's layout.
 
     Arguments:
         cell: "lstm", "gru" or "elman", of G = 4, 3 or 1 gates.
@@ -97,7 +97,7 @@ class RecurrentWeights(Record):
 
 
 def from_torch(module: nn.RNNBase, layer: int = 0) -> RecurrentWeights:
-    """The weights of one layer of a `torch.nn.LSTM`, `GRU` or `RNN`, copied; missing biases are zero.
+    """Read the weights of one layer of a `torch.nn.LSTM`, `GRU` or `RNN`, copied; missing biases are zero.
 
     An RNN's nonlinearity is not a weight: pass `nonlinearity="relu"` again for `torch.nn.RNN(nonlinearity="relu")`.
 
@@ -139,7 +139,7 @@ def from_torch(module: nn.RNNBase, layer: int = 0) -> RecurrentWeights:
 
 
 def from_joined(cell: str, kernel: Any, bias: Any = None, *, hidden_size: int) -> RecurrentWeights:
-    """The layer whose gates are `[x, h] @ kernel + bias`, with torch's order of gates.
+    """Read the weights of a layer whose gates are `[x, h] @ kernel + bias`, with torch's order of gates.
 
     Arguments:
         cell: "lstm" or "elman".
@@ -173,7 +173,7 @@ def from_joined(cell: str, kernel: Any, bias: Any = None, *, hidden_size: int) -
 
 
 def to_joined(weights: RecurrentWeights) -> tuple[np.ndarray, np.ndarray]:
-    """`(kernel [I + H, G*H], bias [G*H])`, the one matrix on [x, h] that equals the two matrices.
+    """Write weights as `(kernel [I + H, G*H], bias [G*H])`, one matrix on [x, h] that equals the two matrices.
 
     Arguments:
         weights: of one layer.
@@ -199,7 +199,7 @@ def to_joined(weights: RecurrentWeights) -> tuple[np.ndarray, np.ndarray]:
 def from_keras(
     cell: str, kernel: Any, recurrent_kernel: Any, bias: Any = None, *, reset_after: bool | None = None
 ) -> RecurrentWeights:
-    """From the weights of a Keras `LSTM`, `GRU` (reset_after=True) or `SimpleRNN`, in the order of `get_weights`.
+    """Read the weights of a Keras `LSTM`, `GRU` (reset_after=True) or `SimpleRNN`, in the order of `get_weights`.
 
     Activations are Keras' present defaults, tanh and sigmoid.
 
@@ -244,7 +244,7 @@ def from_keras(
 
 
 def to_keras(weights: RecurrentWeights) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """`(kernel [I, G*H], recurrent_kernel [H, G*H], bias)` for `set_weights` of a Keras layer.
+    """Write weights as `(kernel [I, G*H], recurrent_kernel [H, G*H], bias)` for `set_weights` of a Keras layer.
 
     The bias is [G*H]; for a GRU, which needs reset_after=True, [2, G*H].
 
@@ -270,7 +270,7 @@ def to_keras(weights: RecurrentWeights) -> tuple[np.ndarray, np.ndarray, np.ndar
 
 
 def from_tf1(cell: str, kernel: Any, bias: Any, *, hidden_size: int, forget_bias: float = 1.0) -> RecurrentWeights:
-    """From the variables of a TensorFlow 1 `BasicLSTMCell`/`LSTMCell` ("lstm") or `BasicRNNCell` ("elman").
+    """Read the variables of a TensorFlow 1 `BasicLSTMCell`/`LSTMCell` ("lstm") or `BasicRNNCell` ("elman").
 
     Arguments:
         cell: "lstm" or "elman".
@@ -302,7 +302,8 @@ def from_tf1(cell: str, kernel: Any, bias: Any, *, hidden_size: int, forget_bias
 
 
 def to_tf1(weights: RecurrentWeights, forget_bias: float = 1.0) -> tuple[np.ndarray, np.ndarray]:
-    """`(kernel [I + H, G*H], bias [G*H])` of the TensorFlow 1 cell that adds `forget_bias` at run time.
+    """Write weights as `(kernel [I + H, G*H], bias [G*H])` of the TensorFlow 1 cell that adds `forget_bias` at run
+    time.
 
     Arguments:
         weights: of one layer.
@@ -326,7 +327,7 @@ def to_tf1(weights: RecurrentWeights, forget_bias: float = 1.0) -> tuple[np.ndar
 
 
 def from_flax(cell: str, params: Mapping[str, Mapping[str, Any]]) -> RecurrentWeights:
-    """From the parameters of a flax.linen `LSTMCell`/`OptimizedLSTMCell`, `GRUCell` or `SimpleCell` ("elman").
+    """Read the parameters of a flax.linen `LSTMCell`/`OptimizedLSTMCell`, `GRUCell` or `SimpleCell` ("elman").
 
     Arguments:
         cell: "lstm", "gru" or "elman".
@@ -377,7 +378,8 @@ def from_flax(cell: str, params: Mapping[str, Mapping[str, Any]]) -> RecurrentWe
 
 
 def to_flax(weights: RecurrentWeights) -> dict[str, dict[str, np.ndarray]]:
-    """Parameters of the flax.linen cell, by submodule: a kernel [I, H] or [H, H], and the bias [H] if it has one.
+    """Write weights as parameters of a flax.linen cell, by submodule: a kernel [I, H] or [H, H], and the bias [H] if it
+    has one.
 
     Arguments:
         weights: of one layer.

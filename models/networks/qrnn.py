@@ -39,7 +39,7 @@ class QRNNState(NamedTuple):
 
 
 class QRNN(Recurrent):
-    """A stack of quasi-recurrent layers.
+    """A stack of quasi-recurrent layers, whose gates read a window of inputs.
 
     Arguments:
         input_size: features of x.

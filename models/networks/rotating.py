@@ -74,7 +74,7 @@ class RotatingGRU(Minimal):
     al. 2024, *Unlocking state-tracking in linear RNNs through negative eigenvalues*, arXiv 2411.12537, are related.
 
     See Also:
-        `MinGRU`, whose held states do not turn; docs/replications/input_driven.md, on tasks that need rotation.
+        `MinGRU`, whose held states do not turn; docs/replications/input_driven.md, with results.
 
     >>> import math, torch, samplehold as sh
     >>> layer = sh.RotatingGRU(input_size=1, hidden_size=2).requires_grad_(False)

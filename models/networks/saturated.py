@@ -61,7 +61,7 @@ Layer = TypeVar("Layer", bound=nn.Module)
 
 
 def saturated(network: Layer) -> Layer:
-    """A copy of a layer with its gates at their limits, and its candidates too if they are bounded.
+    """A copy of a layer in the limit of infinitely large weights: gates at their limits, and bounded candidates too.
 
     The class and its interface stay the same. Cells with linear or positive candidates (MinGRU, MinLSTM) keep these.
 
@@ -124,7 +124,7 @@ class CounterMachine(Record):
 
 @torch.no_grad()
 def counter_machine(network: nn.Module, x: Float[Tensor, "*b T I"]) -> CounterMachine:
-    """The counter machine of a saturated layer, as it reads x.
+    """The counters of a saturated layer: what its cells hold and add at each step of x.
 
     If the gates of the layer read only the input, `x = torch.eye(V)[:, None]`, each symbol by itself, gives the whole
     machine: `hold[v, 0]` and `add[v, 0]` for symbol v.
@@ -206,8 +206,7 @@ class StateBox(Record):
 
 @torch.no_grad()
 def state_box(network: nn.Module, lowest: float = 0.0, highest: float = 1.0) -> StateBox:
-    """The box that contains a layer's states after any number of steps from its default start (see this module's
-    proof).
+    """A box that contains a layer's states after any number of steps from its default start.
 
     Arguments:
         network: as in `saturated`, one layer of one direction; or an Elman network with ReLU.

@@ -19,7 +19,7 @@ from .recurrent import Reading, Recurrent, name_of
 
 
 class SecondOrder(Recurrent):
-    r"""A second-order layer (see this module), with a trained state before the first step.
+    r"""A second-order recurrent layer, which multiplies input and state, with a trained state before the first step.
 
     Arguments:
         input_size: features of x.

@@ -42,7 +42,8 @@ Rule = Callable[["_Limits", Any, int, Tensor], Tensor]
 
 
 def stable(network: Network, norm: str = "inf", lipschitz: float = 0.9, input_bound: float = 1.0) -> Network:
-    """Keep a network stable during training: its weights become functions that satisfy the conditions above.
+    """Keep a network stable during training: its weights become functions that satisfy the conditions of Miller &
+    Hardt.
 
     In place, by `torch.nn.utils.parametrize`. Its `remove_parametrizations` keeps the current weights.
 

@@ -317,7 +317,7 @@ class PushdownActions(Record):
 
 
 class NondeterministicStackRNN(StackRNN):
-    """A network with all runs of weighted pushdown automata at once.
+    """A network with nondeterministic stacks: all runs of weighted pushdown automata at once.
 
     See `StackRNN` for its calls and errors. Each automaton starts in state 0 with symbol 0 at the bottom, which is
     never popped. O(T^3) for each automaton of a sequence.

@@ -59,7 +59,7 @@ class StateRegularized(Recurrent):
             cell state is not regularised.
         n_states: K, the number of centroids.
         temperature: tau, greater than 0; the attribute may be set at any time, as in annealing.
-        similarity: "dot", "cosine" or "l2"; see this module.
+        similarity: "dot", "cosine" or "l2"; see `samplehold.models.networks.state_regularized`.
         mode: "soft": the mean of centroids; "sample": a drawn one; "hard": the one with the greatest alpha. The
             attribute may be set at any time. Gradients of the last two are straight-through: those of the soft step at
             the same place.

@@ -51,7 +51,7 @@ NUMBERS = 2**21  # of the Jacobians that are computed together
 
 @dataclass(frozen=True, repr=False)
 class GradientMemory(Record):
-    """Norms of the derivative of the last state with respect to earlier ones; `summary()` and `plot()`.
+    """Norms of the derivative of a network's last state with respect to earlier ones; `summary()` and `plot()`.
 
     Attributes:
         ages: `[n]`, steps back, increasing.

@@ -148,7 +148,8 @@ def information_sweep(
     n_steps: int = 1000,
     seed: Seed = 0,
 ) -> InformationSweep:
-    """Compare updates with the exact filter on data from models of rising I(x;z), with silent and emitting held steps.
+    """Compare updates with the exact filter on models of increasing information I(x;z) about the gate. Held steps are
+    silent or emit.
 
     Arguments:
         separations: mu, the distances of drawn from held observations.

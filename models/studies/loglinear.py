@@ -45,7 +45,7 @@ def _check_covariance(covariance: Tensor) -> None:
 
 @dataclass(frozen=True, repr=False)
 class SoftmaxRegression(Record):
-    """log P(y = k | x) = weight[k] x + bias[k] - log-sum-exp over k.
+    """Softmax regression: log P(y = k | x) = weight[k] x + bias[k] - log-sum-exp over k.
 
     Attributes:
         weight: `[K, F]`, of each class.
@@ -158,7 +158,7 @@ class SoftmaxRegression(Record):
 
 @dataclass(frozen=True, repr=False)
 class GaussianClasses(Record):
-    """x | k ~ N(mean[k], covariance): linear discriminant analysis as a generative model.
+    """Gaussian classes, x | k ~ N(mean[k], covariance): linear discriminant analysis as a generative model.
 
     Attributes:
         log_prior: `[K]`, log P(y = k).

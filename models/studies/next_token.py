@@ -148,7 +148,8 @@ def make_layer(kind: Any, n_tokens: int, n_units: int, seed: Seed = 0) -> nn.Mod
 
 @dataclass(frozen=True, repr=False)
 class PriceOfExactness(Record):
-    """Nats a token lost against the exact filter, by redraw probability and overlap; `summary()` and `plot()`.
+    """The nats a token that the best minGRU loses against the exact filter, by redraw probability and overlap;
+    `summary()` and `plot()`.
 
     Attributes:
         redraw_prob: `[R]`, redraw probabilities.

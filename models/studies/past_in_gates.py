@@ -24,7 +24,7 @@ from ..networks.recurrent import check_one_way
 
 @dataclass(frozen=True, repr=False)
 class PastInGates(Record):
-    """Nats about the past in the coins of a layer's chains; a tensor of each has one number a chain.
+    """What the gates of a layer know of the past beyond the present input, in nats, with one number a chain.
 
     Attributes:
         information: `[C]`, I(z_t; x_1..t-1 | x_t).

@@ -38,7 +38,8 @@ Condition = tuple[str, float, float]
 
 @dataclass(frozen=True, repr=False)
 class Stability(Record):
-    """A certificate for one network and one bound on its inputs. Its tables lie on the CPU, wherever the network does.
+    """How fast a network forgets its start, proved for one bound on its inputs. Its tables lie on the CPU, wherever the
+    network does.
 
     Attributes:
         rate: the spectral radius of gain: the factor a step by which distances shrink in the limit of many steps.

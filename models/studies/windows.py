@@ -13,7 +13,7 @@ from ...inference.numerics.records import Record
 
 @dataclass(frozen=True, repr=False)
 class Forgetting(Record):
-    """For each step the least number of last inputs, itself among them, that certify the output to `tol`.
+    """For each step, how many last inputs determine the output to `tol`, its own included, with a proved bound.
 
     Both tables are 0 beyond the end of a sequence.
 

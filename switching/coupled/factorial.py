@@ -61,7 +61,7 @@ from .noise import CountNoise, NormalNoise
 
 
 class FactorialSSM(CoupledSSM):
-    """D copy chains that jointly drive one observation.
+    """A model of D independent copy chains that jointly drive one observation.
 
     Arguments:
         chain_sizes: K_1, ..., K_D, the number of states of each chain.

@@ -63,7 +63,7 @@ from .joint import Indexed
 
 
 class LayeredSSM(CoupledSSM):
-    """Layers of copy chains, from the lowest to the top.
+    """A model of layers of copy chains: a layer that redraws takes its state from the layer above.
 
     Arguments:
         chain_sizes: K_1, ..., K_L, the number of states of each layer, from the lowest.

@@ -105,7 +105,7 @@ class RedrawWeights(Conjugate):
 
 @dataclass(frozen=True, repr=False)
 class Copy(Dynamics):
-    """Hold the state or draw it afresh.
+    """Dynamics of a copy chain: at each step the state is held, or drawn afresh.
 
     Parameters `state_probs [K]` and `redraw_prob []`; with inputs `redraw_intercept []` and `redraw_weights [C]`
     instead of the latter.

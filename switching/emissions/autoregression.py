@@ -36,7 +36,7 @@ from .vector_autoregression import VectorAutoRegressive
 
 @dataclass(frozen=True, repr=False)
 class AutoRegressive(Lagged):
-    """Observations that depend on earlier observations, with parameters of the state.
+    """Normal observations whose means are linear in earlier observations, with parameters of the state.
 
     Parameters `loc [K, F]`, the intercepts c; `coefficients [K, F, C]`, those of the lags (of all features at lag 1,
     then at lag 2, ...), then those of inputs; and `precision [K, F]`. `scale` is accepted instead of `precision`. A

@@ -37,7 +37,7 @@ class Representative(NamedTuple):
 
 
 class ConjugateEmission(Conjugate, Emission):
-    """An emission with a conjugate prior: see the module's docstring.
+    """The base class of emissions with a conjugate prior, from which EM, message passing and starts follow.
 
     A subclass defines `log_prob`, `distribution`, `default_prior`, `natural` (see `Conjugate`), `message`,
     `representative` and its `family`. Its parameters are in the order of the parts of the family's point.

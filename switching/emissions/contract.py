@@ -91,7 +91,7 @@ class Maximized(Record):
 
 
 class Emission(Named, ABC):
-    """The distribution of one observation given its state; see the module's docstring.
+    """The base class of emissions: the distribution of one observation given its state.
 
     A subclass is a frozen dataclass whose fields are its arguments, so models with it can be stored. An emission that
     differs between redrawn and held steps is a `Gated` of two.

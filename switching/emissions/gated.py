@@ -39,7 +39,7 @@ OF_BACKGROUND = {"regressor": "background_regressor", "shared_regressor": "backg
 
 @dataclass(frozen=True, repr=False)
 class Gated(Emission):
-    """`emission` at redrawn steps, `background` at held steps, for copy dynamics.
+    """Two emissions for copy dynamics: `emission` at redrawn steps, `background` at held steps.
 
     Arguments:
         emission, background: of the same observation, and not gated themselves. Each may read inputs, as

@@ -43,7 +43,8 @@ MOST_OUTPUTS = 8  # of one block, for scoring: its curvature is a matrix of all 
 
 @dataclass(frozen=True, repr=False)
 class GeneralizedLinear(DrivenEmission):
-    """A plain emission whose main parameter depends on inputs; made by `Poisson(1, inputs=[...])` and its like.
+    """A generalized linear model in each state: the main parameter of a plain emission depends on inputs. It is made by
+    `Poisson(1, inputs=[...])` and its like.
 
     Parameters are those of the plain emission, where all inputs are 0, `coefficients [K, F, C]` and, with shared
     inputs, `shared_coefficients [1, F, S]`. For categories there is a row of coefficients for each category after the

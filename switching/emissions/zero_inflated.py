@@ -48,7 +48,7 @@ class _WithZero(constraints.Constraint):
 
 @dataclass(frozen=True, repr=False)
 class ZeroInflated(Emission):
-    """Another emission of independent features, and a point mass at 0.
+    """An emission of independent features, mixed with a point mass at 0.
 
     Parameters are those of the emission, and `zero_probs [K, F]`. Zeros of counts are of the point mass or of the
     emission; zeros beside continuous numbers are of the point mass alone.

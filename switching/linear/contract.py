@@ -80,7 +80,7 @@ class LinearDynamics(Named, ABC):
 
 @dataclass(frozen=True)
 class LinearGaussian(LinearDynamics):
-    """Dynamics whose tables are all parameters.
+    """Linear Gaussian dynamics of a latent vector, whose matrices are all parameters.
 
     Parameters, L being `n_latent`: `transition` [L, L], to the new state (rows) from the old one; `transition_offset`
     [L]; `state_noise` [L, L], a covariance; `initial_mean` [L] and `initial_covariance` [L, L] of the first state.

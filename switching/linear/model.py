@@ -61,7 +61,7 @@ class LinearSimulated(Record):
 
 
 class LinearSSM(Model):
-    r"""A linear state-space model.
+    r"""A linear Gaussian state-space model.
 
     Arguments:
         n_latent: L, the length of the latent vector.

@@ -18,7 +18,8 @@ from .structure import Diffuse
 
 @dataclass(frozen=True, repr=False)
 class Regression(Diffuse):
-    """Coefficients of inputs, `beta.x1`, `beta.x2`, ..., or `beta.` and the names of inputs, which are latents.
+    """A regression on inputs: the coefficients `beta.x1`, `beta.x2`, ..., or `beta.` and the names of inputs, are
+    latents.
 
     Methods then take `inputs [*batch, T, C]`; a forecast takes those of the steps to come too.
 

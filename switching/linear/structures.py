@@ -27,7 +27,7 @@ UNSTABLE = 1e-9  # with a partial autocorrelation above 1 - UNSTABLE the process
 
 @dataclass(frozen=True, repr=False)
 class LocalLevel(Diffuse):
-    """A random walk; its parameter is `sigma2.level`.
+    """A level that is a random walk; its parameter is `sigma2.level`.
 
     Arguments:
         stochastic: False: a constant, without a parameter.
@@ -75,7 +75,8 @@ class LocalLevel(Diffuse):
 
 @dataclass(frozen=True, repr=False)
 class LocalLinearTrend(Diffuse):
-    """A random walk whose drift is a random walk; its parameters are `sigma2.level` and `sigma2.trend`.
+    """A level with a slope: a random walk whose drift is a random walk. Its parameters are `sigma2.level` and
+    `sigma2.trend`.
 
     Arguments:
         stochastic_level, stochastic_trend: False: the level, or the drift, has no noise and no parameter.
@@ -139,7 +140,7 @@ class LocalLinearTrend(Diffuse):
 
 @dataclass(frozen=True, repr=False)
 class Seasonal(Diffuse):
-    """A season that sums to 0 over a period, except for noise.
+    """A seasonal pattern that sums to 0 over a period, except for noise.
 
     Arguments:
         period: in steps, at least 2.
@@ -220,7 +221,7 @@ class Seasonal(Diffuse):
 
 @dataclass(frozen=True, repr=False)
 class Autoregression(Structure):
-    """A stationary autoregression; its parameters are `sigma2.ar` and `ar.L1`, `ar.L2`, ...
+    """A component that is a stationary autoregression; its parameters are `sigma2.ar` and `ar.L1`, `ar.L2`, ...
 
     Arguments:
         order: the number of lags, at least 1.

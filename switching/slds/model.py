@@ -95,7 +95,7 @@ class SwitchingStreamOutput(Record):
 
 
 class SwitchingLinearSSM(Model):
-    """A switching linear state-space model.
+    """A switching linear state-space model: a regime chooses among linear Gaussian models.
 
     Arguments:
         n_regimes: K.

@@ -21,8 +21,9 @@ from .mixture import StackMixture
 
 
 def stack_program(mixture: StackMixture, reads: Tensor | None = None, *, scale: float) -> Float[Tensor, "*b T V"]:
-    """Sites `a_1, x_1, a_2, ...`, one plate for each batch axis, and deterministic `stack_t` [*b, T+D, V]; returns the
-    reads.
+    """The Pyro program of a stack with uncertain actions; returns the reads.
+
+    Sites are `a_1, x_1, a_2, ...`, with one plate for each batch axis, and the deterministic `stack_t` [*b, T+D, V].
 
     A certain action moves the cells by the update that averages them under an uncertain one. Weights that are not
     probabilities, and forbidden pops, enter as factors `weight_t`. These affect inference, but not the forward draws of

@@ -60,8 +60,10 @@ class CopyChain:
             under every state, or a table with NaN or +inf, with its sequence and step; log p(x) out of range of the
             dtype.
 
+    Adams & MacKay 2007 filter the same chain by run length; its exact draws are those of Fearnhead 2006.
+
     See Also:
-        `FactoredCopyChain`, with less memory; `MarkovChain`, with free rows; docs/background/copy_chain.md, with the
+        `FactoredCopyChain`, with one table; `MarkovChain`, with free rows; docs/background/copy_chain.md, with the
         derivation.
 
     >>> import torch, samplehold as sh

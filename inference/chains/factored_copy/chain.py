@@ -35,7 +35,7 @@ from .plain import multiplied_out
 
 
 class FactoredCopyChain:
-    r"""The posterior over paths of a copy chain whose tables are products.
+    r"""The posterior over paths of a copy chain whose tables are products, so that one table is read instead of two.
 
     Arguments:
         log_redraw: [*b, T], $\log P(z_t{=}1)$ of every step, or [*b, 1] for all steps. The first step redraws, and its

@@ -31,7 +31,8 @@ class Conjugate(Protocol):
 
 @dataclass(frozen=True, repr=False)
 class Block(Record):
-    """Parameters of one family, F of them in each segment, independent given the changes.
+    """The parameters of segments that have one conjugate prior: F of them in each segment, independent given the
+    changes.
 
     Statistics are those of one observation at each step, in the order of the family's natural parameters.
 

@@ -34,7 +34,7 @@ class SegmentStream:
     Raises:
         TypeError, ValueError: as `SegmentChain`.
 
-    Adams & MacKay 2007; Fearnhead & Liu 2007, for beginnings that are left out.
+    Adams & MacKay 2007, for the filter over run lengths.
 
     See Also:
         `SegmentChain`, of a whole series; `Segments`, the model; docs/guides/segments.md.
