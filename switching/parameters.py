@@ -67,6 +67,10 @@ class Parameter:
     support: constraints.Constraint = constraints.real
     shown: Shown | None = None
 
+    def __post_init__(self) -> None:
+        if isinstance(self.dims, str):
+            raise TypeError(f"dims: got {self.dims!r}, expected a tuple of names of axes, such as ({self.dims!r},).")
+
     def renamed(self, dims: Mapping[str, str | None]) -> "Parameter":
         """The same parameter with other names of some axes; axes whose name is None are removed."""
         names = [dims.get(dim, dim) for dim in self.dims]

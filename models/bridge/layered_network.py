@@ -86,6 +86,7 @@ class SweepNetwork(Listed):
 
     def __init__(self, layers: list[nn.Module]) -> None:
         super().__init__()
+        check_kind("layers", layers, (list, tuple, nn.ModuleList), "a list of modules, from the lowest layer")
         self.layers = nn.ModuleList(layers)
 
     def forward(self, x: Float[Tensor, "*b T V"], between: str = "softmax") -> tuple[Tensor, tuple[Tensor, ...]]:

@@ -192,7 +192,7 @@ def to_joined(weights: RecurrentWeights) -> tuple[np.ndarray, np.ndarray]:
     >>> np.array_equal(sh.layouts.from_joined("lstm", kernel, bias, hidden_size=4).hidden, weights.hidden)
     True
     """
-    _refuse_joined(weights.cell)
+    _refuse_joined(_checked(weights).cell)
     return np.concatenate([weights.input.T, weights.hidden.T]), weights.bias
 
 
@@ -262,7 +262,7 @@ def to_keras(weights: RecurrentWeights) -> tuple[np.ndarray, np.ndarray, np.ndar
     >>> np.array_equal(sh.layouts.from_keras("gru", *arrays).hidden, weights.hidden)
     True
     """
-    order = GATES[weights.cell], _KERAS[weights.cell]
+    order = GATES[_checked(weights).cell], _KERAS[weights.cell]
     both = np.stack([weights.input_bias, weights.hidden_bias]) if weights.cell == "gru" else weights.bias
     tables = weights.input.T, weights.hidden.T, both
     kernel, recurrent, bias = (_reorder("weights", table.T, *order).T for table in tables)
@@ -321,7 +321,7 @@ def to_tf1(weights: RecurrentWeights, forget_bias: float = 1.0) -> tuple[np.ndar
     >>> np.array_equal(back[0], kernel), np.array_equal(back[1], bias)
     (True, True)
     """
-    order = GATES[weights.cell], _order(_TF1, weights.cell)
+    order = GATES[_checked(weights).cell], _order(_TF1, weights.cell)
     bias = weights.input_bias + (weights.hidden_bias - _run_time_bias(weights, forget_bias))
     return _reorder("weights", to_joined(weights)[0].T, *order).T, _reorder("weights", bias, *order)
 
@@ -395,7 +395,7 @@ def to_flax(weights: RecurrentWeights) -> dict[str, dict[str, np.ndarray]]:
     >>> np.array_equal(sh.layouts.from_flax("gru", params).hidden, weights.hidden)
     True
     """
-    cell, units = weights.cell, weights.hidden.shape[1]
+    cell, units = _checked(weights).cell, weights.hidden.shape[1]
     params = {}
     for k, gate in enumerate(GATES[cell]):
         rows = slice(k * units, (k + 1) * units)
@@ -478,6 +478,11 @@ def _with_one_bias(cell: str, at_input: np.ndarray, hidden: np.ndarray, bias: An
     return RecurrentWeights(
         cell, at_input.copy(), hidden.copy(), zeros.copy() if bias is None else np.array(bias), zeros
     )
+
+
+def _checked(weights: Any) -> RecurrentWeights:
+    expected = "RecurrentWeights, such as from_torch(layer)"
+    return check_kind("weights", weights, RecurrentWeights, expected)
 
 
 def _run_time_bias(weights: RecurrentWeights, forget_bias: float) -> np.ndarray:

@@ -186,7 +186,7 @@ class Emission(Named, ABC):
         n_features = check_integer("n_features", self.n_features)
         if n_features is not self.n_features:
             object.__setattr__(self, "n_features", n_features)
-        if isinstance(self.prior, Mapping):
+        if self.prior is not None:
             read_priors(self.prior, self.parameters, self.name)
 
     def __repr__(self) -> str:

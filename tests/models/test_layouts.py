@@ -247,3 +247,9 @@ def test_one_matrix_or_two_give_the_same_gates(kind):
     x = torch.randn(20, 5, 3, generator=random, dtype=torch.float64)
     for form in forms(layer, x).values():
         assert_close(form(), layer(x.transpose(0, 1))[0][:, -1], rtol=1e-13, atol=1e-14)
+
+
+@pytest.mark.parametrize("write", [layouts.to_joined, layouts.to_keras, layouts.to_tf1, layouts.to_flax])
+def test_weights_of_another_type_are_named(write, as_users_call):
+    with pytest.raises(TypeError, match="weights: got int, expected RecurrentWeights, such as from_torch"):
+        write(3)

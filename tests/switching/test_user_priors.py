@@ -156,6 +156,8 @@ def normal(**prior: dist.Distribution) -> sh.SwitchingSSM:
         (lambda: normal(loc=3.0), "prior['loc']: got float, expected a distribution of Pyro"),
         (lambda: normal(loc=dist.Normal), "prior['loc']: got the class Normal, expected a distribution of Pyro"),
         (lambda: sh.Normal(1, prior=3.0), "prior: got float, expected distributions by name"),
+        (lambda: sh.Beta(prior=3), "prior: got int, expected distributions by name"),
+        (lambda: sh.ZeroInflated(sh.Poisson(), prior=3), "prior: got int, expected distributions by name"),
         (
             lambda: normal(scale=dist.HalfNormal(1.0), precision=dist.Gamma(1.0, 1.0)),
             "prior: got precision twice",
