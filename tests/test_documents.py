@@ -12,7 +12,7 @@ import samplehold
 from examples import slow
 
 ROOT = Path(samplehold.__file__).parent
-BLOCK = re.compile(r"^```(?:python|\{code-cell\} python)\n(.*?)^```", re.DOTALL | re.MULTILINE)
+BLOCK = re.compile(r"^```python\n(.*?)^```", re.DOTALL | re.MULTILINE)  # cells of pages run when the site is built
 README = ROOT / "README.md"
 DOCUMENTS = [path for path in sorted((ROOT / "docs").rglob("*.md")) if BLOCK.search(path.read_text())]
 BESIDE = {"dynamax.md": "dynamax"}  # pages whose blocks need a package that the extra of the tests has not

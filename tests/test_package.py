@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import samplehold
 from examples import slow
+from oracles.prints import is_ours, reached, short
 
 ROOT = Path(samplehold.__file__).parent
 NOT_CODE = {"tests", "notebooks", "build", "dist", "docs"}
@@ -72,6 +73,7 @@ def source(name: str) -> str:
     return (path / "__init__.py" if path.is_dir() else path.with_suffix(".py")).read_text()
 
 
+SHOWN = {f"{member.__module__}.{member.__qualname__}" for member in PUBLIC.values() if not inspect.ismodule(member)}
 EXAMPLES = [name for name in OURS if ">>>" in source(name)]
 
 
@@ -90,10 +92,18 @@ def test_every_text_with_examples_is_found():
 @pytest.mark.parametrize(
     "name", [slow(name) if name.endswith(LONG) or FOR_GPUS.search(name) else name for name in EXAMPLES]
 )
-def test_examples_in_docstrings_run(name):
-    found = doctest.testmod(importlib.import_module(name))
-    assert found.attempted > 0
-    assert found.failed == 0
+def test_examples_in_docstrings_run_and_what_public_ones_make_is_short_in_print(name):
+    runner = doctest.DocTestRunner()
+    for example in doctest.DocTestFinder().find(importlib.import_module(name)):
+        before = set(example.globs)
+        runner.run(example, clear_globs=False)
+        made = [value for key, value in example.globs.items() if key not in before] if example.name in SHOWN else []
+        for value in made:
+            if is_ours(value) and not (inspect.isroutine(value) or inspect.isclass(value) or inspect.ismodule(value)):
+                for what, part in reached(value).items():
+                    assert short(part), f"{example.name}: {what}: {part!r}"
+    assert runner.tries > 0
+    assert runner.failures == 0
 
 
 def test_hooks_have_the_version_of_the_style_that_is_pinned():

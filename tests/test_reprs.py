@@ -1,11 +1,6 @@
 """What is printed is short: of every public object, and of what its methods return."""
 
-import contextlib
-import doctest
-import inspect
-import io
 import re
-from dataclasses import is_dataclass
 
 import arviz as az
 import pandas as pd
@@ -14,52 +9,7 @@ import samplehold as sh
 import torch
 from oracles.coupled import layered_of
 from oracles.effort import effort
-
-LINES, LETTERS = 10, 1000
-
-
-def short(value: object) -> bool:
-    text = repr(value)
-    return len(text.splitlines()) <= LINES and len(text) <= LETTERS and "tensor(" not in text
-
-
-def is_ours(value: object) -> bool:
-    return type(value).__module__.split(".")[0] == "samplehold"
-
-
-def reached(value: object) -> dict[str, object]:
-    """An object of ours, and those in its fields."""
-    found = {type(value).__name__: value}
-    if is_dataclass(value):
-        found |= {
-            f"{type(value).__name__}.{name}": own
-            for name, own in vars(value).items()
-            if is_ours(own) and name[0] != "_"
-        }
-    return found
-
-
-ROOMS = [getattr(sh, name) for name in sh.__all__ if inspect.ismodule(getattr(sh, name))]
-PUBLIC = {name: getattr(space, name) for space in (sh, *ROOMS) for name in dir(space) if not name.startswith("_")}
-
-
-@pytest.mark.few(13)
-@pytest.mark.parametrize("name", [name for name, member in PUBLIC.items() if not inspect.ismodule(member)])
-def test_what_the_examples_make_is_short_in_print(name):
-    """Every example in the docstrings of public names is run, and all that it leaves is printed."""
-    spoken = inspect.getdoc(PUBLIC[name]) or ""
-    names = vars(inspect.getmodule(PUBLIC[name])) | {"torch": torch, "sh": sh}
-    names = dict(names)
-    before = set(names)
-    with contextlib.redirect_stdout(io.StringIO()):
-        for example in doctest.DocTestParser().get_examples(spoken):
-            exec(compile(example.source, name, "single"), names)
-    made = {key: value for key, value in names.items() if key not in before and is_ours(value)}
-    for value in made.values():
-        if isinstance(value, type) or inspect.isfunction(value) or inspect.ismodule(value):
-            continue
-        for what, part in reached(value).items():
-            assert short(part), f"{what}: {part!r}"
+from oracles.prints import short
 
 
 def levels(n_states: int = 12, n_features: int = 9) -> sh.SwitchingSSM:
