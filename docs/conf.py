@@ -25,7 +25,6 @@ extensions = [
     "sphinx.ext.napoleon",
     "sphinx_copybutton",
     "sphinx.ext.mathjax",
-    "sphinx.ext.viewcode",
     "docstrings",
     "notebooks",
 ]

@@ -86,7 +86,7 @@ CLASSES = _by_name(
     Word("UnobservedComponents", "LinearSSM(LocalLevel()) and other structures", "statsmodels"),
     Word("ARHMM", "SwitchingSSM(Markov(K), AutoRegressive(order=n, n_features=F))", "pyhsmm-autoregressive"),
     Word("LinearAutoregressiveHMM", "SwitchingSSM(Markov(K), AutoRegressive(order=n, n_features=F))", "dynamax"),
-    Word("HSMM", "SwitchingSSM(SemiMarkov(K, duration), an emission)", "ssm, pyhsmm"),
+    Word("HSMM", "SwitchingSSM(SemiMarkov(K, NegativeBinomial()), an emission)", "ssm, pyhsmm"),
     Word(
         "MarkovAutoregression", "DeviationAR(K, n), or AutoRegressive(n) with an intercept that switches", "statsmodels"
     ),
