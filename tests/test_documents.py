@@ -15,9 +15,7 @@ ROOT = Path(samplehold.__file__).parent
 BLOCK = re.compile(r"^```(?:python|\{code-cell\} python)\n(.*?)^```", re.DOTALL | re.MULTILINE)
 README = ROOT / "README.md"
 PAGES = sorted((ROOT / "docs").rglob("*.md"))
-DOCUMENTS = [
-    page for page in PAGES if "\n```python\n" in page.read_text()
-]  # one of cells alone runs in the site's build
+DOCUMENTS = [page for page in PAGES if "\n```python\n" in page.read_text()]  # others run in the site's build
 BESIDE = {"dynamax.md": "dynamax"}  # pages whose blocks need a package that the extra of the tests has not
 
 pytestmark = pytest.mark.kernels
