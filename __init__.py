@@ -16,7 +16,10 @@ _load, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
 
 def __getattr__(name: str) -> object:
     if name in __all__:
-        return _load(name)
+        from .inference.numerics.interrupts import importing
+
+        with importing():
+            return _load(name)
     from .switching.peers import missing_class
 
     raise missing_class(name)

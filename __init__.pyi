@@ -6,7 +6,7 @@ from .face import layouts as layouts
 from .face import sklearn as sklearn
 from .face import stacks as stacks
 from .face import studies as studies
-from .inference.numerics.costs import kernels as kernels
+from .inference.numerics.forms import kernels as kernels
 from .inference.scans.linear.op import lerp_scan as lerp_scan
 from .inference.scans.linear.op import linear_scan as linear_scan
 from .models.bridge.comparison import Comparison as Comparison

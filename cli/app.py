@@ -1,4 +1,4 @@
-"""The command line: `samplehold fit`, `select`, `forecast`, `sample`, `compare`, `study`, `bench`, `warm`.
+"""The command line: `samplehold fit`, `select`, `forecast`, `sample`, `compare`, `study`, `bench`.
 
 `python -m samplehold ...` runs the same commands.
 
@@ -17,7 +17,8 @@ import typer
 
 from ..switching.data.files import check_file, check_files, check_model
 from .questions import modules, question
-from .startup import announcements, is_shared, rare_collections
+from .results import check_folder, check_new, check_results
+from .startup import is_shared, rare_collections
 
 app: typer.Typer = typer.Typer(
     name="samplehold",
@@ -63,6 +64,18 @@ def _checked(check: Callable[[Path], None]) -> Callable[[Path], Path]:
         with _one_line_errors():
             check(path)
         return path
+
+    return callback
+
+
+def _at_least(least: float) -> Callable[[Any, Any, Any], Any]:
+    """A callback that checks a number before its command imports heavy libraries."""
+
+    def callback(context: Any, option: Any, value: Any) -> Any:  # typer gives three without types by position
+        with _one_line_errors():
+            if value is not None and value < least:
+                raise ValueError(f"{option.opts[0]}: got {value}, expected at least {least}.")
+        return value
 
     return callback
 
@@ -131,18 +144,18 @@ SEQUENCE = Annotated[
 INPUTS = Annotated[
     str | None,
     typer.Option(
-        help="Columns on which redraws of copy dynamics, or transitions of markov dynamics, depend; they are"
+        help="Columns that change the probability of a redraw (copy) or of the transitions (markov). They are"
         " standardised first."
     ),
 ]
 EMISSION_INPUTS = Annotated[
     str | None,
     typer.Option(
-        help="Columns on which observations depend, with coefficients of each state; they are standardised first."
-        " Not with multivariate-normal."
+        help="Columns that observations depend on, with coefficients of each state. They are standardised first. Not"
+        " with multivariate-normal."
     ),
 ]
-ORDER = Annotated[int, typer.Option(help="Number of lags of --emission auto-regressive.")]
+ORDER = Annotated[int, typer.Option(callback=_at_least(1), help="Number of lags of --emission auto-regressive.")]
 FORCE = Annotated[bool, typer.Option("--force", "-f", help="Overwrite existing results.")]
 SEED = Annotated[int, typer.Option(help="Random seed; equal seeds give equal results.")]
 PRIOR = Annotated[
@@ -151,7 +164,9 @@ PRIOR = Annotated[
 RESTARTS = Annotated[
     int,
     typer.Option(
-        help="Size of the search: for each, four starts are tried briefly, and some changed copies of the best."
+        callback=_at_least(1),
+        help="How hard to search. Each restart tries four starting points for a few steps. The best ones, and perturbed"
+        " copies of them, run to convergence.",
     ),
 ]
 DRIVERS = Annotated[
@@ -205,7 +220,7 @@ def fit(
     data: FILES,
     out: Annotated[Path, typer.Option("--out", "-o", help="Folder for model/, posterior.nc, states.csv and plot.png.")],
     columns: COLUMNS = None,
-    states: Annotated[int, typer.Option("--states", "-k", help="Number of hidden states.")] = 2,
+    states: Annotated[int, typer.Option("--states", "-k", callback=_at_least(1), help="Number of hidden states.")] = 2,
     emission: EMISSION = NORMAL,  # pyright: ignore[reportInvalidTypeForm]
     dynamics: DYNAMICS = COPY,  # pyright: ignore[reportInvalidTypeForm]
     time: TIME = None,
@@ -216,21 +231,31 @@ def fit(
     method: Annotated[
         MethodName,
         typer.Option(
-            help="em: the best parameters; vmp, svi, nuts: the posterior of the parameters, by message passing, by a"
-            " normal guide, by sampling."
+            help="em: the best parameters. The others give their posterior: vmp by message passing, svi by a normal"
+            " distribution, nuts and gibbs by draws."
         ),
     ] = MethodName.EM,
     prior: PRIOR = PriorName.WEAK,
     restarts: RESTARTS = 8,
-    max_steps: Annotated[int, typer.Option(help="Maximum number of steps of em, vmp and svi.")] = 500,
+    max_steps: Annotated[
+        int, typer.Option(callback=_at_least(1), help="Maximum number of steps of em, vmp and svi.")
+    ] = 500,
     num_samples: Annotated[
-        int | None, typer.Option(help="Draws of nuts in each of four chains.", show_default="500")
+        int | None,
+        typer.Option(callback=_at_least(1), help="Draws of nuts in each of four chains.", show_default="500"),
     ] = None,
     warmup_steps: Annotated[
-        int | None, typer.Option(help="Draws of nuts that are thrown away first.", show_default="half as many")
+        int | None,
+        typer.Option(
+            callback=_at_least(1), help="Draws of nuts that are thrown away first.", show_default="half as many"
+        ),
     ] = None,
     tol: Annotated[
-        float, typer.Option(help="Stop when the estimated remaining gain is less than this for each row, in nats.")
+        float,
+        typer.Option(
+            callback=_at_least(0),
+            help="Stop when the estimated remaining gain is less than this for each row, in nats.",
+        ),
     ] = 1e-6,
     seed: SEED = 0,
     checkpoint: Annotated[
@@ -268,9 +293,9 @@ def fit(
         of_moves, of_emission = _split(inputs) or [], _split(emission_inputs) or []
         numeric_columns(table, of_emission, data, "--emission-inputs")
         series = pick_series(table, data, _split(columns), _each_once(of_moves, of_emission), time, sequence)
-        from . import console  # heavy, so that an error of the table comes first
+        check_results(out, force)
+        from . import console  # heavy, so that errors of the table and of the folder come first
 
-        console.check_results(out, force)
         model = console.build(series.observed, states, emission.value, dynamics.value, of_moves, of_emission, order)
         console.fit_and_write(model, series, out, **options)
 
@@ -301,7 +326,7 @@ def select(
     order: ORDER = 1,
     prior: PRIOR = PriorName.WEAK,
     restarts: RESTARTS = 8,
-    folds: Annotated[int, typer.Option(help="Folds of --criterion heldout.")] = 5,
+    folds: Annotated[int, typer.Option(callback=_at_least(2), help="Folds of --criterion heldout.")] = 5,
     seed: SEED = 0,
     out: Annotated[Path | None, typer.Option("--out", "-o", help="CSV file for the table.")] = None,
     plot: Annotated[Path | None, typer.Option(help="Image to write (.png, .pdf or .svg).")] = None,
@@ -317,9 +342,9 @@ def select(
         table, drivers = read_table(data), _each_once(of_moves, of_emission)
         numeric_columns(table, of_emission, data, "--emission-inputs")
         series = pick_series(table, data, _split(columns), drivers, time, sequence)
+        check_new([path for path in (out, plot) if path is not None], force)
         from . import choosing, console
 
-        console.check_new([path for path in (out, plot) if path is not None], force)
         chosen = choosing.select_states(
             lambda k: console.build(series.observed, k, emission.value, dynamics.value, of_moves, of_emission, order),
             series,
@@ -344,7 +369,9 @@ def select(
 def forecast(
     model: MODEL,
     data: DATA,
-    horizon: Annotated[int, typer.Option("--horizon", "-n", help="Number of steps to forecast.")] = 10,
+    horizon: Annotated[
+        int, typer.Option("--horizon", "-n", callback=_at_least(1), help="Number of steps to forecast.")
+    ] = 10,
     level: Annotated[float, typer.Option(help="Probability of the interval from lower to upper.")] = 0.9,
     out: CSV_OUT = None,
     plot: Annotated[Path | None, typer.Option(help="Image to write (.png, .pdf or .svg).")] = None,
@@ -356,9 +383,9 @@ def forecast(
 ) -> None:
     """Forecast the steps after the last row of a table: mean, interval, and the probability of each state."""
     with _one_line_errors():
+        check_new([path for path in (out, plot) if path is not None], force)
         from . import console
 
-        console.check_new([path for path in (out, plot) if path is not None], force)
         saved = console.load(model)
         series = console.read_series_of(saved, data, _split(columns), time, sequence)
         table, observed = console.forecast_table(saved, series, horizon, level, inputs)
@@ -370,7 +397,7 @@ def forecast(
 @app.command(epilog="Example: [bold]samplehold sample results/ --steps 100 --seed 0 --out sample.csv[/bold]")
 def sample(
     model: MODEL,
-    steps: Annotated[int, typer.Option("--steps", "-n", help="Number of steps to draw.")] = 100,
+    steps: Annotated[int, typer.Option("--steps", "-n", callback=_at_least(1), help="Number of steps to draw.")] = 100,
     seed: SEED = 0,
     out: CSV_OUT = None,
     inputs: DRIVERS = None,
@@ -378,9 +405,9 @@ def sample(
 ) -> None:
     """Draw a new series from a model, with its states and redraws."""
     with _one_line_errors():
+        check_new([] if out is None else [out], force)
         from . import console
 
-        console.check_new([] if out is None else [out], force)
         console.write_table(console.sample_table(console.load(model), steps, seed, inputs), out)
 
 
@@ -392,13 +419,12 @@ def compare(
 ) -> None:
     """Measure when a network's forward pass is a posterior update: a table of claims, and figures."""
     with _one_line_errors():
+        check_folder(out)
+        check_new(sorted(out.glob("*.png")), force)
         from rich.console import Console
 
         from ..models.studies.claims import show
-        from .console import check_folder, check_new
 
-        check_folder(out)
-        check_new(sorted(out.glob("*.png")), force)
         if not show(out, Console(), seed):
             raise typer.Exit(1)
 
@@ -429,7 +455,6 @@ def study(
     with _one_line_errors():
         from rich.console import Console
 
-        from .console import check_folder, check_new
         from .studies import check_studies, run_studies
 
         chosen = check_studies(names)
@@ -467,30 +492,12 @@ def bench(
 
         from .bench import DEVICES, check_cases
         from .bench import bench as run
-        from .console import check_folder, check_new
 
         chosen = check_cases(only)
         if out is not None:
             check_folder(out)
             check_new([out / "bench.json", out / "bench.md", *(out / f"{name}.png" for name in chosen)], force)
         run(chosen, quick, DEVICES if device is DeviceName.ALL else (device.value,), out, Console())
-
-
-@app.command(epilog="Example: [bold]samplehold warm[/bold], or [bold]samplehold warm switching linear[/bold]")
-def warm(
-    work: Annotated[
-        list[str] | None,
-        typer.Argument(metavar="WORK...", help="switching, linear, switching-linear, networks; all by default."),
-    ] = None,
-) -> None:
-    """Compile the usual kernels ahead, for containers and continuous integration."""
-    with _one_line_errors():
-        from rich.console import Console
-
-        from .warm import check_work
-        from .warm import warm as compile_kernels
-
-        compile_kernels(check_work(work or []), Console())
 
 
 def _each_once(*names: list[str]) -> list[str]:
@@ -510,7 +517,7 @@ def _one_line_errors() -> Iterator[None]:
     If kernels are compiled, one line on stderr says so.
     """
     try:
-        with rare_collections(), announcements(), warnings.catch_warnings():
+        with rare_collections(), warnings.catch_warnings():
             warnings.filterwarnings("ignore", "kernel cache: ")
             yield
     except (ValueError, OSError, ModuleNotFoundError) as error:

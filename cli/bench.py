@@ -22,7 +22,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from ..inference.numerics.costs import kernels
+from ..inference.numerics.forms import kernels
 from .bench_cases import CASES, Case, Contender, Contenders, Missing, Size
 from .printing import print_whole
 from .results import replacing
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 DEVICES = "cpu", "cuda"
-PACKAGES = ("samplehold", "torch", "triton", "numba", "numpy", "hmmlearn", "dynamax", "jax", "statsmodels", "pykalman")
+PACKAGES = ("samplehold", "torch", "triton", "numpy", "hmmlearn", "dynamax", "jax", "statsmodels", "pykalman")
 PACKAGES += ("pyro-ppl", "flash-linear-attention")
 SECONDS = {True: 0.5, False: 3.0}  # for the turns of one size, by whether the run is quick
 TURNS = 3  # the least number of turns
@@ -255,7 +255,7 @@ def run(names: Iterable[str], quick: bool, devices: Sequence[str]) -> Iterator[l
         results = []
         for device in devices:
             for size in sizes:
-                with kernels("always"):
+                with kernels("native"):
                     results += measured(name, case, size, device, SECONDS[quick])
         yield results
 

@@ -45,7 +45,7 @@ def show(chosen: "Selection") -> None:
 
     console = Console(highlight=False)
     table = Table(title=f"Criteria of {len(chosen.candidates)} numbers of states", title_justify="left")
-    names = {"candidate": "states", "n_parameters": "parameters", "agreeing": "kinds that agree"}
+    names = {"candidate": "states", "n_parameters": "parameters", "agreeing": "same optimum"}
     columns = [str(name) for name in chosen.table if name != "n_kinds"]
     for name in columns:
         table.add_column(names.get(name, name), justify="right", no_wrap=True)

@@ -4,7 +4,6 @@ A fit is written to a folder with `model/` (from `SwitchingSSM.save`, with notes
 `posterior.nc`, `states.csv` and `plot.png`.
 """
 
-import os
 import sys
 import warnings
 from collections.abc import Sequence
@@ -31,19 +30,20 @@ from ..switching.emissions.normal import Normal
 from ..switching.emissions.regression import LinearRegression
 from ..switching.fit import Fit
 from ..switching.model import SwitchingSSM
-from ..switching.storage import find, read_model, save_model
-from ..switching.views.arviz import to_groups
+from ..switching.storage import find, read_model
+from ..switching.stored_fit import save_fit
+from ..switching.views.arviz import estimates, to_groups
 from ..switching.views.groups import Groups, netcdf
 from .printing import show_diagnostics, show_parameters, show_switches
-from .results import MODEL, replacing
+from .results import MODEL, PLOT, POSTERIOR, RESULTS, STATES, replacing
 from .startup import Termination
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-RESULTS = MODEL, POSTERIOR, STATES, PLOT = MODEL, "posterior.nc", "states.csv", "plot.png"
 DPI = 160
 ROWS = 100_000  # rows of a table that are written together
+FEWEST_DRAWS, MOST_DRAWS = 4, 1000  # in posterior.nc
 MAX_REPLICATED = 10**7  # largest size of posterior predictive series, in numbers
 
 
@@ -59,33 +59,6 @@ class SavedModel:
 
 
 # ---- reading -------------------------------------------------------------------------------------------------------
-
-
-def check_folder(out: Path) -> None:
-    """Make the folder if it is missing; ValueError if it is not writable."""
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ValueError(f"--out: cannot make the folder {out} ({error.strerror}); give another one.") from None
-    if not os.access(out, os.W_OK):
-        raise ValueError(f"--out: the folder {out} is not writable; give another one.")
-
-
-def check_results(out: Path, force: bool) -> None:
-    """ValueError if a result would overwrite something in the folder without permission."""
-    check_folder(out)
-    check_new([out / name for name in RESULTS], force)
-    for name in RESULTS:
-        place = out / name
-        if place.exists() and place.is_dir() != (name == MODEL):
-            raise ValueError(f"--out: {place} is in the way of a result; move it elsewhere.")
-
-
-def check_new(paths: Sequence[Path], force: bool) -> None:
-    """ValueError if one of the paths exists, unless `force`."""
-    there = [path for path in paths if path.exists()]
-    if there and not force:
-        raise ValueError(f"{there[0]} is there already; choose another place, or give --force to overwrite it.")
 
 
 def build(
@@ -104,7 +77,7 @@ def build(
         raise ValueError(f"--order: got {order}, expected at least 1.")
     kind = class_of(dynamics)
     if inputs and "inputs" not in kind.__dataclass_fields__:
-        raise ValueError(f"--inputs: {kind.name} takes none; use --dynamics copy or markov.")
+        raise ValueError(f"--inputs: {kind.name} does not support inputs; use --dynamics copy or markov.")
     moves = kind(n_states, **({"inputs": tuple(inputs)} if inputs else {}))
     try:
         plain = class_of(emission).sized_to(observed.to_numpy())
@@ -118,11 +91,13 @@ def build(
 
 
 def reading(plain: Emission, inputs: tuple[str, ...]) -> Emission:
-    """The emission with inputs; ValueError if it takes none."""
+    """The emission with inputs; ValueError if it supports none."""
     if isinstance(plain, Normal):
         return LinearRegression(plain.n_features, inputs)
     if plain.name not in GeneralizedLinear.links:
-        raise ValueError(f"--emission-inputs: {plain.name} takes none; use {', '.join(GeneralizedLinear.links)}.")
+        raise ValueError(
+            f"--emission-inputs: {plain.name} does not support inputs; use {', '.join(GeneralizedLinear.links)}."
+        )
     return GeneralizedLinear(plain, inputs)
 
 
@@ -223,9 +198,10 @@ def fit_and_write(model: SwitchingSSM, series: TableSeries, out: Path, **options
     with Termination() as termination:
         with termination.interrupts():
             fit = model.fit(observed, **options)
+        check_made(fit, options["method"])
         posterior, states = draws_of(fit, observed), fit.states(observed)
         with replacing(out) as new:
-            save_model(fit.model, new / MODEL, notes)
+            save_fit(fit, new / MODEL, notes)
             (new / POSTERIOR).write_bytes(netcdf(posterior))
             with open(new / STATES, "w", encoding="utf-8", newline="") as file:
                 for first in range(0, len(states), ROWS):
@@ -233,18 +209,28 @@ def fit_and_write(model: SwitchingSSM, series: TableSeries, out: Path, **options
                     table = beside(series.observed.iloc[rows], states.iloc[rows].round(6))
                     table.to_csv(file, index_label=series.observed.index.names, header=first == 0)
             fit.plot(observed).savefig(new / PLOT, dpi=DPI)
-        show(series, observed, fit, posterior, states)
+        show(series, observed, fit, states)
         Console(highlight=False).print(escape(f"Wrote {', '.join(RESULTS)} to {out}."), soft_wrap=True)
 
 
-def show(series: TableSeries, observed: Series, fit: Fit[Any], posterior: Groups, states: pd.DataFrame) -> None:
+def check_made(fit: Fit[Any], method: str) -> None:
+    """KeyboardInterrupt with a line on stderr if a sampler was stopped before it had a draw: the fit where it starts is
+    of another method, and no result of the command."""
+    if fit.method != method:
+        Console(stderr=True, highlight=False).print(
+            f"samplehold: {method} was stopped before its first draw, so nothing was written.", soft_wrap=True
+        )
+        raise KeyboardInterrupt
+
+
+def show(series: TableSeries, observed: Series, fit: Fit[Any], states: pd.DataFrame) -> None:
     """Print the parameters, the switches and the end of the fit."""
     console = Console(highlight=False)
-    show_parameters(console, posterior.datasets["posterior"].mean(("chain", "draw")), states)
+    show_parameters(console, estimates(fit.model, observed), states)
     show_switches(console, states)
     show_diagnostics(console, fit)
     if uneven([series.observed.index] if observed.stacked is None else observed.stacked.times) is not None:
-        console.print(f"Note: {series.time} is not evenly spaced; its rows were taken as consecutive steps.")
+        console.print(f"Note: {series.time} is not evenly spaced; its rows were read as consecutive steps.")
     if series.left_out:
         note = f"Note: {', '.join(series.left_out)} left out, as not of numbers."
         console.print(escape(note), soft_wrap=True)
@@ -254,18 +240,13 @@ def show(series: TableSeries, observed: Series, fit: Fit[Any], posterior: Groups
 
 
 def draws_of(fit: Fit[Any], observed: Series) -> Groups:
-    """The fit for ArviZ, with up to 1000 draws; a fit by EM is a point, so it has one draw.
+    """The fit for ArviZ, with up to 1000 draws.
 
     If the series is too long for that (`MAX_REPLICATED`), no series are drawn.
     """
-    least = 2 if fit.posterior is None else 4
     affordable = MAX_REPLICATED // observed.observations.numel()
-    draws = 2 if fit.posterior is None else min(max(affordable, least), 1000)
-    groups = to_groups(fit, observed, draws=draws, predictive=affordable >= least)
-    if fit.posterior is not None:
-        return groups
-    one = {name: group.isel(draw=[0], missing_dims="ignore") for name, group in groups.datasets.items()}
-    return Groups(one, groups.attributes)
+    draws = min(max(affordable, FEWEST_DRAWS), MOST_DRAWS)
+    return to_groups(fit, observed, draws=draws, predictive=affordable >= FEWEST_DRAWS)
 
 
 def beside(observed: pd.DataFrame, results: pd.DataFrame) -> pd.DataFrame:

@@ -19,10 +19,10 @@ from ..switching.data.scratch import blocks_of
 from ..switching.data.series import Series
 from ..switching.data.sources import open_sequences
 from ..switching.model import SwitchingSSM
-from ..switching.storage import save_model
-from .console import build, check_folder, check_new
+from ..switching.stored_fit import save_fit
+from .console import build, check_made
 from .printing import show_diagnostics
-from .results import MODEL
+from .results import MODEL, check_folder, check_new
 from .startup import is_shared
 
 
@@ -40,13 +40,13 @@ def fit_folder(
     Arguments:
         specification: the number of states, the emission, the dynamics, the order of the emission.
         names: the columns, and those of the sequence and the time.
-        inputs: options that name inputs, of which a folder takes none.
+        inputs: options that name inputs, which a folder does not support.
     """
     for option, named in inputs.items():
         if named:
             raise ValueError(
-                f"--{option}: got {named}, but a folder or several processes take no inputs; give one file, or call "
-                "open_sequences and fit in Python."
+                f"--{option}: got {named}, but a folder or several processes do not support inputs; give one file, or "
+                "call open_sequences and fit in Python."
             )
     if is_shared():
         torch.distributed.init_process_group("gloo")
@@ -59,10 +59,11 @@ def fit_folder(
         observed = pd.DataFrame(extremes(series, ranks), columns=list(series.features_of()))
         model = build(observed, n_states, emission, dynamics, (), (), order)
         fit = model.fit(series, **options)
+        check_made(fit, options["method"])
         ranks.together(lambda: write_states(fit.model, series, out / states_of(ranks)))
         if ranks.rank == 0:
             notes = {"columns": list(observed.columns), "time": time, "inputs": {}}
-            save_model(fit.model, out / MODEL, notes | ({} if sequence is None else {"sequence": sequence}))
+            save_fit(fit, out / MODEL, notes | ({} if sequence is None else {"sequence": sequence}))
             console = Console(highlight=False)
             console.print(escape(repr(fit.model)), soft_wrap=True)
             show_diagnostics(console, fit)

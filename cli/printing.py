@@ -22,14 +22,14 @@ WIDEST = 10_000  # columns of text
 LISTED_FROM = 0.1  # the least probability of a listed switch
 
 
-def show_parameters(console: Console, posterior: "xr.Dataset", states_table: pd.DataFrame) -> None:
+def show_parameters(console: Console, estimates: "xr.Dataset", states_table: pd.DataFrame) -> None:
     """Print the parameters of each state side by side, and a line for each parameter that does not depend on the state.
 
     If the states do not fit side by side, they are in several tables, one below the other.
     """
     share = states_table.filter(regex=r"^state_\d+$").mean()
     rows, others = [("share of steps", share.to_numpy())], []
-    for name, value in posterior.data_vars.items():
+    for name, value in estimates.data_vars.items():
         by_state = value.dims[:1] == ("state",)
         for label, entries in _rows(value, value.dims[1:] if by_state else value.dims):
             if by_state:
@@ -124,12 +124,12 @@ def _search(restarts: pd.DataFrame) -> str:
     """How many starts were tried, how many were run to their end, and how many kinds of start reached the best."""
     if len(restarts) == 1:
         return "one start"
-    n_whole = sum(end not in ("left behind", "merged") for end in restarts["ended"].tolist())
+    n_whole = sum(end not in ("left behind", "merged", "failed") for end in restarts["ended"].tolist())
     rows = zip(restarts["start"].tolist(), restarts["agrees"].tolist(), restarts["independent"].tolist(), strict=True)
     first = [(kind, agrees) for kind, agrees, independent in rows if independent]
     kinds, reached = len({kind for kind, _ in first}), len({kind for kind, agrees in first if agrees})
-    agree = f", {reached} of {kinds} kinds of start agree" if kinds > 1 else ""
-    return f"best of {len(restarts)} starts, {n_whole} of them run to the end{agree}"
+    agree = f", {reached} of {kinds} kinds of start reached the best optimum" if kinds > 1 else ""
+    return f"best of {len(restarts)} starts, {n_whole} of them run to convergence{agree}"
 
 
 def show_diagnostics(console: Console, fit: Fit[Any]) -> None:

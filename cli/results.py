@@ -10,14 +10,41 @@ import ctypes
 import os
 import shutil
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from ..switching.data.writing import locked, remove_unfinished, sync, unfinished
 
-MODEL = "model"
+RESULTS = MODEL, POSTERIOR, STATES, PLOT = "model", "posterior.nc", "states.csv", "plot.png"
 AT_FDCWD, RENAME_EXCHANGE, RENAME_SWAP = -100, 2, 2
+
+
+def check_folder(out: Path) -> None:
+    """Make the folder if it is missing; ValueError if it is not writable."""
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ValueError(f"--out: cannot make the folder {out} ({error.strerror}); give another one.") from None
+    if not os.access(out, os.W_OK):
+        raise ValueError(f"--out: the folder {out} is not writable; give another one.")
+
+
+def check_results(out: Path, force: bool) -> None:
+    """ValueError if a result would overwrite something in the folder without permission."""
+    check_folder(out)
+    check_new([out / name for name in RESULTS], force)
+    for name in RESULTS:
+        place = out / name
+        if place.exists() and place.is_dir() != (name == MODEL):
+            raise ValueError(f"--out: {place} is in the way of a result; move it elsewhere.")
+
+
+def check_new(paths: Sequence[Path], force: bool) -> None:
+    """ValueError if one of the paths exists, unless `force`."""
+    there = [path for path in paths if path.exists()]
+    if there and not force:
+        raise ValueError(f"{there[0]} exists; add --force to replace it.")
 
 
 @contextmanager

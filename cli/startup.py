@@ -1,7 +1,6 @@
 """The frame of a command: fast start, other processes beside it, and end by a signal."""
 
 import gc
-import logging
 import os
 import signal
 import threading
@@ -29,21 +28,6 @@ def rare_collections() -> Iterator[None]:
         yield
     finally:
         gc.set_threshold(*before)
-
-
-@contextmanager
-def announcements() -> Iterator[None]:
-    """Write what the package logs, such as that it compiles kernels, on stderr, a line each."""
-    logger, handler = logging.getLogger("samplehold"), logging.StreamHandler()
-    handler.setFormatter(logging.Formatter("samplehold: %(message)s"))
-    before = logger.level
-    logger.addHandler(handler)
-    logger.setLevel(logging.INFO)
-    try:
-        yield
-    finally:
-        logger.removeHandler(handler)
-        logger.setLevel(before)
 
 
 class Termination:

@@ -11,6 +11,8 @@ import torch
 
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE / "_extensions"))
+import members  # noqa: E402
+
 # Autodoc imports the place of a name. `samplehold.chains` and its kin are attributes, whose modules have other names.
 for name in samplehold.__all__:
     if inspect.ismodule(getattr(samplehold, name)):
@@ -26,6 +28,7 @@ extensions = [
     "sphinx_copybutton",
     "sphinx.ext.mathjax",
     "docstrings",
+    "members",
     "notebooks",
 ]
 exclude_patterns = ["_build", "_templates", "_extensions", "notebooks"]
@@ -48,18 +51,23 @@ nb_merge_streams = True
 nb_output_stderr = "remove"  # notes on the terminal that a notebook has not
 
 autosummary_generate = True
-autosummary_context = {"foreign": {*dir(torch.nn.Module), *dir(sklearn.base.BaseEstimator)} - {"forward"}}
+autosummary_context = {
+    "foreign": {*dir(torch.nn.Module), *dir(sklearn.base.BaseEstimator)} - {"forward"},
+    "first": members.FIRST,
+    "internal": members.INTERNAL,
+}
 toc_object_entries = False  # every page has the tree of all pages; a class lists its methods itself
 autodoc_member_order = "groupwise"
 autodoc_typehints = "none"  # shapes stand in the signature
 napoleon_google_docstring, napoleon_numpy_docstring = True, False
 napoleon_attr_annotations = False
-napoleon_custom_sections = [("Arguments of methods", "params_style")]
+napoleon_custom_sections = [("Arguments of methods", "params_style"), ("More", "params_style")]
 add_module_names = False
 python_use_unqualified_type_names = True
 
 mathjax = find_spec("sphinx-mathjax-offline")  # formulas without a network: this package holds MathJax
 if mathjax is None or mathjax.origin is None:
     raise ModuleNotFoundError("sphinx-mathjax-offline is missing; install the extra `docs`.")
-html_static_path = [str(Path(mathjax.origin).parent / "static")]
+html_static_path = [str(Path(mathjax.origin).parent / "static"), "_static"]
+html_css_files = ["site.css"]
 mathjax_path = "mathjax/tex-chtml.js"

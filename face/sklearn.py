@@ -4,7 +4,7 @@
 >>> sh.sklearn.HMM(n_states=3).get_params()["n_states"]
 3
 
-Of several sequences, `groups` names that of each row. See `docs/guides/scikit_learn.md`.
+If there are several sequences, `groups` names the sequence of each row. See `docs/guides/scikit_learn.md`.
 """
 
 from ..switching.estimator import HMM as HMM

@@ -11,7 +11,7 @@
 # ---
 
 # %% [markdown]
-# # When did it change? Three real series
+# # Fit real series
 #
 # A river loses a fifth of its water from one year to the next; the sun falls quiet for decades; an economy enters a
 # decade in which prices and unemployment rise together. In each case the question is the same: *when did the process
@@ -114,13 +114,14 @@ pd.DataFrame(
 # %% [markdown]
 # ### In ArviZ
 #
-# `fit.to_arviz` hands the fit to the tools that statisticians know. An EM fit is a point; the record says so by
-# repeating one point, and the log-likelihood in it is that of each year given the years before.
+# `fit.to_arviz` hands the fit to the tools that statisticians know. A fit by EM enters by draws from a normal around
+# its estimates, with the curvature of the log posterior. A model without a fit is a point. Its `log_density` is that
+# of each year given the years before.
 
 # %%
 data = fit.to_arviz(nile)
 display(az.summary(data, var_names=["redraw_prob", "state_probs", "loc", "scale"], kind="stats"))
-one_step = data.log_likelihood["x"].values[0, 0]
+one_step = fit.model.to_arviz(nile).log_density["x"].values
 np.testing.assert_allclose(one_step.sum(), float(fit.model.log_evidence(nile)), rtol=1e-10)
 
 # %% [markdown]

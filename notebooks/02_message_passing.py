@@ -11,7 +11,7 @@
 # ---
 
 # %% [markdown]
-# # A message is a gradient
+# # Message passing
 #
 # A fit that returns a number for each parameter does not say how far to trust it. The posterior
 # $p(\theta, z, s \mid x)$ does, but parameters and paths are tangled in it: it has no closed form, and a sampler has
@@ -51,9 +51,11 @@ from samplehold.inference.message_passing.engine import VMP, Block, Factor
 # the prior plus one message a factor, and a message is a gradient. So a model is the functions $E_q[\log f]$, and
 # nothing else has to be derived. For the flow of the Nile under a copy model with normal levels there are three:
 #
-# $$\sum_{t > 1} P_q(z_t{=}1)\, E \log \rho + P_q(z_t{=}0)\, E \log (1 - \rho), \quad
-#   \sum_t \sum_s P_q(z_t{=}1, s_t{=}s)\, E \log \pi_s, \quad
-#   \sum_t \sum_s P_q(s_t{=}s)\, E \log N(x_t; \mu_s, \lambda_s^{-1}).$$
+# $$\begin{gathered}
+# \sum_{t > 1} P_q(z_t{=}1)\, E \log \rho + P_q(z_t{=}0)\, E \log (1 - \rho), \\[4pt]
+# \sum_t \sum_s P_q(z_t{=}1, s_t{=}s)\, E \log \pi_s, \quad
+#   \sum_t \sum_s P_q(s_t{=}s)\, E \log N(x_t; \mu_s, \lambda_s^{-1}).
+# \end{gathered}$$
 
 # %%
 nile = pd.read_csv("data/nile.csv", index_col="year") / 100  # in units of 10^10 cubic metres a year
@@ -157,8 +159,10 @@ shown.round(3)
 # $L = \log p(x)$. A network that reads a series once cannot wait for the future, though. `filter_vmp` is what it can
 # do: mean field on the pair $(z_t, s_t)$ of one step, from the belief carried over from the step before,
 #
-# $$\log Q(s) = q\,[\log \pi_s + \log p(x_t \mid s)] + (1-q)\,[\log Q_{t-1}(s) + \log p(x_t \mid s)] + c, \qquad
-#   \text{logit}\,q = \text{logit}\,\rho + E_{Q}[\log \pi_s - \log Q_{t-1}(s)].$$
+# $$\begin{gathered}
+# \log Q(s) = q\,[\log \pi_s + \log p(x_t \mid s)] + (1-q)\,[\log Q_{t-1}(s) + \log p(x_t \mid s)] + c, \\[4pt]
+# \text{logit}\,q = \text{logit}\,\rho + E_{Q}[\log \pi_s - \log Q_{t-1}(s)].
+# \end{gathered}$$
 #
 # The exact filter averages the *beliefs* of holding and redrawing; this averages their *logarithms*. It is a minGRU
 # step on logits, and it errs where the two disagree:

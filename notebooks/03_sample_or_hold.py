@@ -151,7 +151,7 @@ assert worst < 1e-12
 
 # %% [markdown]
 # **The gate is inferred.** Now $q(z)$ and $q(s)$ are updated in turn; $v(s) = \log \pi(s) + \log p(x_t \mid s, z{=}1)$,
-# and $h(s)$ is the belief before. That is `filter_vmp`, which a compiled kernel computes. From the exact chain it
+# and $h(s)$ is the belief before. That is `filter_vmp`, which a native kernel computes. From the exact chain it
 # differs, since given $x_t$ gate and state are not independent; how much, is measured, here for 500 random models of
 # three states and six tokens at once. Sweeps start from the exact posterior of the gate, and lead away from it.
 

@@ -11,7 +11,7 @@
 # ---
 
 # %% [markdown]
-# # What trained networks believe
+# # Trained networks
 #
 # A recurrent network is trained to predict the next token, and on nothing else. The data come from a model that we
 # know, so the best possible state of mind is known too: the posterior $a_t = P(s_t \mid x_{1:t})$. Does the

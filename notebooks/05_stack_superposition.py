@@ -11,7 +11,7 @@
 # ---
 
 # %% [markdown]
-# # A stack that is not sure what it did
+# # Stack superposition
 #
 # A stack RNN does not push or pop. It says "push with probability 0.7" and keeps an *average* stack. Is that a trick
 # to make a stack differentiable, or is it an answer to a question? This notebook shows that it is exact inference in
@@ -26,8 +26,10 @@
 # After $T$ steps there are $3^T$ histories. Their mean stack follows a recursion that is linear, because each of the
 # three moves is linear in the stack, and so costs $O(T)$ a step:
 #
-# $$S_t[0] = \text{push}_t\, v_t + \text{pop}_t\, S_{t-1}[1] + \text{noop}_t\, S_{t-1}[0], \qquad
-#   S_t[i] = \text{push}_t\, S_{t-1}[i-1] + \text{pop}_t\, S_{t-1}[i+1] + \text{noop}_t\, S_{t-1}[i].$$
+# $$\begin{gathered}
+# S_t[0] = \text{push}_t\, v_t + \text{pop}_t\, S_{t-1}[1] + \text{noop}_t\, S_{t-1}[0], \\[4pt]
+# S_t[i] = \text{push}_t\, S_{t-1}[i-1] + \text{pop}_t\, S_{t-1}[i+1] + \text{noop}_t\, S_{t-1}[i].
+# \end{gathered}$$
 
 # %%
 # %matplotlib inline

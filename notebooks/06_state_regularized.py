@@ -11,7 +11,7 @@
 # ---
 
 # %% [markdown]
-# # A network of centroids, and the chain that it draws
+# # State-regularised networks
 #
 # After each step a state-regularised network (Wang & Niepert 2019) is at one of $K$ learned centroids $S$:
 #

@@ -11,7 +11,7 @@
 # ---
 
 # %% [markdown]
-# # Which machine is this network?
+# # Automata
 #
 # A recurrent network that tells the words of a regular language from others has done something that a finite
 # automaton does. Is it one? This notebook reads automata off trained networks in three ways, counts how faithful each

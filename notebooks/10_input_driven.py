@@ -11,7 +11,7 @@
 # ---
 
 # %% [markdown]
-# # Input-driven models and input-driven gates
+# # Input-driven models
 #
 # A subject chooses left or right on every trial. Its strategy is hidden: it follows the stimulus, or prefers one side.
 # A cue now and then makes it draw a new strategy. This is a switching model with two sets of inputs: the cue drives the

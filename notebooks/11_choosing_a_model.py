@@ -11,7 +11,7 @@
 # ---
 
 # %% [markdown]
-# # How many regimes does the economy have?
+# # Choosing a model
 #
 # A fit finds the best parameters of a model. It does not say how many states the model should have, whether the model
 # describes the data, or whether it would have forecast anything. This notebook asks the three questions of 50 years of

@@ -11,7 +11,7 @@
 # ---
 
 # %% [markdown]
-# # Sample or hold, with a state that is a number
+# # Segments
 #
 # Notebook 03 asked when a gated recurrence is the exact filter of a model that either draws its state afresh or holds
 # it. There the state was one of K. Here it is a parameter $\theta$, such as a rate, with a conjugate prior:
@@ -70,8 +70,10 @@ model.plot(nile)
 # where $p$ are predictive densities. The mean is $(n_0 m_0 + x_t) / (n_0 + 1)$ behind an open gate, and
 # $(n m + x_t)/(n + 1)$ behind a closed one. So the mean of the belief is
 #
-# $$m_t = (1 - g_t)\, m_{t-1} + g_t v_t, \qquad 1 - g_t = (1 - q_t) \frac{n}{n+1}, \qquad
-# g_t v_t = \Big(\frac{q_t}{n_0 + 1} + \frac{1 - q_t}{n + 1}\Big) x_t + q_t \frac{n_0}{n_0 + 1} m_0.$$
+# $$\begin{gathered}
+# m_t = (1 - g_t)\, m_{t-1} + g_t v_t, \qquad 1 - g_t = (1 - q_t) \frac{n}{n+1}, \\[4pt]
+# g_t v_t = \Big(\frac{q_t}{n_0 + 1} + \frac{1 - q_t}{n + 1}\Big) x_t + q_t \frac{n_0}{n_0 + 1} m_0.
+# \end{gathered}$$
 #
 # This is a minGRU step, if its gate reads the evidence and the count beside $x_t$. With a vague prior ($n_0 \to 0$) the
 # candidate $v_t$ is $x_t$ itself. The belief afterwards has two members. If they are merged to one, with the expected

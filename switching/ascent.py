@@ -29,11 +29,13 @@ NEWTON_ROUNDING = 1e-14  # share of the objective below which a promised gain do
 ROOM = 2**17  # numbers in a table of a chunk of steps
 LEAST_STEPS = 64  # of a chunk
 LONGEST_STEP = 5.0  # of Newton's method, of a coefficient in units of its linear predictor
+FARTHEST_LOG = 300.0  # a logarithm or log odds, beyond which rates and probabilities are lost to rounding
 RISE = 1e-4  # share of the rise promised by the slope that a step has to reach
 ROUNDING = 1e-15  # share of the height below which a rise does not show
 CLOSE = 8.0  # fall in nats below a known peak, within which its parabola is compared with the function
 FAR = 1000.0  # fall below a known peak, from which its curvature no longer helps
 LIKENESS = 0.2  # relative difference of the two, below which a point leads to the peak
+share_left: ContextVar[float] = ContextVar("share_left", default=0.0)  # see `leaving`
 _STATE = "point", "heights", "slopes", "inverse", "stuck"  # of an ascent
 FLAT = 1e-12  # cosine of a step and the fall of the gradient, below which the curvature is not updated
 
@@ -107,6 +109,7 @@ class Ascent:
     known: Peak | None
 
     stride = 8
+    shorter, tries = 0.5, HALVINGS  # the factor of a step that did not rise, and how often it shortens
 
     def __init__(
         self,
@@ -129,6 +132,10 @@ class Ascent:
     @property
     def collapsed(self) -> None:
         """There are no states that could collapse."""
+
+    @property
+    def occupancy(self) -> None:
+        """Steps of BFGS compute no posterior."""
 
     def select(self: Own, restarts: Tensor) -> Own:
         some = self._from(self.point[restarts])
@@ -213,7 +220,7 @@ class Ascent:
         """Take steps in these directions, of lengths at which the function rises."""
         before = self.height()
         point, heights, slopes, size = self.point.clone(), before.clone(), self.slopes.clone(), 1.0
-        for _ in range(HALVINGS):
+        for _ in range(self.tries):
             there = self.point[going] + size * move[going]
             height, slope = self._climb(there, going)
             risen = height >= before[going] + RISE * size * promised[going]
@@ -223,7 +230,7 @@ class Ascent:
             n_unresolved = len(going) - int(risen.sum())  # the only transfer from the device
             if not n_unresolved:
                 break
-            going, size = going[risen.int().argsort(stable=True)[:n_unresolved]], size / 2
+            going, size = going[risen.int().argsort(stable=True)[:n_unresolved]], size * self.shorter
         else:
             self.stuck = self.stuck.index_fill(0, going, True)
         self._learn(point - self.point, self.slopes - slopes)
@@ -268,18 +275,25 @@ def chunk_size(n_steps: int, n_numbers: int, device: torch.device) -> int:
     return max(1, n_steps) if device.type != "cpu" else max(LEAST_STEPS, ROOM // max(1, n_numbers))
 
 
-_share: ContextVar[float] = ContextVar("share", default=0.0)
-
-
 @contextmanager
 def leaving(share: float) -> Iterator[None]:
-    """Inside, `newton` also stops if a step promises no more than this share of the gain so far. The next call
-    continues from there."""
-    token = _share.set(share)
+    """Inside, `newton` also stops if a step promises no more than this share of the gain so far, or has risen as its
+    parabola promised, up to this share. The next call continues from there."""
+    token = share_left.set(share)
     try:
         yield
     finally:
-        _share.reset(token)
+        share_left.reset(token)
+
+
+def shortened(step: Float[Tensor, "*n P"]) -> Float[Tensor, "*n P"]:
+    """A step of Newton's method, shortened as a whole so that no number moves far: its direction stays."""
+    return step * (LONGEST_STEP / step.abs().amax(-1, keepdim=True).clamp_min(LONGEST_STEP))
+
+
+def inside(height: Float[Tensor, "*n"], logs: Float[Tensor, "*n P"]) -> Float[Tensor, "*n"]:
+    """Heights, -inf where a logarithm or log odds is so large that coefficients grow without end."""
+    return height.masked_fill((logs.abs() > FARTHEST_LOG).any(-1), -torch.inf)
 
 
 def newton(
@@ -299,11 +313,11 @@ def newton(
         step_from: the step from each point, and the gain that its slope promises.
     """
     height = begun = objective(point)
-    share, going = _share.get(), torch.ones_like(height, dtype=torch.bool)
+    share, going = share_left.get(), torch.ones_like(height, dtype=torch.bool)
     for _ in range(max_steps):
         step, gain = step_from(point)
         going = going & (gain > (NEWTON_ROUNDING * (1 + height.abs())).maximum(share * (height - begun)))
-        waiting = going
+        waiting, before = going, height
         for _ in range(NEWTON_HALVINGS):
             if not bool(waiting.any()):
                 break
@@ -311,7 +325,7 @@ def newton(
             better = waiting & (tried > height)
             point, height = torch.where(better.unsqueeze(-1), point + step, point), torch.where(better, tried, height)
             waiting, step = waiting & ~better, step / 2
-        going = going & ~waiting
+        going = going & ~waiting & ~((height - before - gain / 2).abs() < share * gain)
         if not bool(going.any()):
             break
     return point

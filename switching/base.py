@@ -4,8 +4,10 @@ A kind of model defines its specification, its parameters, the `problem` of a se
 This file has all methods that follow from these. Modules above this one are imported when they are called.
 """
 
+import math
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from contextvars import ContextVar
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
@@ -17,21 +19,26 @@ from torch import Tensor
 from ..inference.numerics.checks import naming
 from ..inference.numerics.clock import timed
 from ..inference.numerics.gradients import needs_gradients
-from ..inference.numerics.interrupts import interrupt_together, interruptible
+from ..inference.numerics.interrupts import importing, interrupt_together, interruptible
 from ..inference.numerics.randomness import Seed
 from ..inference.numerics.ranks import Ranks
 from ..inference.numerics.records import LINES
 from ..inference.numerics.scalars import check_choice, check_integer, check_kind, check_path
 from ..inference.numerics.threads import one_thread_if_small
+from ..inference.numerics.user_warnings import warn_user
+from .data.beside import with_steps_to_come
+from .data.cells import check_data
 from .data.design import check_design, with_inputs
 from .data.frames import Frame, plain
 from .data.lags import read_before, with_past
-from .data.reading import read_series, with_steps_to_come
-from .data.series import Given, Series
+from .data.reading import read_series
+from .data.series import Given, Scaling, Series
 from .data.sources import is_source, open_sequences
 from .data.subjects import with_subjects
+from .emissions.contract import Emission
 from .inputs import Inputs, count_inputs
 from .parameters import (
+    HARMLESS,
     Named,
     Parameter,
     Parameters,
@@ -43,8 +50,9 @@ from .parameters import (
     read_table,
     read_tables,
 )
-from .peers import missing_member
+from .peers import PIPELINE, missing_member, unknown_option
 from .problem import SeriesProblem
+from .responses import as_before
 from .user_priors import is_distribution, kind_of
 
 if TYPE_CHECKING:
@@ -56,6 +64,7 @@ if TYPE_CHECKING:
     from .fitting.options import Options
 
 Own = TypeVar("Own", bound="Model")
+IN_FILE: ContextVar[int | None] = ContextVar("numbers in the file of the model that is made", default=None)
 Probabilities = dict[str, tuple[Tensor, tuple[str, ...]]]
 """Tables `[*r, *b, T, ...]` by name, and the names of their axes after time."""
 
@@ -70,8 +79,10 @@ class Model(Named, ABC):
         holds: whether a step may hold its state; then there is a gate.
         inputs: the inputs that it reads, by name or number.
         differentiable: whether the evidence is differentiable in the parameters.
+        together: whether sequences share what is hidden, so that none has a result of its own.
         subjects: the names of the subjects whose parameters differ; empty if there are none.
         chain_name: the name of one of several chains of states; empty if there is only one.
+        origin: the inputs at which constants are stated, a number of each; None: inputs 0.
     """
 
     made_of: ClassVar[tuple[str, ...]]  # the attributes that specify the model
@@ -79,30 +90,52 @@ class Model(Named, ABC):
     reading: ClassVar[str] = ""  # a part of such a model that reads inputs, as a cure in errors
     differentiable: ClassVar[bool] = True
     chain_name: ClassVar[str] = ""
+    together: bool = False
     subjects: tuple[str, ...] = ()
     in_any_basis: Collection[str] = ()
     """Of a model of a latent vector, the parameters that take distributions as priors."""
 
     values: Parameters
     prior: Parameters
+    origin: Tensor | None
     _chosen: frozenset[str]  # hyperparameters set by `with_prior`; these are not scaled to data
 
     def __init__(self, **parts: Any) -> None:
-        vars(self).update(parts, values={}, prior={}, _chosen=frozenset())
-        vars(self).update(prior=self._weak_prior(None))
+        vars(self).update(parts, values={}, prior={}, origin=None, _chosen=frozenset())
+        most, n = IN_FILE.get(), sum(math.prod(self._shape(parameter)) for parameter in self.known.values())
+        if most is not None and n > max(most, HARMLESS):  # a file may hold a prior alone, of fewer numbers
+            raise ValueError(f"the model has {n:,} numbers, but the file has {most:,}.")
+        try:
+            vars(self).update(prior=self._weak_prior(None))
+        except RuntimeError as error:
+            if "allocate" not in str(error):
+                raise
+            raise ValueError(
+                f"{self.name}: got {n:,} numbers, for which there is no memory; make it smaller."
+            ) from None
 
     def __setattr__(self, name: str, value: Any) -> None:
-        raise AttributeError(f"{name}: a {self.name} cannot be changed; use with_values(...) or with_prior(...).")
+        pipeline = f" In a pipeline, use {PIPELINE}." if name.startswith("_") else ""
+        raise AttributeError(
+            f"{name}: a {self.name} cannot be changed; use with_values(...) or with_prior(...).{pipeline}"
+        )
 
     def __getattr__(self, name: str) -> Tensor:
         """A parameter's value under its name, e.g. `model.loc`."""
         if name in vars(self).get("values", {}):
             return self.values[name]
-        raise missing_member(type(self).__name__, name)
+        from .fit import Fit
+
+        elsewhere = f"fit.{name}, where fit = model.fit(x)" if hasattr(Fit, name) else ""
+        raise missing_member(self, name, "model", elsewhere)
 
     def __dir__(self) -> list[str]:
         """Its members, and the names of parameters that have values."""
         return [*super().__dir__(), *vars(self).get("values", ())]
+
+    def _shape(self, parameter: Parameter) -> list[int]:
+        """The shape of a parameter; an axis without a length, as of what all states share, has length one."""
+        return [self.sizes.get(dim, 1) for dim in parameter.dims]
 
     # ---- what a kind of model says -----------------------------------------------------------------------------------
 
@@ -251,7 +284,7 @@ class Model(Named, ABC):
     def _check_drive(self, series: Series, n_steps: int) -> None:
         """ValueError if gaps of `n_steps` steps do not fit the model."""
         if series.gaps is not None:
-            raise ValueError(f"dt: was given, but a {self.name} takes none; leave it out.")
+            raise ValueError(f"dt: was given, but a {self.name} does not use gaps; leave it out.")
 
     def _check_drives(self, series: Series, n_steps: int) -> None:
         """ValueError if inputs or gaps of `n_steps` steps do not fit the model."""
@@ -302,7 +335,7 @@ class Model(Named, ABC):
         for name, value in check_kind("prior", prior, Mapping, "hyperparameters by name").items():
             if is_distribution(value):
                 raise TypeError(
-                    f"prior[{name!r}]: got {kind_of(value)}, but a {self.name} takes hyperparameters: "
+                    f"prior[{name!r}]: got {kind_of(value)}, but a {self.name} accepts hyperparameters: "
                     f"{', '.join(expected) or 'none'}; and distributions of {', '.join(self.in_any_basis)}. Its other "
                     "parameters depend on the basis of the latent vector, so a density of one has no meaning by itself."
                 )
@@ -349,7 +382,7 @@ class Model(Named, ABC):
     def _copy(self: Own, values: Parameters, prior: Parameters | None = None) -> Own:
         """The same model with these values, which must be valid, and with this prior if it is given."""
         model, prior = object.__new__(type(self)), self.prior if prior is None else prior
-        parts = {name: vars(self)[name] for name in (*self.made_of, "_chosen")}
+        parts = {name: vars(self)[name] for name in (*self.made_of, "origin", "_chosen")}
         tables = {name: table.detach() for name, table in prior.items()}
         vars(model).update(parts, values=dict(values), prior=tables)
         return model
@@ -391,12 +424,24 @@ class Model(Named, ABC):
         return count_free(self.known, free_entries(self._values, fixed))
 
     def describe(self) -> Parameters:
-        """The parameter values in their displayed forms: scales and covariances instead of precisions."""
-        return described(self.known, self.values)
+        """The parameter values in their displayed forms: scales and covariances instead of precisions.
+
+        If constants are stated at other inputs than 0, these are `inputs_origin`.
+        """
+        return described(self.known, self.values) | ({} if self.origin is None else {"inputs_origin": self.origin})
+
+    @property
+    def stated_at(self) -> str:
+        """The inputs at which constants are stated, in words; empty if these are 0."""
+        if self.origin is None:
+            return ""
+        names = [f"input {i}" for i in range(self.n_inputs)] if isinstance(self.inputs, int) else self.inputs
+        return ", ".join(f"{name} = {number:.6g}" for name, number in zip(names, self.origin.tolist(), strict=True))
 
     def __repr__(self) -> str:
         """The specification, and the values."""
-        lines = [self._made(), *listed(self.known, self.values).splitlines()]
+        stated = [f"  constants at inputs {self.stated_at}"] if self.stated_at else []
+        lines = [self._made(), *stated, *listed(self.known, self.values).splitlines()]
         return "\n".join(lines if len(lines) <= LINES else [*lines[: LINES - 1], "  ..."])
 
     def _repr_html_(self) -> str:
@@ -426,6 +471,23 @@ class Model(Named, ABC):
 
         save_model(self, check_path("path", path))
 
+    def fit_of(self, plain: Any, tensors: Mapping[str, Tensor]) -> "Fit[Any]":
+        """The fit that was saved with this model.
+
+        Arguments:
+            plain, tensors: its description and its tensors in the file.
+        """
+        from .stored_fit import fields_of
+
+        fields = fields_of(plain, tensors, self)
+        return self._kind_of_fit(fields["posterior"] is not None)(model=self, **fields)
+
+    def _kind_of_fit(self, has_posterior: bool) -> type["Fit[Any]"]:
+        """The class of its fits."""
+        from .fit import Fit
+
+        return Fit
+
     @classmethod
     def load(cls: type[Own], path: str | Path) -> Own:
         """Read a model of this class that was written by `save`.
@@ -445,6 +507,7 @@ class Model(Named, ABC):
         tensors = {f"value.{name}": value for name, value in self.values.items()}
         for name, table in self.prior.items():
             tensors[f"{'prior' if name in self._chosen else 'weak'}.{name}"] = table
+        tensors |= {} if self.origin is None else {"inputs.origin": self.origin}
         return {name: getattr(self, name) for name in self.made_of}, tensors
 
     @classmethod
@@ -455,14 +518,19 @@ class Model(Named, ABC):
             parts: the specification by name.
             tensors: values and hyperparameters by name.
         """
-        model, tables = cls._from_specification(parts), {}
+        token = IN_FILE.set(sum(table.numel() for table in tensors.values()))
+        try:
+            model, tables = cls._from_specification(parts), {}
+        finally:
+            IN_FILE.reset(token)
         for prefix in ("value.", "prior.", "weak."):
             tables[prefix] = {name.removeprefix(prefix): t for name, t in tensors.items() if name.startswith(prefix)}
         prior = tables["weak."] | tables["prior."]
+        prior = as_before(prior, model.prior) | prior
         if set(prior) != set(model.prior):
             raise ValueError(f"prior: got {sorted(prior)}, but the model has {sorted(model.prior)}.")
         model = model.with_prior(prior)
-        vars(model).update(_chosen=frozenset(tables["prior."]))
+        vars(model).update(_chosen=frozenset(tables["prior."]), origin=tensors.get("inputs.origin"))
         return model.with_values(tables["value."]) if tables["value."] else model
 
     @classmethod
@@ -487,7 +555,7 @@ class Model(Named, ABC):
         """
         for name in given:
             if name not in Given.__annotations__:
-                raise TypeError(f"{name}: no such argument; expected x or one of {', '.join(Given.__annotations__)}.")
+                raise unknown_option("read", name, Given.__annotations__)
         with_states = given.get("states") is not None or (isinstance(x, Series) and x.checked is not None)
         if isinstance(x, Series) and horizon:
             if given.get("time") is not None:
@@ -516,18 +584,32 @@ class Model(Named, ABC):
         """The series before most checks; only the number of features is checked."""
         frame = None
         if not isinstance(x, Tensor | Series):
+            check_data(x)
             frame, x = Frame.of(x), open_sequences(x, progress=False) if is_source(x) else plain(x, "x")
         x = self._arranged(x)
-        if not isinstance(x, Series):
+        if isinstance(x, Series):
+            series = self._read_again(x, given)
+        else:
             known: Any = {name: plain(table, name) for name, table in given.items()} if given else {}
             labels, before = known.pop("subjects", None), known.pop("before", None)
             series = with_inputs(read_series(x, self.n_features, **known), self.inputs)
             series = series if frame is None else replace(series, frame=frame)
             earlier = read_before(before, series, self.order)
             series = with_past(series, self.order, earlier) if self.order else series
-            return with_subjects(series, labels)
+            series = with_subjects(series, labels)
+        return series if self.origin is None and series.scaling is None else self._about_origin(series)
+
+    def _about_origin(self, series: Series) -> Series:
+        """The series with inputs about the origin of this model."""
+        if self.origin is None:
+            return series if series.scaling is None else replace(series, scaling=None)
+        origin = self.origin.double()
+        return replace(series, scaling=Scaling(origin, torch.ones_like(origin)))
+
+    def _read_again(self, x: Series, given: Given) -> Series:
+        """A series that some model has read."""
         for name in (name for name, value in given.items() if value is not None):
-            raise ValueError(f"{name}: was given with a Series, which has its own; leave it out.")
+            raise ValueError(f"{name}: the Series has its own; leave {name} out.")
         if x.n_features != self.n_features:
             raise ValueError(f"x: got {x.n_features} feature(s), but the model has {self.n_features}.")
         series = with_inputs(x, self.inputs)
@@ -543,6 +625,11 @@ class Model(Named, ABC):
     def _fit(self, x: Any, given: Given, options: "Options") -> "Fit[Any]":
         """The fit of a series by `_fitted`, under the prior in the options."""
         check_choice("method", options.method, self.methods)
+        if given.get("subjects") is not None and options.pooled == "complete":
+            warn_user(
+                'subjects: has no effect, because with pooled="complete", the default, all subjects have the same '
+                'parameters; give pooled="partial" or "none", or leave subjects out.'
+            )
         with timed() as clock:
             fit = self._read_and_fitted(x, given, options)
         return fit.reported(clock)
@@ -559,6 +646,8 @@ class Model(Named, ABC):
             check_alike(ranks, self, options, series)
             if options.seed is None and options.checkpoint is None:  # any number will do, so it is that of the first
                 options = replace(options, seed=ranks.gathered(lambda: options.number)[0])
+        for doubt in self._doubts(series):
+            warn_user(doubt)
         model = self.with_prior(options.prior) if isinstance(options.prior, Mapping) else self
         with naming("x"), one_thread_if_small(options.restarts * series.like.numel()):
             if options.checkpoint is None:
@@ -568,9 +657,22 @@ class Model(Named, ABC):
 
                 with resumable(model, series, options) as resumed:
                     fit = model._fitted(series, resumed)
+            series = fit.model._about_origin(series)
             fit = replace(fit, series=series, prior=options.prior, shared=ranks.n > 1)
             posterior = None if fit.posterior is None else fit.posterior.labelled(fit.model, series)
             return replace(fit, posterior=posterior)
+
+    def _doubts(self, series: Series) -> Iterator[str]:
+        """Sentences about data that a fit takes, but that hardly have the form that the user thinks of."""
+        n, n_features = series.n_sequences, series.n_features
+        if n > 1 and series.n_steps == 1 and self.chain_sizes != (1,):
+            yield (
+                f"x: got {n} sequences of one step each, so the fit learns nothing about how one step follows another; "
+                f"for one sequence of {n} steps give x of shape {(n, n_features)}."
+            )
+        emission = vars(self).get("emission")
+        if isinstance(emission, Emission) and not series.on_disk:
+            yield from emission.doubts(series.rows, series.features_of())
 
     @abstractmethod
     def _fitted(self, series: Series, options: "Options") -> "Fit[Any]":
@@ -608,14 +710,16 @@ class Model(Named, ABC):
         seed: Seed = 0,
         **given: Unpack[Given],
     ) -> None:
-        """Write a result with a row for each row of the data to a Parquet file, which is complete or unchanged.
+        """Write a result with a row for each row of the data to a file, which is complete or unchanged.
 
-        Of a series on disk (`open_sequences`), memory holds a part at a time. The states of a longer sequence are
+        A path that ends in `.csv` gives text. Any other gives a Parquet file, for which pyarrow is needed.
+
+        If the series is on disk (`open_sequences`), memory holds a part at a time. The states of a longer sequence are
         computed in stretches, exactly; its other results, and those of models of real-valued states, in memory.
 
         Arguments:
             x: the series and the arguments beside it, as in `read`; or a `Series`.
-            path: the Parquet file.
+            path: the file.
             result: "states": the columns of `states`. "viterbi": the most probable path, `state`, and `redraw` if the
                 model has gates. "forecast": the mean and the standard deviation of each feature (`level`, `level_sd`)
                 and the beliefs about states, a row for each sequence and horizon 1, 2, ... "draws": new sequences from
@@ -628,7 +732,7 @@ class Model(Named, ABC):
         Raises:
             ValueError: another result; a folder that does not exist; a column of times with the name of a result.
             TypeError: "viterbi" of a model without discrete states.
-            ModuleNotFoundError: pyarrow is not installed.
+            ModuleNotFoundError: the file is no CSV file, and pyarrow is not installed.
         """
         from .views.written import write
 
@@ -669,6 +773,7 @@ class Model(Named, ABC):
             draws: the number of draws, each with a path; None: the default of `views.arviz.to_arviz`.
             seed: of the draws.
         """
-        from .views.arviz import to_arviz
+        with importing():
+            from .views.arviz import to_arviz
 
         return to_arviz(self, x, draws=draws, seed=seed, **given)

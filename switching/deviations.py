@@ -14,7 +14,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, Unpack
+from pathlib import Path
+from typing import Any, ClassVar, Unpack
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -22,9 +23,10 @@ from torch import Tensor
 from torch.distributions import biject_to, constraints
 
 from ..inference.numerics.checks import naming
+from ..inference.numerics.interrupts import interruptible, may_interrupt
 from ..inference.numerics.randomness import Seed
 from ..inference.numerics.records import Record
-from ..inference.numerics.scalars import check_integer
+from ..inference.numerics.scalars import check_integer, check_states
 from .ascent import Ascent, Differentiable
 from .data.cells import to_tensor
 from .data.lags import check_scored
@@ -32,11 +34,12 @@ from .data.series import Given, Series
 from .dynamics.markov import Markov
 from .emissions.autoregression import AutoRegressive, TupleAutoRegressive
 from .emissions.lagged import parts_of
+from .fitting.options import Options
 from .fitting.units import Units
 from .model import SwitchingSSM
 from .parameters import Parameter, Parameters, check_parameters, read_tables
 from .priors import Site, log_prior
-from .seeding import number_of
+from .resuming import resumable
 from .user_priors import read
 
 MOST = 1024  # tuples of states; a step costs their square
@@ -56,6 +59,7 @@ class DeviationFit(Record):
         log_prior: the log density of the values under their priors; 0 without any.
         model: the `SwitchingSSM` of tuples at these values.
         heights: the log evidence plus log prior that each start has reached.
+        interrupted: whether Ctrl-C ended the search.
     """
 
     values: Parameters
@@ -63,6 +67,7 @@ class DeviationFit(Record):
     log_prior: float
     model: SwitchingSSM
     heights: Float[Tensor, "R"]
+    interrupted: bool = False
 
 
 @dataclass(frozen=True)
@@ -107,9 +112,10 @@ class DeviationAR:
     order: int
     switching: Sequence[str] = ()
     prior: Any = field(default=None, kw_only=True, compare=False)
+    name: ClassVar[str] = "DeviationAR"
 
     def __post_init__(self) -> None:
-        n, order = check_integer("n_states", self.n_states, least=2), check_integer("order", self.order)
+        n, order = check_states("n_states", self.n_states, least=2), check_integer("order", self.order)
         parts = parts_of(self.switching, ("coefficients", "scale"))
         if n ** (order + 1) > MOST:
             raise ValueError(
@@ -219,41 +225,55 @@ class DeviationAR:
             "precision": of_tuples("precision").expand_as(constant),
         }
 
+    def to_parts(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
+        """The arguments, by which a checkpoint knows the form; there are no tensors."""
+        parts = {"n_states": self.n_states, "order": self.order, "switching": list(self.switching)}
+        return parts if self.prior is None else parts | {"prior": self.prior}, {}
+
+    @interruptible()
     def fit(
-        self, x: Any, restarts: int = 8, max_steps: int = 500, seed: Seed = 0, **given: Unpack[Given]
+        self,
+        x: Any,
+        restarts: int = 8,
+        max_steps: int = 500,
+        seed: Seed = 0,
+        *,
+        checkpoint: str | Path | None = None,
+        every: float = 60.0,
+        **given: Unpack[Given],
     ) -> DeviationFit:
         """Maximise the likelihood, times the density of the priors if there are some, by BFGS from random starts.
 
         Four times `restarts` starts take some steps, and the best `restarts` go on until the best gains less than 1e-6
-        nats. Noise has at least 1 % of the standard deviation of x.
+        nats. Noise has at least 1 % of the standard deviation of x. Ctrl-C keeps the best so far.
 
         Arguments:
-            restarts, max_steps, seed: of the search, as in `SwitchingSSM.fit`.
+            restarts, max_steps, seed, checkpoint, every: of the search, as in `SwitchingSSM.fit`.
             x, given: as in every method of a `SwitchingSSM`, without `states`.
 
         Raises:
             ValueError: as `SwitchingSSM.fit`; known states.
         """
-        restarts, max_steps = check_integer("restarts", restarts), check_integer("max_steps", max_steps)
+        options = Options(restarts=restarts, max_steps=max_steps, seed=seed, checkpoint=checkpoint, every=every)
         if given.get("states") is not None:
             raise ValueError("states: was given, but DeviationAR.fit orders states by their means; leave it out.")
         series = self.blank.read(x, **given).detached().double()
         check_scored(self.blank.scored(series), series, self.order)
         units = Units.of(self.blank.emission, series)
-        with naming("x"):
-            flat, heights = self._climbed(units.series(series), units, restarts, max_steps, number_of(seed))
+        with naming("x"), resumable(self, series, options) as resumed:
+            flat, heights, interrupted = self._climbed(units.series(series), units, resumed)
         best = {name: table[0] for name, table in self._values(flat[heights.argmax()][None]).items()}
         values = self._in_order(self._in_data(best, units))
         model = self._model(values)
         heights = heights - float(units.log_volume(series).sum())
         evidence = float(series.weighed(model.log_evidence(series)).sum())
-        return DeviationFit(values, evidence, float(self.log_prior(values)), model, heights)
+        return DeviationFit(values, evidence, float(self.log_prior(values)), model, heights, interrupted)
 
     def _model(self, values: Parameters) -> SwitchingSSM:
         return self.blank._copy(self.blank._checked(self.lifted(values)))
 
-    def _climbed(self, series: Series, units: Units, restarts: int, max_steps: int, seed: int) -> tuple[Tensor, Tensor]:
-        """The coordinates that starts reach, and their log evidence plus log prior."""
+    def _climbed(self, series: Series, units: Units, options: Options) -> tuple[Tensor, Tensor, bool]:
+        """The coordinates that starts reach, their log evidence plus log prior, and whether they were interrupted."""
         problem = self.blank.problem(series)
 
         def objective(flat: Tensor) -> Tensor:
@@ -261,15 +281,38 @@ class DeviationAR:
             evidence = problem.total(problem.evidence(self.lifted(values)))
             return evidence + self.log_prior(self._in_data(values, units)) if self._priors else evidence
 
-        climb = Ascent(Differentiable(objective), self._starts(4 * restarts, seed).to(series.like))
-        climb.run(min(FIRST, max_steps))
-        climb = climb.select(climb.height().argsort(descending=True)[:restarts])
-        for done in range(FIRST, max_steps, STRIDE):
-            before = float(climb.height().max())
-            climb.run(min(STRIDE, max_steps - done))
-            if float(climb.height().max()) - before < 1e-6:
-                break
-        return climb.point, climb.height()
+        saving = options.saving
+        climb = Ascent(Differentiable(objective), self._starts(4 * options.restarts, options.number).to(series.like))
+        finished = saving.finished("climb")
+        known = saving.begun("climb") if finished is None else finished
+        done, interrupted = (0, False) if known is None else (known["done"], False)
+        climb = climb if known is None else climb.resumed(known["climb"])
+        if finished is not None:
+            return climb.point, climb.height(), False
+
+        def state() -> dict[str, Any]:
+            return {"climb": climb.state(), "done": done}
+
+        try:
+            with may_interrupt():
+                while done < options.max_steps:
+                    before = float(climb.height().max()) if done else -math.inf
+                    n = min(STRIDE if done else FIRST, options.max_steps - done)
+                    interrupted = climb.run(n).interrupted
+                    if interrupted:
+                        break
+                    if not done:
+                        climb = climb.select(climb.height().argsort(descending=True)[: options.restarts])
+                    done += n
+                    saving.note(state)
+                    if float(climb.height().max()) - before < 1e-6:
+                        break
+        except KeyboardInterrupt:
+            interrupted = True
+        if interrupted:
+            saving.stop()
+        saving.end(state)
+        return climb.point, climb.height(), interrupted
 
     def _shapes(self) -> dict[str, tuple[int, ...]]:
         k, p = self.n_states, self.order

@@ -31,18 +31,19 @@ from .emissions.contract import Emission
 from .emissions.normal import Normal
 from .fit import Fit
 from .model import SwitchingSSM
+from .peers import Explaining
 
 Rows = NDArray[np.intp]
 STEP = re.compile(r"(?:sequence (\d+), )?step (\d+)(?:, feature (\d+)( \([^)]*\))?)?")  # a place in an error
 
 
-class SwitchingEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):
+class SwitchingEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator, metaclass=Explaining):
     """A `SwitchingSSM` as an estimator of scikit-learn.
 
     Arguments:
         model: a `SwitchingSSM` without inputs.
         method, restarts, max_steps, tol, prior: as in `SwitchingSSM.fit`.
-        random_state: the seed of fits; None takes another one for each fit.
+        random_state: the seed of fits; None: another one for each fit.
 
     Attributes:
         fit_: the `Fit`, with its diagnostics.
@@ -90,7 +91,7 @@ class SwitchingEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Base
         assert self.model is not None
         if self.model.inputs:
             raise ValueError(
-                f"model: got {self.model!r}, which reads inputs, but an estimator takes X alone; use its own fit."
+                f"model: got {self.model!r}, which reads inputs, but an estimator accepts X alone; use its own fit."
             )
         return self.model
 

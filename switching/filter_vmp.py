@@ -51,7 +51,7 @@ def filter_vmp(
             gate.
             The first step always redraws.
         sweeps: updates of gate and state at each step, if the gate is inferred.
-        form: "mean_field"; or "conditional", which takes gate and state as independent before the observation (see
+        form: "mean_field"; or "conditional", which treats gate and state as independent before the observation (see
             `samplehold.inference.message_passing.stepwise.op` for its equations and accuracy).
 
     Raises:

@@ -1,20 +1,16 @@
 """`Fit`: the result of a fit together with the model and the series."""
 
 from dataclasses import dataclass, replace
-from numbers import Integral
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, Unpack
 
-import torch
-from torch import Tensor
-
 from ..inference.numerics.clock import Clock, timed
 from ..inference.numerics.gradients import needs_gradients
-from ..inference.numerics.interrupts import interruptible
+from ..inference.numerics.interrupts import importing, interruptible
 from ..inference.numerics.randomness import Seed
-from .data.frames import plain
-from .data.knowledge import coded
+from ..inference.numerics.scalars import check_flag, check_path
 from .data.series import Given, Series
+from .estimates import Estimates
 from .fitting.report import Report
 from .fitting.result import Result
 from .fitting.subject_posterior import subject_posterior
@@ -29,21 +25,23 @@ if TYPE_CHECKING:
     from .judging.diagnosis import Diagnosis
     from .judging.residuals import Residuals
     from .judging.states_used import StatesUsed
-    from .views.summary import Summary
 
 Model = TypeVar("Model")
 
 
 @dataclass(frozen=True, repr=False, kw_only=True)
-class Fit(Result, Generic[Model]):
+class Fit(Estimates, Generic[Model]):
     """A fitted model, with the details of the fit.
 
     Attributes:
         model: the model with its fitted values.
         series: the fitted series, after `update` the last batch; of shared data, the sequences of this process. Methods
-            use it if they get no x. `save` writes only the model.
+            use it if they get no x.
         prior: the argument of `fit`.
         others: see `Result`.
+
+    A fit has the verbs of its model, at the fitted values: `fit.smooth()` reads the fitted series, `fit.smooth(x)`
+    another one. Criteria and tables of its parameters follow, and what depends on its data.
 
     See Also:
         `SwitchingSSM.fit`, which returns it; `select`, which makes several; docs/guides/choosing.md, on how to judge
@@ -86,7 +84,14 @@ class Fit(Result, Generic[Model]):
     @property
     def state_names(self) -> tuple[str, ...] | None:
         """The labels of the states, if the fitted states had labels."""
-        return None if self.series is None else self.series.state_names
+        named = self.labels
+        return None if named is None else named.state_names
+
+    @property
+    def labels(self) -> Series | None:
+        """The series with the names of features, inputs and states: the fitted one, or if the fit was saved without it,
+        one without a step."""
+        return self.series if self.kept is None else self.kept.labels
 
     @property
     def active_states(self) -> Any:
@@ -110,55 +115,7 @@ class Fit(Result, Generic[Model]):
         """The number of independent kinds of start."""
         return int(self.restarts.start[self.restarts.independent].nunique())
 
-    # ---- how well it describes what was fitted ----------------------------------------------------------------------
-
-    @property
-    def loglik(self) -> float:
-        """log p(x) of all sequences of `series`, each times its weight, at the fitted values."""
-        with torch.no_grad():
-            return float(self._given(None).weighed(self._model.log_evidence(self._given(None))).sum())
-
-    @property
-    def n_parameters(self) -> int:
-        """The number of free parameters in this fit."""
-        return self._model.n_free(self.held or self.fixed)
-
-    @property
-    def aic(self) -> float:
-        """Akaike's criterion, 2 n_parameters - 2 loglik, for a fit by EM."""
-        return self._criterion("aic")
-
-    @property
-    def bic(self) -> float:
-        """Schwarz's criterion, log(n) n_parameters - 2 loglik, for a fit by EM; n is the number of steps with a
-        density."""
-        return self._criterion("bic")
-
-    @property
-    def icl(self) -> float:
-        """The integrated completed likelihood of a fit by EM of a `SwitchingSSM`.
-
-        It is bic plus twice the entropy of the states given x, so it prefers states that are well separated (Biernacki,
-        Celeux & Govaert 2000).
-        """
-        return self._criterion("icl")
-
-    @needs_gradients
-    def summary(self, level: float = 0.9) -> "Summary":
-        """The course of the fit, its parameters with standard errors and intervals, and its states; print it.
-
-        For a fit by EM, standard errors come from the curvature of the objective (see `fitting.curvature`); for others,
-        from their posterior. `.statistics`, `.parameters` and `.states` hold the same numbers in pandas.
-
-        Arguments:
-            level: probability of the intervals.
-
-        Raises:
-            ValueError: level outside (0, 1).
-        """
-        from .views.summary import summarise
-
-        return summarise(self, self._given(None), level)
+    # ---- views, and more data ----------------------------------------------------------------------------------------
 
     @needs_gradients
     def plot_effect(self, name: str, level: float = 0.9) -> "Figure":
@@ -172,13 +129,15 @@ class Fit(Result, Generic[Model]):
         Raises:
             ValueError: the model reads no such input; level outside (0, 1).
         """
-        from .views.effects import plot_effect
+        with importing():
+            from .views.effects import plot_effect
 
         if not self._model.chain_sizes:
             kind = self._model.name
             raise ValueError(f"name: got {name!r}, but the states of a {kind} read no inputs; see summary().")
         if isinstance(self._model.inputs, int):
             raise ValueError(f"name: got {name!r}, but the model reads no inputs by name.")
+        self._given(None)
         return plot_effect(self, name, level)
 
     @needs_gradients
@@ -196,7 +155,8 @@ class Fit(Result, Generic[Model]):
             TypeError: a model of other dynamics, or with parameters by subject.
             ValueError: level outside (0, 1).
         """
-        from .views.sojourns import sojourns
+        with importing():
+            from .views.sojourns import sojourns
 
         self._given(None)
         return sojourns(self, level)
@@ -216,7 +176,8 @@ class Fit(Result, Generic[Model]):
             TypeError: a model of other dynamics, or with parameters by subject.
             ValueError: negative times; level outside (0, 1).
         """
-        from .views.sojourns import plot_transitions
+        with importing():
+            from .views.sojourns import plot_transitions
 
         self._given(None)
         return plot_transitions(self, times, level)
@@ -263,7 +224,7 @@ class Fit(Result, Generic[Model]):
         sequence that is cut loses one transition at each cut. A sequence without any observation is ignored, and a
         batch of such sequences returns this fit. q(paths) is always `factorization="structured"`.
 
-        Of the new fit, `series`, `objective` and `loglik` are those of the batch. `objective` is its log evidence under
+        `series`, `objective` and `loglik` of the new fit are those of the batch. `objective` is its log evidence under
         the values before it, or the bound of its evidence given q. `empty_states` are those that no batch has used.
         There is no `aic`, `bic` or `icl`, a fit by EM has no standard errors, and intervals of one by message passing
         are those of q. `save` writes the model, so a fit that was saved does not go on. Nor does one by EM whose data
@@ -295,93 +256,6 @@ class Fit(Result, Generic[Model]):
         with timed() as clock:
             fit = updated(self, x, StepRule(forgetting, exponent), max_steps, tol, self._numbered(dict(given)))
         return fit if fit is self else fit.reported(clock)
-
-    # ---- what its model says ----------------------------------------------------------------------------------------
-
-    def log_evidence(self, x: Any = None, **given: Any) -> Tensor:
-        """The log evidence at the fitted values: see `model.log_evidence`.
-
-        Without x, this method and the next six use the fitted series.
-
-        Arguments:
-            x: another series, as in `model.read`; None: the fitted series.
-        """
-        return self._model.log_evidence(self._given(x), **self._numbered(given))
-
-    def filter(self, x: Any = None, **given: Any) -> Any:
-        """The beliefs given the past at each step, at the fitted values: see `model.filter`.
-
-        Arguments:
-            x: another series, as in `model.read`; None: the fitted series.
-        """
-        return self._model.filter(self._given(x), **self._numbered(given))
-
-    def smooth(self, x: Any = None, **given: Any) -> Any:
-        """The beliefs given the whole series, at the fitted values: see `model.smooth`.
-
-        Arguments:
-            x: another series, as in `model.read`; None: the fitted series.
-        """
-        return self._model.smooth(self._given(x), **self._numbered(given))
-
-    def viterbi(self, x: Any = None, **given: Any) -> Any:
-        """The most probable path at the fitted values: see `model.viterbi`.
-
-        Arguments:
-            x: another series, as in `model.read`; None: the fitted series.
-        """
-        return self._model.viterbi(self._given(x), **self._numbered(given))
-
-    def states(self, x: Any = None, **given: Any) -> "pd.DataFrame | Any":
-        """A table of the states at each step, at the fitted values: see `model.states`.
-
-        Arguments:
-            x: another series, as in `model.read`; None: the fitted series.
-        """
-        if self.state_names is None:
-            return self._model.states(self._given(x), **given)
-        from .views.states import states
-
-        return states(self._model, self._given(x), self.state_names, **self._numbered(given))
-
-    def write(
-        self,
-        path: str | Path,
-        result: str = "states",
-        x: Any = None,
-        *,
-        horizon: int = 1,
-        seed: Seed = 0,
-        **given: Any,
-    ) -> None:
-        """Write states, forecasts or draws to a Parquet file: see `model.write`.
-
-        Arguments:
-            path: the Parquet file.
-            result: "states", "viterbi", "forecast" or "draws".
-            x: another series; None: the fitted series.
-            horizon: the number of steps of a forecast.
-            seed: of draws.
-        """
-        from .views.written import write
-
-        write(self._model, self._given(x), path, result, horizon, seed, self.state_names, **self._numbered(given))
-
-    def forecast(self, x: Any = None, horizon: int | None = None, **given: Any) -> Any:
-        """A forecast at the fitted values: see `model.forecast`.
-
-        `fit.forecast(12)` forecasts the fitted series, as does `fit.forecast(horizon=12)`; one step if there is no
-        number. Inputs and gaps are then those of the steps to come, `[*batch, horizon, ...]`.
-
-        Arguments:
-            x: another series, or the number of steps; None: the fitted series.
-            horizon: the number of steps to forecast.
-        """
-        if isinstance(x, Integral) and not isinstance(x, bool):
-            if horizon is not None:
-                raise ValueError(f"x: got {x}, a single number, and horizon={horizon}; give one number of steps.")
-            x, horizon = None, int(x)
-        return self._model.forecast(self._given(x), 1 if horizon is None else horizon, **self._numbered(given))
 
     def residuals(self, x: Any = None, *, seed: Seed = 0, **given: Any) -> "Residuals":
         """One-step-ahead pseudo-residuals at the fitted values, of a model of states or of segments.
@@ -430,12 +304,12 @@ class Fit(Result, Generic[Model]):
 
     @needs_gradients
     def diagnose(self, *, seed: Seed = 0) -> "Diagnosis":
-        """What to look at before one trusts a fit, a line each; print it.
+        """What to look at before you trust a fit, a line each; print it.
 
-        How the search ended, how many kinds of start agree, data for each parameter, rare states, estimates at the end
-        of their range, expected durations, how certain the states are, and tests of the residuals: their normality,
-        autocorrelation, and that of their squares. `.concerns` has the lines that ask for attention; see
-        `judging.diagnosis` for the limits. Models other than `SwitchingSSM` have fewer lines.
+        How the search ended, how many kinds of start reached the optimum, data for each parameter, rare states,
+        estimates at the end of their range, expected durations, how certain the states are, and tests of the residuals:
+        their normality, autocorrelation, and that of their squares. `.concerns` has the lines that ask for attention;
+        see `judging.diagnosis` for the limits. Models other than `SwitchingSSM` have fewer lines.
 
         Arguments:
             seed: of `residuals`.
@@ -444,56 +318,36 @@ class Fit(Result, Generic[Model]):
 
         return diagnose(self, self._given(None), seed)
 
-    def save(self, path: str | Path) -> None:
-        """Write the fitted model into the folder `path`; see `model.save`. `sh.load(path)` reads it.
+    def save(self, path: str | Path, *, data: bool = False) -> None:
+        """Write the fit and its model into the folder `path`, as one file. `sh.load(path)` gives the fit back.
+
+        The file has the values, the posterior, the diagnostics and the labels, and the numbers of `summary`. The
+        posterior is kept as draws: all of a sampler, 4000 or 10,000 of others. `fit.model.save(path)` writes the model
+        alone.
 
         Arguments:
             path: the folder; it is made if it does not exist.
+            data: whether to keep the data too. Without them, methods of the loaded fit need x. A fit with them goes on
+                as before, except that `update` needs a fit by EM; results come in frames of pandas.
+
+        Raises:
+            TypeError: a part of the model, or with `data` a label of a step, that cannot be stored.
+            ValueError: `data` of a fit whose data are in files.
+            OSError: the file cannot be written; an existing one stays unchanged.
         """
-        self._model.save(path)
+        from .stored_fit import save_fit
 
-    def _given(self, x: Any) -> Any:
-        """x if it is given, otherwise the fitted series."""
-        if x is None and self.series is None:
-            raise ValueError("x: got None, but this fit keeps no series; give one.")
-        return self.series if x is None else x
+        save_fit(self, check_path("path", path), data=check_flag("data", data))
 
-    def _numbered(self, given: dict[str, Any]) -> dict[str, Any]:
-        """Arguments beside x, with labels of states as the numbers that they have in this fit."""
-        if self.state_names is None or given.get("states") is None:
-            return given
-        return given | {"states": coded(plain(given["states"], "states"), self.state_names)[0]}
+    def __dir__(self) -> list[str]:
+        """Its members, without those that this fit cannot answer."""
+        from .offers import offered
 
-    def _criterion(self, name: str) -> float:
-        from .judging.criteria import Criteria
-
-        self._check_point(name)
-        self._given(None)
-        return getattr(Criteria.of(self, (name,)), name)
-
-    def _check_point(self, name: str) -> None:
-        if self.updates:
-            raise ValueError(
-                f"{name}: this fit was continued by update and holds only the last batch, but {name} needs the "
-                "likelihood of all data; fit all data at once."
-            )
-        if self.shared:
-            raise ValueError(
-                f"{name}: several processes shared the data of this fit, but {name} needs the likelihood of all data; "
-                "call select with this model as the only candidate, or take the sum of fit.loglik over the processes."
-            )
-        if self.posterior is not None:
-            raise ValueError(
-                f'{name}: got a fit by "{self.method}", which is no point estimate; use az.loo(fit.to_arviz()), '
-                'or method="em".'
-            )
+        return offered(self, super().__dir__())
 
     def __getattr__(self, name: str) -> Any:
-        raise missing_member(type(self).__name__, name, ", of the fit or of its `model`")
-
-    @property
-    def _model(self) -> Any:
-        return self.model
+        there = "model" in vars(self) and hasattr(self.model, name)
+        raise missing_member(self, name, "fit", f"fit.model.{name}" if there else "")
 
     def __repr__(self) -> str:
         """The method, how the fit ended, and the values if they are few."""
@@ -501,8 +355,8 @@ class Fit(Result, Generic[Model]):
         lines = [f"Fit by {self.method}: objective {objective} after {self.steps} steps, {self.reason}"]
         if len(self.restarts) > 1:
             starts = f"{int(self.restarts.agrees.sum())} of {len(self.restarts)} starts"
-            kinds = f", {self.agreeing} of {self.n_kinds} independent kinds," if self.n_kinds > 1 else ""
-            lines.append(f"{starts}{kinds} within 0.01 nats of the best")
+            kinds = f", of {self.agreeing} of {self.n_kinds} independent kinds," if self.n_kinds > 1 else ""
+            lines.append(f"{starts}{kinds} ended within 0.01 nats of the best")
         return "\n".join([*lines, repr(self.model)])
 
     def _repr_html_(self) -> str:
@@ -511,6 +365,7 @@ class Fit(Result, Generic[Model]):
 
         return fit_page(self)
 
+    @needs_gradients
     def to_arviz(self, x: Any = None, **keywords: Any) -> "az.InferenceData":
         """InferenceData of this fit and the series x (default: the fitted series); see
         `switching.views.arviz.to_arviz`.
@@ -519,10 +374,12 @@ class Fit(Result, Generic[Model]):
             x: another series; None: the fitted series.
             keywords: as in `switching.views.arviz.to_arviz`.
         """
-        from .views.arviz import to_arviz
+        with importing():
+            from .views.arviz import to_arviz
 
         return to_arviz(self, self._given(x), **keywords)
 
+    @needs_gradients
     def save_arviz(self, path: str | Path, x: Any = None, **keywords: Any) -> None:
         """Write `to_arviz(x, ...)` into a netCDF file, completely or not at all; `az.from_netcdf(path)` reads it.
 
@@ -541,13 +398,3 @@ class Fit(Result, Generic[Model]):
         from .views.groups import netcdf
 
         write_output(Path(path), netcdf(to_groups(self, self._given(x), **keywords)))
-
-    def plot(self, x: Any = None, **keywords: Any) -> "Figure":
-        """The series x (default: the fitted series) with state means and bands, the smoothed states and redraws; see
-        `model.plot`.
-
-        Arguments:
-            x: another series; None: the fitted series.
-            keywords: as in `model.plot`.
-        """
-        return self._model.plot(self._given(x), **keywords)

@@ -23,10 +23,12 @@ from .emissions.normal import Normal
 from .intervals import Interval, central_interval
 from .mixture import StateMixture
 from .parameters import Parameters
+from .peers import explains_options, missing_member
 from .problem import Problem
 from .seeding import seeded
 
 if TYPE_CHECKING:
+    import pandas as pd
     from matplotlib.figure import Figure
 
 
@@ -52,6 +54,30 @@ class AfterSeries:
 
         return self._alone(self.series.one(sequence), part)
 
+    def first(self) -> Any:
+        """The forecast of the first sequence; this one, if there is no other."""
+        return self if self.series is None or not self.series.batch_shape else self.one(0)
+
+    @explains_options
+    def table(self, level: float = 0.9) -> "pd.DataFrame":
+        """The forecast as a table: a row for each step to come, with its date or number.
+
+        Columns: `mean`; `lower` and `upper`, the ends of the central interval; then the beliefs about states as in
+        `states`: `state_0`, ..., and `redraw` of copy dynamics. The index has the sequence, if there are several, the
+        time, which continues that of the data, and the feature, if there are several. `to_frame` is another name.
+
+        Arguments:
+            level: the probability of the interval.
+
+        Raises:
+            ValueError: level outside (0, 1).
+        """
+        from .views.forecasts import table_of
+
+        return table_of(self, level)
+
+    to_frame = table
+
     def _alone(self, series: Series, part: Callable[[Tensor], Tensor]) -> Any:
         tables = {name: part(table) for name, table in vars(self).items() if isinstance(table, Tensor)}
         return replace(self, series=series, **tables)  # type: ignore[type-var]
@@ -70,18 +96,53 @@ class AfterSeries:
         model = getattr(self.source, "model", self.source)
         return model._figures().plot_forecast(self.one(sequence), level)
 
+    def __repr__(self) -> str:
+        """The table of the first sequence, with intervals of 90 %."""
+        from .views.forecasts import LEVEL, printed, table_of, title_of
+
+        return printed(table_of(self.first(), LEVEL), title_of(self))
+
     def _repr_html_(self) -> str:
         """The HTML that a notebook shows."""
         from .views.pages import forecast_page
 
         return forecast_page(self)
 
+    def __getattr__(self, name: str) -> Any:
+        raise missing_member(self, name, "forecast")
+
+    def _labelled(self, lower: Tensor, upper: Tensor) -> "ForecastInterval":
+        ends = ForecastInterval(lower, upper)
+        ends.of = self
+        return ends
+
+
+class ForecastInterval(Interval):
+    """The interval of a forecast: `lower` and `upper`, `[*b, H, F]`. It prints as a table."""
+
+    of: AfterSeries
+
+    def to_frame(self) -> "pd.DataFrame":
+        """A table with the index of `Forecast.table`, and the columns `lower` and `upper`."""
+        import pandas as pd
+
+        from .views.forecasts import labels_of
+
+        ends = {name: end.detach().cpu().flatten().numpy() for name, end in self._asdict().items()}
+        return pd.DataFrame(ends, index=labels_of(self.of))
+
+    def __repr__(self) -> str:
+        from .views.forecasts import printed
+
+        return printed(self.to_frame(), "Interval of a forecast")
+
 
 @dataclass(frozen=True, repr=False)
 class Forecast(AfterSeries):
     """State and observation at horizons 1..H after the last step of each sequence.
 
-    For a model of several chains, `state` holds a table for each chain and `redraw` a column for each.
+    It prints as a table with the dates of these steps; `table` returns it. For a model of several chains, `state` holds
+    a table for each chain and `redraw` a column for each.
 
     Attributes:
         state: `[*b, H, K]`, the probabilities of states.
@@ -130,21 +191,21 @@ class Forecast(AfterSeries):
         state, redraw = weights.redrawn + weights.held, weights.redrawn.sum(-1)
         return Forecast(state, redraw, observation, mean, variance, series, source)
 
-    def __repr__(self) -> str:
-        """The horizon, and the first and last mean of the first sequence."""
-        shape, flat = list(self.mean.shape), self.mean.detach().reshape(-1, *self.mean.shape[-2:])[0]
-        first, last = ([f"{number:.4g}" for number in flat[step].tolist()] for step in (0, -1))
-        return f"Forecast of shape {shape}: mean {', '.join(first)} after 1 step, {', '.join(last)} after {len(flat)}"
-
     @property
     def beliefs(self) -> dict[str, Float[Tensor, "*b H"]]:
         """The beliefs about states, by the column names of a table."""
         states = self.state if isinstance(self.state, tuple) else (self.state,)
+        labels = None if self.series is None else self.series.state_names
         columns = {}
         for d, state in enumerate(states, start=1):
-            chain = f" {d}" if isinstance(self.state, tuple) else ""
-            columns |= {f"P(state{chain} {k})": column for k, column in enumerate(state.unbind(-1))}
-        return columns
+            chain = f"state_{d}" if isinstance(self.state, tuple) else "state"
+            names = labels or range(state.shape[-1])
+            columns |= {f"{chain}_{k}": column for k, column in zip(names, state.unbind(-1), strict=True)}
+        if not getattr(getattr(self.source, "model", self.source), "holds", False):
+            return columns
+        if not isinstance(self.state, tuple):
+            return columns | {"redraw": self.redraw}
+        return columns | {f"redraw_{d}": column for d, column in enumerate(self.redraw.unbind(-1), start=1)}
 
     def _alone(self, series: Series, part: Callable[[Tensor], Tensor]) -> "Forecast":
         mixture = self.observation
@@ -159,7 +220,8 @@ class Forecast(AfterSeries):
         """P(category) at each horizon, for categorical observations; `TypeError` for others."""
         return self.observation.probs
 
-    def interval(self, level: float = 0.9, n: int = 20_000, seed: Seed = 0) -> Interval:
+    @explains_options
+    def interval(self, level: float = 0.9, n: int = 20_000, seed: Seed = 0) -> ForecastInterval:
         """Lower and upper ends of the central interval of each feature, `[*b, H, F]`.
 
         These are quantiles of the mixture over states. If the emission's distribution has no `cdf` or no variance
@@ -173,9 +235,9 @@ class Forecast(AfterSeries):
         level, n = check_probability("level", level, proper=True), check_integer("n", n, least=2)
         generator_of(seed)
         with suppress(NotImplementedError):
-            return Interval(*(self.observation.quantile(p) for p in ((1 - level) / 2, (1 + level) / 2)))
+            return self._labelled(*(self.observation.quantile(p) for p in ((1 - level) / 2, (1 + level) / 2)))
         with seeded(seed, self.mean):
-            return central_interval(self.observation.sample((n,)), level)
+            return self._labelled(*central_interval(self.observation.sample((n,)), level))
 
 
 def normal_mixture(
@@ -192,4 +254,5 @@ def normal_mixture(
 
 def look_ahead(problem: Problem, values: Parameters, horizon: int) -> ByGate:
     """P(s, z | x) at each of the `horizon` steps after the end of x: `[*r, *b, H, K]` for z = 1 and for z = 0."""
-    return problem.dynamics.ahead(values, problem.chain(values), problem.series.ahead, horizon)
+    parts = problem.by_group(lambda part: part.dynamics.ahead(values, part.chain(values), part.series.ahead, horizon))
+    return ByGate(*(problem.of_all(list(tables), 2) for tables in zip(*parts, strict=True)))

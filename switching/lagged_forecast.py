@@ -43,8 +43,8 @@ class Origin:
         belief: P(s | x) there.
         lags: the observations up to there, the latest first.
         behind: the number of steps from there to the end of each sequence.
-        filtered: P(s | x up to there) at every step.
-        observations: x.
+        filtered: P(s | x up to there) at the last W steps of each sequence, from there on.
+        observations: x at these steps.
     """
 
     problem: Problem
@@ -52,11 +52,31 @@ class Origin:
     belief: Float[Tensor, "r *b K"]
     lags: Float[Tensor, "r *b P F"]
     behind: Int[Tensor, "*b"]
-    filtered: Float[Tensor, "r *b T K"]
-    observations: Float[Tensor, "*b T F"]
+    filtered: Float[Tensor, "r *b W K"]
+    observations: Float[Tensor, "*b W F"]
 
     @staticmethod
     def of(problem: Problem, values: Parameters) -> "Origin":
+        """Computed for each group of sequences of similar length."""
+        ends = problem.by_group(lambda part: Origin._of(part, values))
+        width = max(end.observations.shape[-2] for end in ends)
+
+        def wide(table: Tensor) -> Tensor:
+            """A table of the last W steps, with more steps before them."""
+            return torch.nn.functional.pad(table, (0, 0, width - table.shape[-2], 0))
+
+        return Origin(
+            problem,
+            values,
+            problem.of_all([end.belief for end in ends], 1),
+            problem.of_all([end.lags for end in ends], 2),
+            problem.of_all([end.behind for end in ends]),
+            problem.of_all([wide(end.filtered) for end in ends], 2),
+            problem.of_all([wide(end.observations) for end in ends], 2),
+        )
+
+    @staticmethod
+    def _of(problem: Problem, values: Parameters) -> "Origin":
         series, filtered = problem.series, problem.chain(values).filter()
         if filtered.predicted is not None:
             raise TypeError(
@@ -78,8 +98,13 @@ class Origin:
             "lags"
         ]
         constant = (belief[..., None, None] * typical).sum(-3)
-        lags = torch.where(lags.isnan(), constant, lags)
-        return Origin(problem, values, belief, lags, series.last - at, state, x)
+        lags, behind = torch.where(lags.isnan(), constant, lags), series.last - at
+        width = int(behind.max()) + 1 if behind.numel() else 1
+        place = (series.last.unsqueeze(-1) + steps[:width] + 1 - width).clamp_min(0).unsqueeze(-1)
+        state = state.gather(-2, place.expand(*state.shape[:-2], width, state.shape[-1]))
+        return Origin(
+            problem, values, belief, lags, behind, state, x.gather(-2, place.expand(*x.shape[:-2], width, x.shape[-1]))
+        )
 
     @property
     def emission(self) -> Lagged:
@@ -97,6 +122,9 @@ class Origin:
     def drives(self, horizon: int) -> list[Drive]:
         """The inputs and gaps of each step from here to `horizon` steps after the end, with an axis for it."""
         series, drives = self.problem.series, []
+        if series.inputs is None and series.dt is None:
+            subjects = None if series.subjects is None else series.subjects.unsqueeze(-1)
+            return [Drive(None, None, subjects)] * (horizon + int(self.behind.max()))
         whole = series.whole_drive
         for step in range(horizon + int(self.behind.max())):
             place = (series.last + 1 - self.behind + step).clamp(max=series.n_driven - 1).unsqueeze(-1)
@@ -126,9 +154,9 @@ class Origin:
         return (ahead.redrawn + ahead.held).squeeze(-2)
 
     def at(self, step: int) -> Int[Tensor, "*b"]:
-        """The number of the step `step` steps from here, or of the last one."""
-        last = self.problem.series.last
-        return (last - self.behind + step).minimum(last)
+        """The number of the step `step` steps from here, or of the last one, among the last W."""
+        last = self.observations.shape[-2] - 1
+        return (last - self.behind + step).clamp_max(last)
 
     def told(self, step: int) -> Float[Tensor, "r *b K"]:
         """P(s | x up to there), `step` steps from here or at the end."""

@@ -21,6 +21,7 @@ from torch import Tensor
 
 from ..inference.chains.contract import Chain, Filtered, Sampled, Smoothed, Viterbi
 from ..inference.numerics.checks import naming
+from ..inference.numerics.interrupts import importing
 from ..inference.numerics.randomness import Seed
 from ..inference.numerics.ranks import Ranks
 from ..inference.numerics.records import Record
@@ -44,13 +45,14 @@ from .fitting.options import METHODS, Options
 from .forecast import Forecast, look_ahead
 from .inputs import Inputs, all_inputs
 from .lagged_forecast import DRAWS, observation_ahead
-from .parameters import Parameter, Parameters, of_subject
+from .parameters import Parameter, Parameters, count_free, free_entries, of_subject
 from .peers import explains_options
 from .priors import log_prior, sample_sites
 from .problem import Problem
 from .program import PathMixture, Simulated, collapsed_program, explicit_program
 from .recursion import after
-from .seeding import seeded
+from .responses import CENTER, Frame, Response, spread_of_inputs, stated_sites
+from .seeding import in_turn, seeded
 from .user_priors import is_distribution
 
 if TYPE_CHECKING:
@@ -105,9 +107,9 @@ class SwitchingSSM(Model):
             `Joint(step=Gamma(), angle=VonMises())`, others of docs/guides/emissions.md,
             `AutoRegressive(order, n_features)`, `Gated(emission, background)`, or your own emission.
 
-    Every method that takes `x` accepts a tensor `[T]`, `[T, F]` or `[*batch, T, F]`, a numpy array, a pandas object, a
-    panel (a frame with an index of sequence and time, or see `read_panel`), or a list of ragged sequences. NaN means
-    missing. Methods also take `lengths`, `inputs` if a part of the model reads some, and with `Copy` or
+    Every method with an argument `x` accepts a tensor `[T]`, `[T, F]` or `[*batch, T, F]`, a numpy array, a pandas
+    object, a panel (a frame with an index of sequence and time, or see `read_panel`), or a list of ragged sequences.
+    NaN means missing. Methods also accept `lengths`, `inputs` if a part of the model reads some, and with `Copy` or
     `ContinuousMarkov` dynamics `dt [*batch, T]`, the gap before each step, or `time [*batch, T]`. Knowledge about steps
     goes beside x too: `states`, `weights` and `noise` (see `Given` in `switching.data.series`). `read` makes one
     `Series` of all these, and every method accepts it. Results have the batch axes of `x`; results of `states` have its
@@ -119,14 +121,14 @@ class SwitchingSSM(Model):
 
     See Also:
         `SwitchingSSM.fit`, the next step; `Markov` and `Normal`, common parts; docs/guides/choosing.md, on which to
-        take.
+        choose.
 
     Example:
         >>> import samplehold as sh
         >>> model = sh.SwitchingSSM(sh.Copy(n_states=2), sh.Normal(n_features=1))
         >>> fit = model.fit([0.1, -0.2, 0.0, 5.1, 4.8, 5.0], progress=False)
-        >>> fit.model.smooth([0.2, -0.1, 5.3, 4.9]).state.argmax(-1).unique_consecutive(return_counts=True)[1]
-        tensor([2, 2])
+        >>> fit.model.smooth([0.2, -0.1, 5.3, 4.9]).state.argmax(-1)
+        tensor([0, 0, 1, 1])
     """
 
     made_of = ("dynamics", "emission")
@@ -209,22 +211,41 @@ class SwitchingSSM(Model):
             fixed: the names of the parameters that the fit keeps; or their tables by name, with NaN where an entry is
                 free.
         """
+        free = free_entries(self._values, fixed)
         moves = self.n_states > 1 or len(self.emission.parts) > 1
-        if moves:
-            return super().n_free(fixed)
-        tables = fixed if isinstance(fixed, Mapping) else {name: self._values[name] for name in fixed}
-        return super().n_free({**tables, **{name: self._values[name] for name in self.dynamics.parameters}})
+        used = self.dynamics.used(self._values) if moves else dict.fromkeys(self.dynamics.parameters, False)
+        return count_free(self.known, {name: entries & used.get(name, True) for name, entries in free.items()})
 
     def _checked(self, values: Parameters) -> Parameters:
         return self.dynamics.check_values(values) | self.emission.check_values(values, self.n_states)
 
     def _weak_prior(self, series: Series | None) -> Parameters:
-        rows = None if series is None else series.rows
-        return self.dynamics.default_prior(series) | self.emission.prior_scaled(self.n_states, rows)
+        rows, responses = None if series is None else series.rows, self._responses
+        prior = self.dynamics.default_prior(series) | self.emission.prior_scaled(self.n_states, rows)
+        if not responses:
+            return prior
+        prior[CENTER] = torch.zeros(self.n_inputs, dtype=torch.float64, device="cpu")
+        spread = None if series is None else spread_of_inputs(series)
+        if spread is not None:
+            prior = Frame(responses, self.inputs, *(table.cpu() for table in spread)).inverse.into(prior)
+        if CENTER in self.prior and self._states_constants:
+            prior[CENTER] = self.prior[CENTER]
+        return prior
+
+    @property
+    def _responses(self) -> tuple[Response, ...]:
+        """The parameters that respond to inputs."""
+        return self.dynamics.responses + self.emission.responses
+
+    @property
+    def _states_constants(self) -> bool:
+        """Whether priors of constants stay at their inputs: the user has set some, or no other inputs will do."""
+        chosen = {name for response in self._responses for name in response.stated_by} & self._chosen
+        return bool(chosen) or any(response.alone or response.user_stated for response in self._responses)
 
     def _check_prior(self, prior: Parameters) -> None:
         typical = self.emission.start(prior) | self.dynamics.typical(prior)
-        with pyro.validation_enabled(True):  # torch.compile switches it off for the whole process
+        with in_turn(), pyro.validation_enabled(True):  # torch.compile switches it off for the whole process
             for site in self.emission.sites(prior) + self.dynamics.sites(prior):
                 site.distribution(typical)
 
@@ -232,8 +253,8 @@ class SwitchingSSM(Model):
         """The same model with other hyperparameters, with names and shapes as in `model.prior`, or with distributions
         of Pyro by name of a parameter. A fit keeps these, and scales the others to the data.
 
-        Message passing takes a Beta for `redraw_prob` and Dirichlets for rows of probabilities. Other methods take any
-        distribution of probabilities: see `Copy` and `Markov`. For an emission see `Normal`.
+        Message passing accepts a Beta for `redraw_prob` and Dirichlets for rows of probabilities. Other methods accept
+        any distribution of probabilities: see `Copy` and `Markov`. For an emission see `Normal`.
 
         Arguments:
             prior: hyperparameters and distributions of Pyro by name; those left out keep their values.
@@ -270,6 +291,7 @@ class SwitchingSSM(Model):
         chosen = self._chosen - unused.keys()
         kept = {name: self.prior[name] for name in chosen if name in made.prior} | tables
         made = made.with_prior(kept) if kept else made
+        vars(made).update(origin=self.origin)
         return made._copy(self.values)
 
     def at_ends(self) -> list[str]:
@@ -286,7 +308,8 @@ class SwitchingSSM(Model):
             values: the parameters by name, `[*r, ...]`.
         """
         prior = self._prior_like(next(iter(values.values())))
-        return log_prior(self.dynamics.sites(prior) + self.emission.sites(prior), values)
+        sites = self.dynamics.sites(prior) + self.emission.sites(prior)
+        return log_prior(stated_sites(sites, self._responses, self.inputs, prior), values)
 
     # ---- what was observed -----------------------------------------------------------------------------------------
 
@@ -295,7 +318,9 @@ class SwitchingSSM(Model):
 
     def _check_knowledge(self, series: Series, with_states: bool = True) -> Series:
         if series.noise is not None and not all(part.emission.takes_noise for part in self.emission.parts):
-            raise ValueError(f"noise: was given, but {self.emission.name} takes none; leave it out, or use Normal.")
+            raise ValueError(
+                f"noise: was given, but {self.emission.name} does not support it; leave it out, or use Normal."
+            )
         checked = check_states(series, self.n_states)
         if self.dynamics.may_need_states and not with_states:
             self.dynamics.check_told(checked)
@@ -321,6 +346,7 @@ class SwitchingSSM(Model):
 
     # ---- the Pyro program ------------------------------------------------------------------------------------------
 
+    @in_turn()
     def forward(
         self, x: Any = None, *, n_steps: int | None = None, batch_shape: tuple[int, ...] = (), **given: Unpack[Given]
     ) -> Tensor:
@@ -334,6 +360,7 @@ class SwitchingSSM(Model):
         problem = self._extent(x, n_steps, batch_shape, given)
         return explicit_program(problem, self._drawn(problem), observed=x is not None)
 
+    @in_turn()
     def collapsed(
         self, x: Any = None, *, n_steps: int | None = None, batch_shape: tuple[int, ...] = (), **given: Unpack[Given]
     ) -> Tensor:
@@ -348,6 +375,7 @@ class SwitchingSSM(Model):
         problem = self._extent(x, n_steps, batch_shape, given)
         return collapsed_program(problem, self._drawn(problem), observed=x is not None)
 
+    @explains_options
     def simulate(
         self, n_steps: int, batch_shape: tuple[int, ...] = (), *, seed: Seed = None, **given: Unpack[Given]
     ) -> Simulated:
@@ -445,9 +473,12 @@ class SwitchingSSM(Model):
         Arguments:
             x: the series and the arguments beside it, as in `read`; or a `Series`.
         """
-        problem = self.problem(x, **given)
-        return problem.chain(self.values_like(problem.series.like))
+        series = self.read(x, **given)
+        series = series if series.lengths is None else series.as_table("give")
+        problem = Problem(self.dynamics, self.emission, series, self._prior_like(series.like))
+        return problem.chain(self.values_like(series.like))
 
+    @explains_options
     def forecast(self, x: Any, horizon: int, *, draws: int = DRAWS, seed: Seed = 0, **given: Unpack[Given]) -> Forecast:
         """States and observations at each of the `horizon` steps after the end of x.
 
@@ -517,6 +548,8 @@ class SwitchingSSM(Model):
 
         `inputs [*batch, C]` and `dt [*batch]` are those of this step, and so are known `states [*batch]`, numbers with
         -1 where unknown, or their weights `[*batch, K]`. The result equals `filter` on the whole series, to rounding.
+        Only `SemiMarkov(last_segment="whole")` differs, at the last step: `filter` uses that a segment ends there, and
+        a stream does not know which step is the last.
 
         Arguments:
             state: the memory of the streams, from `start` or from the last `update`.
@@ -541,7 +574,7 @@ class SwitchingSSM(Model):
         with naming("x_t"):
             names = None if inputs is None or isinstance(self.inputs, int) else self.inputs
             past = None if state.lags is None else state.lags.to(x_t).unsqueeze(-3)
-            series = Series(x_t.unsqueeze(-2), None, inputs, dt, drivers=names, past=past)
+            series = self._about_origin(Series(x_t.unsqueeze(-2), None, inputs, dt, drivers=names, past=past))
             if states is not None:
                 series = check_states(with_states(series, read_states(states, x_t), None), self.n_states)
             check_finite(series)
@@ -565,13 +598,12 @@ class SwitchingSSM(Model):
             x: the series and the arguments beside it, as in `read`; or a `Series`.
         """
         series = self.read(x, **given)
-        drive, inside = series.drive, series.inside
-        inputs = None if drive.inputs is None else drive.inputs[inside]
-        subjects = None if drive.subjects is None else drive.subjects.expand_as(inside)[inside]
-        return self.dynamics.durations(self.values_like(series.like), Drive(inputs, subjects=subjects))
+        subjects = None if series.subjects is None else series.subjects.flatten()[series.sequence_of_rows]
+        return self.dynamics.durations(self.values_like(series.like), Drive(series.design_rows, subjects=subjects))
 
     def transition_table(self, times: Any) -> Float[Tensor, "*n K K"]:
-        """P(state some time later | state) `[old, new]`, of `ContinuousMarkov` dynamics: `[*times, K, K]`; at inputs 0.
+        """P(state some time later | state) `[old, new]`, of `ContinuousMarkov` dynamics: `[*times, K, K]`; at inputs 0,
+        or at those of the model's `origin`.
 
         Arguments:
             times: a number or a table of numbers of at least 0, in the unit of the gaps.
@@ -597,82 +629,88 @@ class SwitchingSSM(Model):
         x: Any,
         method: str = "em",
         restarts: int = 8,
+        *,
+        prior: str | Mapping[str, Any] | None = "weak",
+        seed: Seed = 0,
+        progress: bool = True,
         max_steps: int = 500,
         tol: float = 1e-6,
-        seed: Seed = 0,
-        prior: str | Mapping[str, Any] | None = "weak",
-        progress: bool = True,
-        *,
-        factorization: str = "structured",
-        batch_size: int | None = None,
         start: Any = None,
         fixed: Any = None,
         num_samples: int | None = None,
         warmup_steps: int | None = None,
         pooled: str | Mapping[str, str] = "complete",
-        group: Any = None,
         checkpoint: str | Path | None = None,
         every: float = 60.0,
+        factorization: str = "structured",
+        batch_size: int | None = None,
+        group: Any = None,
         **given: Unpack[Given],
     ) -> "Fit[Any]":
         """Fit the parameters to sequences.
 
+        >>> import samplehold as sh
+        >>> model = sh.SwitchingSSM(sh.Markov(2), sh.Normal())
+        >>> fit = model.fit([0.1, -0.2, 0.0, 5.1, 4.8, 5.0], seed=1, progress=False)
+        >>> fit.forecast(3).mean.shape
+        torch.Size([3, 1])
+        >>> fit.model.smooth([0.2, -0.1, 5.3, 4.9]).state.argmax(-1)
+        tensor([0, 0, 1, 1])
+
         Arguments:
-            x: sequences and the arguments beside them, as in `read`; or a `Series`.
-            method: "em", expectation-maximisation: the mode of the posterior, or maximum likelihood with `prior=None`.
-                "vmp", variational message passing: q(parameters) q(paths), which maximises a bound on the evidence.
-                "svi" and "nuts" use Pyro on the density with the paths summed out. They continue from a fit by message
-                passing, or by EM if some part has no conjugate prior. SVI has a normal guide in each unconstrained
-                parameter. NUTS draws from the posterior. "gibbs" draws from it too, whole paths and conjugate blocks of
-                parameters in turns (see `fitting.gibbs`), also from a fit by message passing. All but "em" set
-                `Fit.posterior`. Of data in files or shared by processes, SVI starts from the fit of a sample.
-            restarts: the size of the search. Four times as many starts are tried briefly, of several kinds (see
-                `fitting.starts`), and the most promising are run to convergence; then come starts from the best ends,
-                changed at random (see `fitting.search`). A small series has up to four times as many, if few kinds
-                agree. All run as batches; `Fit.restarts` has a row for each. 1: a single start.
+            x: one sequence or several, and the arguments beside them, such as `lengths=`, `inputs=` or `states=`: see
+                `read`. Or a `Series`.
+            method: "em": the parameters with the highest posterior density, or the highest likelihood if `prior=None`.
+                "vmp", "svi", "nuts", "gibbs": the posterior of the parameters, in `Fit.posterior`: an approximation by
+                message passing, one by normal distributions, draws by NUTS, and draws by Gibbs sampling.
+            restarts: how hard to search. Each restart tries four starting points for a few steps. The best ones, and
+                perturbed copies of them, run to convergence. `Fit.restarts` has a row for each; 1: a single start.
+            prior: "weak": a prior scaled to x, with the weight of half an observation for normals; hyperparameters set
+                by `with_prior` are kept. None: no prior, for "em". A dictionary sets some hyperparameters or
+                distributions, as `with_prior` does; `prior=model.prior` keeps all of the model's.
+            seed: of the starts and the draws; equal seeds give equal fits.
+            progress: show a progress bar on a terminal.
+
+        More:
             max_steps: steps of EM, VMP (at most) or SVI.
             tol: a run has converged when its estimated remaining improvement is less than `tol` nats for each observed
                 step.
-            seed: of the starts; equal seeds give equal fits.
-            prior: "weak": the emission's prior is scaled to x. For normals it has the weight of half an observation and
-                a robust estimate of the spread of x within a state, and is vague about locations. Hyperparameters set
-                by `with_prior` are kept. A dictionary sets some hyperparameters or distributions, as `with_prior` does;
-                `prior=model.prior` keeps all of the model's. None: no prior, for "em".
-            progress: show a progress bar on a terminal.
-            factorization: of q(paths) in VMP: "structured", the exact chain, or "mean_field", each step independent.
-            batch_size: number of sequences after which VMP updates the parameters, by a step that shrinks over time
-                (see `fitting.minibatches`). One of `max_steps` is then a pass through all sequences. None: all.
             start: an additional start; with `restarts=1`, the only one. It is a model, a fit, values by name (some may
                 be missing), or a state for every step `[*batch, T]`, with -1 for unknown. States then keep their
                 numbers.
-            fixed: parameters that are held at these values, by name, e.g. `{"loc": [[0.0], [1.0]]}`. NaN marks entries
-                that are free; free probabilities share the rest of their row. The bound of message passing excludes the
-                prior density of known entries.
+            fixed: known parameters, by name, e.g. `{"loc": [[0.0], [1.0]]}`. NaN marks entries that are free; free
+                probabilities share the rest of their row. The bound of message passing excludes the prior density of
+                known entries.
             num_samples, warmup_steps: draws in each of 4 chains of NUTS or Gibbs sampling, by default 500, and draws
                 before them that are thrown away, by default half as many.
-            pooled: "complete": all sequences share the parameters. "none": each subject has its own, under the prior of
-                the model. "partial": each subject has its own, from a population that is fitted too, by message
-                passing; samplers draw under it. A dictionary says it for blocks, e.g. `{"emission": "none"}`:
-                `model.dynamics.blocks`, "dynamics" for all of these, and "emission"; others are "complete". A subject
-                is a sequence; or the sequences with one name in `subjects=`, or in the outer level of a panel's index.
+            pooled: "complete": all sequences share the parameters. "none": each subject has its own. "partial": each
+                subject has its own, from a population that is fitted too. A dictionary pools each block, e.g.
+                `{"emission": "none"}`; see docs/guides/subjects.md.
+            checkpoint: a file from which the same call goes on if the fit was killed or interrupted, with the same bits
+                on one machine with as many threads. Only `progress` and `every` may change; see docs/guides/batches.md.
+            every: seconds between two writes of the checkpoint; 0: after each few steps.
+            factorization: of q(paths) in VMP: "structured", the exact chain, or "mean_field", each step independent.
+            batch_size: the number of sequences after which VMP updates the parameters (see `fitting.minibatches`). One
+                of `max_steps` is then a pass through all sequences. None: all.
             group: the processes of `torch.distributed` that share the data, each with sequences of its own; None: the
                 default group, if there is one.
-            checkpoint: a file from which the same call goes on if the fit was killed or interrupted. The result has the
-                same bits as without, on one machine with as many threads. After the end the same call returns the fit
-                soon; remove the file when it is no longer needed. It belongs to these data, this model and these
-                options, of which only `progress` and `every` may change; a call with others is refused.
-            every: seconds between two writes of the checkpoint; 0: after each few steps.
+
+        Starts are described in docs/guides/batches.md. SVI and the samplers use the density with the paths summed out,
+        except for Gibbs sampling, which draws whole paths. They continue from a fit by message passing, or by EM if
+        some part has no conjugate prior. If data are in files or shared by processes, SVI starts from a fit to a
+        sample.
 
         Returns:
-            `Fit`, with `.model` (this model with its values, states in the order of their locations), the trace of the
-            objective and the end of each restart. Ctrl-C returns the best result so far, marked `interrupted`.
+            `Fit`, with `.model` (this model with its values), the trace of the objective and the end of each restart.
+            States are in the order of the location of the first feature; equal ones in that of the next features, then
+            of the scales. Known states and fixed parameters of states keep their numbers. Ctrl-C returns the best
+            result so far, marked `interrupted`.
 
         Raises:
             ValueError: see `read`; a feature without any observation; fewer observations than states; a prior without a
                 mode; a checkpoint of another fit, or one that is damaged.
             TypeError: message passing or Gibbs sampling with dynamics or an emission that have no conjugate prior; EM
-                of `StickyHDP`, whose density has no maximum; a checkpoint of a
-                model that cannot be saved.
+                of `StickyHDP`, whose density has no maximum; a checkpoint of a model that cannot be saved.
             OSError: the checkpoint cannot be written.
         """
         options = Options(
@@ -719,16 +757,41 @@ class SwitchingSSM(Model):
         if self.order:
             check_scored(self.scored(series), series, self.order)
         Units.of(self.emission, series)  # raises an error if no prior can be scaled to some feature
-        for inputs in (self.dynamics.inputs, *(part.emission.inputs for part in self.emission.parts)):
-            check_rank(series, inputs)
-        check_rank(series, self.dynamics.inputs_of.get("initial_input", 0), first=True)
-        model = self if options.prior is None else self.scaled_to(series)
+        for part in self.emission.parts:
+            constants = [*(one.constant for one in part.emission.responses), *part.emission.parameters]
+            check_rank(series, part.emission.inputs, f"the {part.block}", part.prefix + constants[0])
+        for response in self.dynamics.responses:
+            ((name, inputs),) = response.coefficients.items()
+            check_rank(series, inputs, self.dynamics.name, response.constant, first=name.startswith("initial"))
+        model = self if options.prior is None else self.scaled_to(series)._beside(options.fixed, self.prior)
         problem = model.problem(series)
         result = fit(replace(problem, prior=None) if options.prior is None else problem, options, whole)
         if options.prior is None:
             self.dynamics.check_fitted(result.values, series)
             self.emission.check_fitted(result.values, rows_read(self.emission, series)[series.inside])
-        return Fit.of(result, model._copy(result.values), model)
+        return Fit.of(result, model._stated(result), model._stated(result).without_values())
+
+    def _beside(self, fixed: Any, before: Parameters) -> "SwitchingSSM":
+        """The same model, with priors of constants at the inputs of the prior before, if some constants are fixed."""
+        constants = {response.constant for response in self._responses} & set(fixed or {})
+        if not constants:
+            return self
+        if bool(before[CENTER].any()):
+            raise ValueError(
+                f"fixed: got {', '.join(sorted(constants))}, which are those at inputs 0, but the prior is stated at "
+                f"{CENTER} {before[CENTER].tolist()}; leave one of the two out."
+            )
+        return self._copy(self.values, self.prior | {CENTER: before[CENTER]})
+
+    def _stated(self, result: Any) -> "SwitchingSSM":
+        """The model with the values of a fit, whose constants may be stated at other inputs."""
+        if result.origin is None:
+            return self._copy(result.values)
+        by = result.origin.cpu()
+        prior = Frame(self._responses, self.inputs, by, torch.ones_like(by)).into(self.prior)
+        model = self._copy(result.values, prior)
+        vars(model).update(origin=by if self.origin is None else self.origin + by)
+        return model
 
     def _fitted_by_subject(self, series: Series, options: Options, pooling: Any) -> "Fit[Any]":
         from .fit import Fit
@@ -745,14 +808,14 @@ class SwitchingSSM(Model):
         check_populations(model.problem(series), pooling, options)
         first = self._fitted(series, options.before_subjects())
         model = model._copy({}, first.model.prior)
-        vars(model).update(_chosen=self._chosen)
+        vars(model).update(_chosen=self._chosen, origin=first.model.origin)
         problem = model.problem(series)
         problem = replace(problem, prior=None) if options.prior is None else problem
         result, prior = fit_subjects(problem, options, first.values, len(names), pooling.partial)
         if pooling.partial and prior is not None:
             model = model._copy({}, prior)
             vars(model).update(_chosen=frozenset(prior))
-        return Fit.of(result, model._copy(result.values), model)
+        return Fit.of(result, model._stated(result), model._stated(result).without_values())
 
     # ---- subjects --------------------------------------------------------------------------------------------------
 
@@ -813,7 +876,7 @@ class SwitchingSSM(Model):
         """The model of one subject, without values."""
         dynamics = self.dynamics.dynamics if isinstance(self.dynamics, SubjectDynamics) else self.dynamics
         made = SwitchingSSM(dynamics, self.emission.mapped(of_one))
-        vars(made).update(_chosen=self._chosen)
+        vars(made).update(_chosen=self._chosen, origin=self.origin)
         return made
 
     def _arranged(self, x: Any) -> Any:
@@ -825,6 +888,7 @@ class SwitchingSSM(Model):
         return numbered(series, self.subjects) if self.subjects else series
 
     def _figures(self) -> Any:
-        from .views import figures
+        with importing():
+            from .views import figures
 
         return figures

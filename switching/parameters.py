@@ -19,6 +19,7 @@ from torch.distributions import constraints
 from ..inference.chains.linear_gaussian.factors import factor_of
 from ..inference.numerics.arrays import floating, numbers
 from .entries import Entries, PossibleRows
+from .peers import Explaining
 
 Parameters = dict[str, Tensor]
 
@@ -30,6 +31,7 @@ SINGLE = ("background", "shared")
 """Axes of length one, in the place of an axis of states; tables of results omit them."""
 
 MOST_SHOWN = 24  # the most numbers of a table that is printed in full
+HARMLESS = 10_000_000  # numbers of a model in a file whose tensors may be fewer, as without values
 
 
 # ---- what is known of a parameter ------------------------------------------------------------------------------------
@@ -182,7 +184,9 @@ def _shape(parameter: Parameter, sizes: Mapping[str, int]) -> str:
 def check_simplex(probs: Tensor, name: str) -> Tensor:
     """The table, if its last axis holds probabilities that sum to 1 to rounding; otherwise ValueError."""
     total = probs.sum(-1, keepdim=True)
-    if not bool((probs >= 0).all()) or not bool(((total - 1).abs() <= 1e-6).all()):
+    for place in (~(probs >= 0)).nonzero()[:1].tolist():
+        raise ValueError(f"{name}: got {float(probs[tuple(place)]):g} at {place}, expected probabilities, from 0 to 1.")
+    if not bool(((total - 1).abs() <= 1e-6).all()):
         sums = total.flatten().tolist()[:4]
         raise ValueError(f"{name}: got rows that are not probabilities (sums {sums}); normalise them.")
     exact = (total - 1).abs() <= 8 * torch.finfo(probs.dtype).eps
@@ -216,17 +220,29 @@ def concentration(prior: float | Sequence[Any] | Tensor, shape: tuple[int, ...],
         ValueError: a shape that does not fit, or a concentration that is not positive and finite.
     """
     table = read_table(prior, name).double()
+    if not bool(((table > 0) & torch.isfinite(table)).all()):
+        raise ValueError(f"{name}: got {table.tolist()}, expected positive, finite concentrations.")
     try:
-        table = table.expand(shape).clone()
-        if not table.numel():
+        wide = table.expand(shape)
+        if not wide.numel():
             raise RuntimeError
     except RuntimeError:
         raise ValueError(
             f"{name}: got shape {tuple(table.shape)}, expected a scalar or a table of shape {shape}."
         ) from None
-    if not bool(((table > 0) & torch.isfinite(table)).all()):
-        raise ValueError(f"{name}: got {table.tolist()}, expected positive, finite concentrations.")
-    return table
+    return allocated(name, wide)
+
+
+def allocated(name: str, table: Tensor) -> Tensor:
+    """A copy of a table that was expanded; ValueError if there is no memory for it."""
+    try:
+        return table.clone()
+    except RuntimeError:
+        size = table.numel() * table.element_size() / 2**30
+        raise ValueError(
+            f"{name}: a table of shape {tuple(table.shape)} takes {size:,.1f} GiB, and there is no memory for it; use "
+            "fewer states."
+        ) from None
 
 
 def widened(table: Tensor, event_dims: int, n_axes: int) -> Tensor:
@@ -338,7 +354,7 @@ def reordered(known: Mapping[str, Parameter], values: Parameters, order: Int[Ten
     return {name: moved(name, value) for name, value in values.items()}
 
 
-class Named:
+class Named(metaclass=Explaining):
     """A class with a name in files: the class name, unless it sets `name`."""
 
     name: ClassVar[str]

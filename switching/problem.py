@@ -25,11 +25,13 @@ from .dynamics.any_prior import moved_inside
 from .dynamics.contract import Dynamics
 from .emissions.contract import ByGate, Emission
 from .emissions.driven import emission_at, rows_read
+from .inputs import Inputs, all_inputs
 from .known import held, is_whole, known_sites, support_beside
 from .mixture import StateMixture
 from .parameters import Parameter, Parameters, read_table, widened
 from .priors import Site, log_prior
 from .recursion import drawn_along
+from .responses import Frame, Response, stated_sites
 
 Result = TypeVar("Result")
 Own = TypeVar("Own", bound="SeriesProblem")
@@ -92,11 +94,19 @@ class SeriesProblem(Record, ABC):
 
     def by_sequence(self: Own, compute: Callable[[Own], Tensor]) -> Float[Tensor, "*rb"]:
         """A number of each sequence, computed for each group."""
-        parts = self.by_group(compute)
-        if len(parts) == 1:
-            return parts[0]
-        order = torch.cat([members for members, _ in self.groups]).argsort().to(parts[0].device)
-        return torch.cat(parts, -1)[..., order].unflatten(-1, self.series.batch_shape)
+        return self.of_all(self.by_group(compute))
+
+    def of_all(self, by_group: list[Tensor], n_axes: int = 0) -> Tensor:
+        """Tables of the sequences of each group, as one table in the order of all sequences.
+
+        Arguments:
+            n_axes: the number of axes after that of the sequences.
+        """
+        if len(by_group) == 1:
+            return by_group[0]
+        order, axis = torch.cat([members for members, _ in self.groups]).argsort(), -1 - n_axes
+        table = torch.cat(by_group, axis)
+        return table.index_select(axis, order.to(table.device)).unflatten(axis, self.series.batch_shape)
 
     def steps(self: Own, compute: Callable[[Own], dict[str, Tensor]]) -> dict[str, Tensor]:
         """Tables `[*b, T, ...]` by name, computed for each group: their steps inside `[N, ...]`, as
@@ -108,13 +118,13 @@ class SeriesProblem(Record, ABC):
         return {name: self.series.in_rows(table) for name, table in rows.items()}
 
     def total(self, evidence: Float[Tensor, "*rb"]) -> Float[Tensor, "*r"]:
-        """The evidence of all sequences times their weights, added up."""
+        """The evidence of all sequences times their weights, added up in float64."""
         weights = self.series.weights
         return self.summed(evidence if weights is None else evidence * weights)
 
     def summed(self, evidence: Float[Tensor, "*rb"]) -> Float[Tensor, "*r"]:
-        """A number of each sequence, added up."""
-        n_batch = len(self.series.batch_shape)
+        """A number of each sequence, added up in float64: a sum over all steps has more digits than float32."""
+        evidence, n_batch = evidence.double(), len(self.series.batch_shape)
         return evidence.flatten(evidence.ndim - n_batch).sum(-1) if n_batch else evidence
 
     def in_turns(self, draws: Parameters) -> Iterator[Parameters]:
@@ -185,6 +195,35 @@ class Problem(SeriesProblem):
         in_part = {name: table for name, table in self.fixed.items() if not is_whole(table)}
         return known | {n: replace(known[n], support=support_beside(known[n].support, t)) for n, t in in_part.items()}
 
+    @cached_property
+    def responses(self) -> tuple[Response, ...]:
+        """The parameters that respond to inputs."""
+        return self.dynamics.responses + self.emission.responses
+
+    @property
+    def inputs(self) -> Inputs:
+        """The inputs of the model, by name or number."""
+        return all_inputs((self.dynamics.reads, self.emission.inputs))
+
+    @property
+    def moves_origin(self) -> bool:
+        """Whether constants may be stated at other inputs than 0: none is fixed or shared by different coefficients."""
+        return not any(response.alone or response.constant in self.fixed for response in self.responses)
+
+    def about_inputs(self, origin: Float[Tensor, "C"] | None) -> "Problem":
+        """The problem of parameters whose constants are stated at other inputs."""
+        if origin is None:
+            return self
+        return self.in_frame(Frame(self.responses, self.inputs, origin, torch.ones_like(origin)))
+
+    def in_frame(self, frame: Frame | None) -> "Problem":
+        """The problem in other coordinates of the inputs."""
+        if frame is None:
+            return self
+        prior = None if self.prior is None else frame.into(self.prior)
+        series = self.series.rescaled(frame.center, frame.scale)
+        return replace(self, series=series, prior=prior, fixed=frame.into(self.fixed))
+
     def hold(self, values: Parameters) -> Parameters:
         """Values `[*r, ...]` with the known entries in their places, and the others inside the supports of priors."""
         bounded = {} if self.prior is None else self.dynamics.bounded
@@ -221,6 +260,7 @@ class Problem(SeriesProblem):
         if self.prior is None:
             raise ValueError("prior: got None, but the parameters need a distribution; give a prior.")
         sites = self.dynamics.sites(self.prior) + self.emission.sites(self.prior)
+        sites = stated_sites(sites, self.responses, self.inputs, self.prior)
         return known_sites(sites, self.fixed, self.parameters) if self.fixed else sites
 
     def chain(self, values: Parameters) -> Chain:

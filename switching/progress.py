@@ -179,7 +179,7 @@ class NotebookBar:
     def _write(self, text: str) -> None:
         from IPython.display import display  # only notebooks have it
 
-        data = {"text/plain": text}
+        data = {"text/plain": text} if text else {"text/plain": "", "text/html": ""}  # empty text would show as a box
         if self._handle is None:
             self._handle = display(data, raw=True, display_id=True)
         else:

@@ -2,7 +2,7 @@
 
 A file belongs to one call: to the data, the model and the options that decide its result. All others are refused by
 their names. `progress` and `every` may differ. A file is one safetensors with JSON (see `data.sealed`), written under
-another name, synced and renamed. Of processes that share the data, the first one reads and writes it. Then the data are
+another name, synced and renamed. If processes share the data, the first one reads and writes it. Then the data are
 known by a sum over sequences, so that another number of processes may go on.
 """
 
@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..inference.numerics.costs import counted_from, mode, spent
+from ..inference.numerics.forms import mode
 from ..inference.numerics.ranks import Ranks, told_all
 from .data.cells import to_tensor
 from .data.packed import Packed
@@ -26,7 +26,7 @@ from .data.series import Series
 from .fitting.checkpoint import FORMAT, Checkpoint, loops_of
 from .fitting.initialization import values_of_model
 from .fitting.options import Options
-from .storage import Storable, described
+from .storage import Described, described
 
 OTHERS = (
     "progress",
@@ -42,7 +42,7 @@ LABELS = "index", "features", "sequences", "drivers", "state_names", "subject_na
 
 
 @contextmanager
-def resumable(model: Storable, series: Series, options: Options) -> Iterator[Options]:
+def resumable(model: Described, series: Series, options: Options) -> Iterator[Options]:
     """The options of a fit with its checkpoint open, which is written at the end, also after Ctrl-C.
 
     Raises:
@@ -60,14 +60,14 @@ def resumable(model: Storable, series: Series, options: Options) -> Iterator[Opt
     first = ranks.rank == 0
     if found is None:
         identity["seed"] = ranks.gathered(lambda: identity["seed"])[0]  # if it is None, each process has drawn another
-        saving = Checkpoint(path, identity, options.every, dict(spent), writes=first)
+        saving = Checkpoint(path, identity, options.every, writes=first)
     else:
         if options.seed is None:  # any number will do, so it is that of the file
             identity["seed"] = found.identity.get("seed")
         _check(path, found.identity, identity)
-        saving = Checkpoint(path, identity, options.every, found.work, found.loops, first)
+        saving = Checkpoint(path, identity, options.every, found.loops, first)
     ranks.together(lambda: saving.write(anew=True))  # so that a place that takes no file is known before any work
-    with counted_from(saving.work), told_all() as tell:
+    with told_all() as tell:
         saving.tell = None if ranks.alone else tell  # raised here alone, it would leave the others waiting for a sum
         try:
             yield replace(options, seed=identity["seed"], saving=saving)
@@ -79,7 +79,7 @@ def resumable(model: Storable, series: Series, options: Options) -> Iterator[Opt
         ranks.together(saving.write)
 
 
-def identity_of(model: Storable, series: Series, options: Options, ranks: Ranks) -> dict[str, Any]:
+def identity_of(model: Described, series: Series, options: Options, ranks: Ranks) -> dict[str, Any]:
     """What decides the result of a fit, by name, in JSON types."""
     parts, tensors = model.to_parts()
     prior = {name: table for name, table in tensors.items() if name.startswith("prior.")}
@@ -167,7 +167,7 @@ def _found(path: Path, ranks: Ranks, device: torch.device) -> Checkpoint | None:
         if "loops" not in structure:
             raise ValueError("it is a file of another kind")
         loops = loops_of(structure["loops"], tensors, device)
-        return Checkpoint(path, dict(structure["identity"]), work=dict(structure["work"]), loops=loops)
+        return Checkpoint(path, dict(structure["identity"]), loops=loops)
     except Exception as error:  # parts and libraries can raise any error for such a file
         reason = " ".join(str(error).split()) or type(error).__name__
         raise ValueError(

@@ -24,21 +24,29 @@ from torch.distributions import Distribution
 from ..inference.numerics.scalars import check_path
 from .data.sealed import sealed, unsealed
 from .data.writing import write_file
-from .parameters import Named
+from .parameters import HARMLESS, Named
 from .user_priors import arguments, distribution_of
 
 Model = TypeVar("Model")
 FORMAT, FILE = 1, "model.safetensors"
+OF_COMMAND = "model"  # the folder of it in the results of the command line
+OF_FIT = "fit."  # begins the names of tensors of a fit
+ABOUT = "format", "sha256", "class", "notes", "fit"  # entries that are no parts of the model
+LENGTHS = "chain_sizes", "inputs", "max_states", "n", "order"  # arguments that are lengths of axes, beside n_...
 OWN, DISTRIBUTION = "by name", "distribution"  # keys of a mapping, and of a distribution of Pyro
 
 
 @runtime_checkable
-class Storable(Protocol):
-    """A model that can be stored: its specification in parts, and tensors by name."""
+class Described(Protocol):
+    """A model in parts: its specification, and tensors by name."""
 
     name: ClassVar[str]
 
     def to_parts(self) -> tuple[dict[str, Any], dict[str, Tensor]]: ...
+
+
+class Storable(Described, Protocol):
+    """A model that can be stored, and made again from its parts."""
 
     @classmethod
     def from_parts(cls, parts: dict[str, Any], tensors: dict[str, Tensor]) -> Any: ...
@@ -46,20 +54,27 @@ class Storable(Protocol):
 
 @dataclasses.dataclass(frozen=True)
 class Stored:
-    """A model from disk, and its notes."""
+    """A model from disk, its notes, and the fit that was saved with it."""
 
     model: Any
     notes: dict[str, Any]
+    fit: Any = None
 
 
 # ---- writing -------------------------------------------------------------------------------------------------------
 
 
-def save_model(model: Storable, path: Path, notes: Mapping[str, Any] | None = None) -> None:
+def save_model(
+    model: Storable,
+    path: Path,
+    notes: Mapping[str, Any] | None = None,
+    fit: tuple[Any, Mapping[str, Tensor]] | None = None,
+) -> None:
     """Write a model into a folder, which is created if needed; an older model in it is replaced.
 
     Arguments:
         notes: other facts about the model, in JSON types.
+        fit: a fit of the model, in JSON types, and its tensors: see `stored_fit`.
 
     Raises:
         TypeError: a part that is not a dataclass, or an argument that cannot be stored.
@@ -68,6 +83,9 @@ def save_model(model: Storable, path: Path, notes: Mapping[str, Any] | None = No
     parts, tensors = model.to_parts()
     structure: dict[str, Any] = {"class": model.name} | described(parts)
     structure |= {"notes": dict(notes)} if notes else {}
+    if fit is not None:
+        structure["fit"] = fit[0]
+        tensors = tensors | {OF_FIT + name: tensor for name, tensor in fit[1].items()}
     data = sealed(structure, tensors, FORMAT)
     path.mkdir(parents=True, exist_ok=True)
     write_file(path / FILE, data)
@@ -120,7 +138,10 @@ def _plain(value: Any, name: str) -> Any:
 
 
 def load(path: str | Path) -> Any:
-    """Read a model of any kind from the folder that `save` of a model or of a fit has written.
+    """Read a fit, or a model of any kind, from the folder that `save` of it has written, or `samplehold fit`.
+
+    A fit that was saved without its data has its values, intervals, summary and diagnostics. Its methods of a series
+    need x.
 
     Arguments:
         path: the folder.
@@ -130,21 +151,23 @@ def load(path: str | Path) -> Any:
         ValueError: no such folder, no model in it, or a damaged file.
 
     See Also:
-        `SwitchingSSM.save` and `Fit.save`, which write the folder; docs/how_to/save_load_version.md, on versions.
+        `Fit.save` and `SwitchingSSM.save`, which write the folder; docs/how_to/save_load_version.md, on versions.
 
     >>> import tempfile
     >>> import samplehold as sh
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     sh.SwitchingSSM(sh.Copy(2), sh.Normal(1)).fit([1.0, 1.1, 4.0, 4.2], progress=False).save(folder)
-    ...     sh.load(folder).n_states
-    2
+    ...     fit = sh.load(folder)
+    >>> fit.method, fit.model.n_states
+    ('em', 2)
     """
-    return read_model(check_path("path", path)).model
+    stored = read_model(check_path("path", path))
+    return stored.model if stored.fit is None else stored.fit
 
 
 def load_as(kind: type[Model], path: Path) -> Model:
-    """The same for a model of one class; ValueError if the class differs."""
-    model = load(path)
+    """The model of a folder, if it is of one class; ValueError if the class differs."""
+    model = read_model(path).model
     if not isinstance(model, kind):
         raise ValueError(f"path: {path} holds a {type(model).__name__}; use {type(model).__name__}.load.")
     return model
@@ -159,7 +182,12 @@ def read_model(path: Path) -> Stored:
     """
     try:
         structure, tensors = _read(path)
-        return Stored(_built(structure, tensors), structure.get("notes", {}))
+        own = {name: tensor for name, tensor in tensors.items() if not name.startswith(OF_FIT)}
+        model = _built(structure, own)
+        if "fit" not in structure:
+            return Stored(model, structure.get("notes", {}))
+        of_fit = {name.removeprefix(OF_FIT): tensors[name] for name in tensors.keys() - own.keys()}
+        return Stored(model, structure.get("notes", {}), model.fit_of(structure["fit"], of_fit))
     except OSError as error:
         raise ValueError(f"path: {path} cannot be read ({error.strerror or error}).") from None
     except Exception as error:  # parts and libraries can raise any error for such a file
@@ -169,8 +197,9 @@ def read_model(path: Path) -> Stored:
 
 def _read(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """Structure and tensors, if they are as written."""
+    inside = path / OF_COMMAND
     try:
-        data = (path / FILE).read_bytes()
+        data = ((path if (path / FILE).exists() or not (inside / FILE).is_file() else inside) / FILE).read_bytes()
     except (FileNotFoundError, NotADirectoryError):
         raise ValueError(f"it has no {FILE}; give a folder that model.save has written.") from None
     return unsealed(data, FORMAT, FILE)
@@ -182,15 +211,31 @@ def _built(structure: dict[str, Any], tensors: dict[str, Tensor]) -> Any:
     if not hasattr(kind, "from_parts"):
         raise ValueError(f"class: got {kind.__name__}, which is a part of models, not a model.")
     for name, tensor in tensors.items():
-        if not tensor.is_floating_point() or not bool(tensor.isfinite().all()):
-            raise ValueError(f"{name}: got {tensor.dtype} with numbers that are not finite, expected finite floats.")
-    parts = {name: value for name, value in structure.items() if name not in ("format", "sha256", "class", "notes")}
+        if tensor.dtype not in (torch.float32, torch.float64):
+            raise ValueError(f"{name}: got {tensor.dtype}, expected float32 or float64.")
+        if not bool(tensor.isfinite().all()):
+            raise ValueError(f"{name}: got numbers that are not finite, expected finite ones.")
+    parts = {name: value for name, value in structure.items() if name not in ABOUT}
+    _check_sizes(parts, sum(tensor.numel() for tensor in tensors.values()))
     model = kind.from_parts({name: _argument(value, name, False) for name, value in parts.items()}, tensors)
     model_parts, model_tensors = model.to_parts()
-    for kind_of, actual, expected in (("parts", parts, model_parts), ("tensors", tensors, model_tensors)):
+    filled = {name for name in model_tensors if name.startswith("weak.")} - set(tensors)  # see `as_before`
+    for kind_of, actual, expected in (
+        ("parts", parts, model_parts),
+        ("tensors", tensors, model_tensors.keys() - filled),
+    ):
         if set(actual) != set(expected):
             raise ValueError(f"{kind_of}: got {sorted(actual)}, expected {sorted(expected)}.")
     return model
+
+
+def _check_sizes(described: Any, most: int, name: str = "") -> None:
+    """ValueError if a part has an axis longer than all tensors together, before anything of this length is made."""
+    if isinstance(described, dict | list):
+        for key, value in described.items() if isinstance(described, dict) else ((name, value) for value in described):
+            _check_sizes(value, most, key)
+    elif isinstance(described, int) and described > max(most, HARMLESS) and (name.startswith("n_") or name in LENGTHS):
+        raise ValueError(f"{name}: got {described:,}, but the file has {most:,} numbers.")
 
 
 def _part(described: dict[str, Any], name: str) -> Any:

@@ -54,20 +54,14 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
-    """Every test is served as if it were alone in its process: by kernels from the first call if it is marked so
-    or is long."""
+    """A test of sampling that needs more than two chains says so; long tests leave out checks that others make."""
     from oracles.operators import unchecked
-    from samplehold.inference.numerics.costs import kernels, spent
     from samplehold.switching.fitting import sampling
 
-    programs = "auto" if item.get_closest_marker("kernels") is None else "always"
-    mode = programs if item.get_closest_marker("slow") is None else "always"
-    spent.clear()
     typechecker.begin(item.nodeid.split("[")[0])
     checked = unchecked() if item.get_closest_marker("slow") else nullcontext()
-    with kernels(mode), pytest.MonkeyPatch.context() as patch, checked:
-        patch.setenv("SAMPLEHOLD_KERNELS", programs)  # of the processes that it starts as a user would
-        patch.setattr(sampling, "CHAINS", 2)  # a test that needs more says so
+    with pytest.MonkeyPatch.context() as patch, checked:
+        patch.setattr(sampling, "CHAINS", 2)
         return (yield)
 
 
@@ -86,10 +80,6 @@ def _cases_of_few(items: list[pytest.Item]) -> dict[str, list[pytest.Item]]:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    for item in items:  # of each kernel the quick part compiles one form
-        chosen = item.callspec.params.values() if hasattr(item, "callspec") else ()
-        if item.get_closest_marker("kernels") and any(value is torch.float32 for value in chosen):
-            item.add_marker(pytest.mark.slow)
     for cases in _cases_of_few(items).values():
         n = cases[0].get_closest_marker("few").args[0]
         chosen = {round(i * (len(cases) - 1) / max(1, n - 1)) for i in range(n)}

@@ -90,7 +90,7 @@ def test_a_quick_run_of_one_device_writes_nothing_unless_it_is_told_to(short, tm
     [
         (["--only", "markow"], "--only: got 'markow', expected some of markov, copy"),
         (["--only", ","], "--only: got no name"),
-        (["--out", "there"], "already"),
+        (["--out", "there"], "add --force"),
     ],
 )
 def test_what_cannot_be_run_is_said_in_one_line_before_anything_is_measured(given, said, tmp_path, monkeypatch):

@@ -54,7 +54,7 @@ def test_a_folder_is_fitted_and_its_states_are_written(folder, tmp_path):
 @pytest.mark.parametrize(
     ("more", "said"),
     [
-        (["--inputs", "b"], "--inputs: got b, but a folder or several processes take no inputs"),
+        (["--inputs", "b"], "--inputs: got b, but a folder or several processes do not support inputs"),
         (["--emission", "poisson"], "x: got -"),
         (["--columns", "a,c"], "columns: got 'c'"),
     ],
@@ -70,7 +70,7 @@ def test_results_are_not_overwritten_without_permission(folder, tmp_path):
     (tmp_path / "out" / "model").mkdir(parents=True)
     ran = fit(folder, tmp_path / "out")
     assert ran.exit_code == 2
-    assert "is there already" in ran.output
+    assert "exists; add --force to replace it" in ran.output
 
 
 def test_a_process_without_sequences_leaves_no_file_of_states(folder, tmp_path):

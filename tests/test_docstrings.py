@@ -21,7 +21,7 @@ from samplehold.switching.data.series import Given
 ROOMS = [getattr(sh, name) for name in sh.__all__ if inspect.ismodule(getattr(sh, name))]
 PUBLIC = {name: getattr(room, name) for room in (sh, *ROOMS) for name in dir(room) if not name.startswith("_")}
 PUBLIC = {name: member for name, member in PUBLIC.items() if not inspect.ismodule(member)}
-SECTION = re.compile(r"^(Arguments|Attributes|Arguments of methods):$")
+SECTION = re.compile(r"^(Arguments|More|Attributes|Arguments of methods):$")
 ENTRY = re.compile(r"([\w*]+(?:, [\w*]+)*):(?: |$)")
 LONGEST = 30  # words of a sentence
 RELATIVES = re.compile(r"^See Also:\n((?: {4}.+\n)+)\n", re.MULTILINE)
@@ -36,12 +36,12 @@ def is_ours(kind: type) -> bool:
 
 
 def entries(text: str | None, own: bool = False) -> Iterator[str]:
-    """The names under Arguments and Attributes; `own`: under Arguments alone."""
+    """The names under Arguments, More and Attributes; `own`: without Attributes."""
     inside, margin = False, -1
     for line in inspect.cleandoc(text or "").split("\n"):
         width = len(line) - len(line.lstrip())
         if SECTION.match(line):
-            inside, margin = not own or line == "Arguments:", -1
+            inside, margin = not own or line in ("Arguments:", "More:"), -1
         elif line and not width:
             inside = False
         elif inside and line:
@@ -189,6 +189,15 @@ def test_a_class_that_makes_one_of_several_shows_its_arguments():
     shown = inspect.signature(sh.AutoRegressive).parameters
     assert list(shown) == ["order", "n_features", "inputs", "lags", "switching", "prior", "covariance"]
     assert [shown[name].default for name in ("order", "n_features", "lags")] == [1, 1, "all"]
+
+
+def test_what_a_newcomer_sets_comes_first_in_fit():
+    """In every model, in the signature and in the docstring."""
+    first = ["x", "method", "restarts", "prior", "seed", "progress"]
+    for model in (sh.SwitchingSSM, sh.Segments, sh.LinearSSM, sh.SwitchingLinearSSM, sh.FactorialSSM, sh.LayeredSSM):
+        assert list(inspect.signature(model.fit).parameters)[1:7] == first
+    named = list(inspect.signature(sh.SwitchingSSM.fit).parameters)[1:-1]  # without self and further data
+    assert list(entries(sh.SwitchingSSM.fit.__doc__)) == named
 
 
 def test_faults_of_docstrings_are_found():

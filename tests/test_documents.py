@@ -1,6 +1,7 @@
 """Every Python block of the README and of the documents runs as it stands, in order."""
 
 import ast
+import importlib
 import inspect
 import re
 from collections import Counter
@@ -17,8 +18,6 @@ README = ROOT / "README.md"
 PAGES = sorted((ROOT / "docs").rglob("*.md"))
 DOCUMENTS = [page for page in PAGES if "\n```python\n" in page.read_text()]  # others run in the site's build
 BESIDE = {"dynamax.md": "dynamax"}  # pages whose blocks need a package that the extra of the tests has not
-
-pytestmark = pytest.mark.kernels
 
 
 @pytest.mark.slow
@@ -68,7 +67,34 @@ def test_every_public_name_has_one_place_in_the_reference():
     assert listed == Counter(names)
 
 
+def test_methods_of_users_come_first_on_the_page_of_a_model(monkeypatch):
+    """And internals last, under a heading of their own; every name in these lists is a member of something."""
+    addnodes, nodes = pytest.importorskip("sphinx.addnodes"), pytest.importorskip("docutils.nodes")
+    monkeypatch.syspath_prepend(ROOT / "docs" / "_extensions")
+    members = importlib.import_module("members")
+    pages = (samplehold.SwitchingSSM, samplehold.Fit, samplehold.FactorialSSM, samplehold.LayeredSSM)
+    known = {name for page in (*pages, samplehold.Segments) for name in dir(page)}
+    assert {*members.FIRST, *members.INTERNAL} <= known
+    assert not {*members.FIRST} & {*members.INTERNAL}
+
+    def page(name, kind, *inside):
+        content = addnodes.desc_content("", *(node for member in inside for node in (addnodes.index(), member)))
+        return addnodes.desc("", addnodes.desc_signature(fullname=f"Model.{name}"), content, objtype=kind)
+
+    model = page(
+        "Model", "class", *(page(name, "method") for name in ("at_ends", "chain", "fit", "forecast", "smooth"))
+    )
+    members.arrange(None, nodes.section("", model))
+    order = [node for node in model[-1] if not isinstance(node, addnodes.index)]
+    shown = [node[0]["fullname"] if isinstance(node, addnodes.desc) else node.astext() for node in order]
+    assert shown[:4] == ["Model.fit", "Model.smooth", "Model.forecast", "Model.chain"]
+    assert shown[4].startswith("Internals")
+    assert shown[5:] == ["Model.at_ends"]
+
+
 def test_every_tutorial_is_listed():
+    """By its only title, which is that of its page."""
     listed = (ROOT / "docs" / "tutorials" / "index.md").read_text()
     for notebook in (ROOT / "notebooks").glob("*.ipynb"):
-        assert f"]({notebook.name})" in listed
+        (title,) = re.findall(r"^# # (.+)$", notebook.with_suffix(".py").read_text(), re.MULTILINE)
+        assert f"[{title}]({notebook.name})" in listed

@@ -11,7 +11,7 @@ from samplehold.inference.scans.gated.op import gated_scan
 EMPTY = ((0,), (2, 0))
 
 
-@pytest.fixture(autouse=True, params=["never", "always"])
+@pytest.fixture(autouse=True, params=["plain", "native"])
 def form(request):
     """Plain forms answer as kernels do."""
     with sh.kernels(request.param):

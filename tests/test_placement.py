@@ -138,7 +138,7 @@ MAKERS = {"arange", "empty", "eye", "full", "linspace", "normal", "ones", "rand"
 MAKERS |= {"tensor", "zeros"}
 # kernels of operators, which torch's default does not reach, and what `study` runs, which sets it
 EXEMPT = re.compile(
-    r"/(cuda\w*|cpu\w*|naive)\.py$"
+    r"/(cuda\w*|native\w*)\.py$"
     r"|models/studies/(?!stability|information|next_token|forgetting|gradient_memory|past_in_gates|loglinear|windows)"
 )
 

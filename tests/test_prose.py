@@ -33,6 +33,9 @@ def own(text: str, kind: str = ".md") -> list[tuple[int, str]]:
         ("We run it in order to see.", "in order to"),
         ("It utilizes the gate.", "utilizes"),
         ("That is what there is.", "what there is"),
+        ("It is fast. Of data in files, a sample is read.", "Of data in files,"),
+        ("It takes paths as independent.", "takes paths as independent"),
+        ("The folder is there already.", "is there already"),
         ("The draw comes from the\nthe prior.", "the\nthe"),
     ],
 )

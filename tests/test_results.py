@@ -204,7 +204,6 @@ def fit(*arguments: object):
 def test_a_full_disk_ends_a_fit_with_one_line_and_status_2(tmp_path):
     most = 20_000  # bytes of a file: enough for the model, not for the posterior
     write(tmp_path / "out", "old")
-    (tmp_path / "cache").mkdir()  # of kernels, which cannot be kept either
     command = [sys.executable, "-m", "samplehold", "fit", NILE, "-c", "volume", "--restarts", "1", "--max-steps", "3"]
     done = subprocess.run(
         [*command, "-f", "-o", "out"],
@@ -212,14 +211,13 @@ def test_a_full_disk_ends_a_fit_with_one_line_and_status_2(tmp_path):
         capture_output=True,
         text=True,
         check=False,
-        env=os.environ | {"NUMBA_CACHE_DIR": str(tmp_path / "cache")},
         preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (most, most)),
     )
     assert (done.returncode, done.stderr.count("\n")) == (2, 1), done.stderr
     assert done.stderr.startswith("samplehold: --out: ")
     assert "File too large" in done.stderr
     assert texts(tmp_path / "out") == ["old"] * 4
-    assert names(tmp_path) == ["cache", "out"]
+    assert names(tmp_path) == ["out"]
 
 
 def test_a_result_that_is_a_folder_stops_a_fit_at_once(tmp_path):
@@ -319,6 +317,25 @@ def test_a_signal_ends_a_fit_with_the_best_so_far(tmp_path, monkeypatch, sent, s
     assert names(tmp_path / "out") == ["model", "plot.png", "posterior.nc", "states.csv"]
     assert bool(torch.isfinite(SwitchingSSM.load(tmp_path / "out" / "model").loc).all())
     assert signal.getsignal(signal.SIGTERM) is handler
+
+
+@pytest.mark.usefixtures("keys")
+@pytest.mark.parametrize("there", [False, True])
+def test_a_sampler_that_is_stopped_before_its_first_draw_leaves_nothing(tmp_path, monkeypatch, there):
+    report = Progress.__call__
+
+    def told(self, step, objective):
+        report(self, step, objective)
+        if self._title.startswith("NUTS"):
+            signal.raise_signal(signal.SIGTERM)
+
+    monkeypatch.setattr(Progress, "__call__", told)
+    if there:
+        write(tmp_path / "out", "old")
+    done = run("fit", NILE, "-c", "volume", "--restarts", 1, "--method", "nuts", "-f", "-o", tmp_path / "out")
+    assert done.exit_code == 143
+    assert "nuts was stopped before its first draw, so nothing was written" in done.stderr
+    assert texts(tmp_path / "out") == ["old"] * 4 if there else names(tmp_path / "out") == []
 
 
 def test_a_termination_after_the_fit_does_not_lose_it(tmp_path, monkeypatch):

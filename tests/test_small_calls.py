@@ -10,7 +10,6 @@ import samplehold as sh
 import torch
 from oracles.operators import unchecked
 
-pytestmark = pytest.mark.kernels
 PACKAGE = str(Path(sh.__file__).parent)
 TESTS = str(Path(__file__).parent)
 

@@ -70,7 +70,7 @@ def looks(function: Callable[[], Any]) -> list[str]:
     return found
 
 
-pytestmark = [pytest.mark.kernels, *([] if ON_CUDA else [pytest.mark.cpu("it sets up a device of its own")])]
+pytestmark = [*([] if ON_CUDA else [pytest.mark.cpu("it sets up a device of its own")])]
 
 MODELS = {
     "copy": (sh.Copy(2), sh.Normal(2)),

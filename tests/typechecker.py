@@ -8,6 +8,7 @@ test.
 from collections import Counter
 from collections.abc import Callable
 from functools import cache, wraps
+from inspect import signature
 from typing import Any
 
 import jaxtyping
@@ -80,6 +81,10 @@ def _first_calls(function: Any, typechecker: Any) -> Any:
         _calls[key] += 1
         if _calls[key] not in CHECKED:
             return function(*arguments, **named)
+        try:
+            signature(function).bind(*arguments, **named)
+        except TypeError:
+            return function(*arguments, **named)  # which says so in its own words
         if checked is None:
             checked = _jaxtyped(function, typechecker=typechecker)
         return checked(*arguments, **named)

@@ -2,6 +2,6 @@
 
 `linear_gaussian` has chains of real vectors, with records of means and covariances.
 
-In each folder `chain` has the public class, `op` its operators, `plain` and `naive` their plain forms, `cpu` the
-kernels.
+In each folder `chain` has the public class, `op` its operators, `plain` their plain forms, `native` and `cuda`
+the kernels.
 """

@@ -2,7 +2,7 @@ r"""Few long chains on a GPU: parts of their time run through the kernels as sep
 
 The kernels process a sequence step by step. If there are too few sequences to keep a device busy, each is cut into
 windows: a stretch whose results are used, and a margin before and after it. A chain forgets its start
-(`chains.cpu_parts` explains this), and the results are checked where windows meet. At the step before a stretch, the
+(`chains.parts` explains this), and the results are checked where windows meet. At the step before a stretch, the
 beliefs of a filter must agree, entry by entry, with those of the previous window, which started much earlier. At its
 first step, the beliefs of the smoother must agree too; they are the filter's times the messages from later steps.
 

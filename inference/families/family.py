@@ -142,7 +142,7 @@ def _apart(eta: Tensor, eta0: Tensor, family: VectorFamily[Any]) -> tuple[Tensor
     return family.kl(eta, eta0), family.mean(eta)
 
 
-relative: Variants = Variants(_apart, "relative")
+relative: Variants = Variants(_apart)
 """`VectorFamily.relative` of a family, which is the last argument."""
 
 

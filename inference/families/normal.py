@@ -263,7 +263,7 @@ def _mean_point(eta: Tensor) -> tuple[Tensor, Tensor]:
     return q.loc, q.df[..., None, None] * q.scale_matrix
 
 
-mean_point: Variants = Variants(_mean_point, "normal_mean_point")
+mean_point: Variants = Variants(_mean_point)
 """The expected location and precision for natural parameters of a NormalWishart."""
 
 
@@ -286,7 +286,7 @@ def _expected_normal(statistics: Tensor) -> ExpectedNormal:
     return ExpectedNormal(loc, chol, (volume - log_det(chol)) / 2, volume)
 
 
-expected_normal: Variants = Variants(_expected_normal, "expected_normal")
+expected_normal: Variants = Variants(_expected_normal)
 """The `ExpectedNormal` for expected statistics of a NormalWishart `[*plates, P]`."""
 
 

@@ -8,13 +8,19 @@ from torch import Generator, Tensor
 
 from ..numerics.checks import broadcast_shapes
 from ..numerics.deferred import refuse_if
+from ..numerics.gammas import LARGE, stirling_rest, stirling_slope
 
 LOG_2PI = math.log(2 * math.pi)
 
 
 def lgamma_gap(a0: Tensor, a: Tensor) -> Tensor:
     """lgamma(a0) minus its tangent at a, which is never negative; like terms are combined first to keep digits."""
-    return torch.lgamma(a0) - torch.lgamma(a) - (a0 - a) * torch.digamma(a)
+    large = (a0 >= LARGE) & (a >= LARGE)
+    high0, high, low0, low = a0.where(large, LARGE), a.where(large, LARGE), a0.where(~large, 1.0), a.where(~large, 1.0)
+    rests = stirling_rest(high0) - stirling_rest(high) - (high0 - high) * stirling_slope(high)
+    by_series = rests - scale_gap(high0, high, high0 - 0.5, high - 0.5)
+    direct = torch.lgamma(low0) - torch.lgamma(low) - (low0 - low) * torch.digamma(low)
+    return torch.where(large, by_series, direct)
 
 
 def scale_gap(rate0: Tensor, rate: Tensor, shape0: Tensor | float = 1.0, shape: Tensor | float = 1.0) -> Tensor:

@@ -7,11 +7,13 @@ import math
 from typing import NamedTuple
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Float
 from torch import Tensor
 
 from ..numerics.cholesky import rounding
 from ..numerics.op import Variants
+
+NEAR_FLOOR = 10.0  # times the floor: a variance that is no greater has fallen to it
 
 
 class Peak(NamedTuple):
@@ -19,7 +21,6 @@ class Peak(NamedTuple):
 
     loc: Float[Tensor, "*plates D"]
     precision: Float[Tensor, "*plates D D"]
-    collapsed: Bool[Tensor, "*plates"]
 
 
 def _peak(message: Tensor, floor: Tensor) -> Peak:
@@ -29,13 +30,13 @@ def _peak(message: Tensor, floor: Tensor) -> Peak:
     mean = first / n
     scatter = -2 * second.unflatten(-1, (dim, dim)) / n.unsqueeze(-1)
     covariance = scatter - mean.unsqueeze(-1) * mean.unsqueeze(-2)
-    # in units of the floor's square root a covariance with an eigenvalue below 1 has collapsed
+    # in units of the floor's square root
     unit, any_mass = floor.sqrt(), n.unsqueeze(-1) > 0
     scaled = torch.where(any_mass, covariance, 0.0) / (unit.unsqueeze(-1) * unit)
     variance, axes = torch.linalg.eigh(scaled.double())
     inverse = _inverse_of(axes, variance.clamp(min=1.0), scaled) / (unit.unsqueeze(-1) * unit)
     inverse = torch.where(any_mass, 0.5 * (inverse + inverse.mT), torch.nan)
-    return Peak(mean, inverse, (variance <= 1.0).any(-1))
+    return Peak(mean, inverse)
 
 
 def _inverse_of(axes: Tensor, variance: Tensor, like: Tensor) -> Tensor:
@@ -50,5 +51,5 @@ def _inverse_of(axes: Tensor, variance: Tensor, like: Tensor) -> Tensor:
     return torch.where(singular, held, (axes / variance.unsqueeze(-2)) @ axes.mT).to(like)
 
 
-peak: Variants = Variants(_peak, "normal_peak")
+peak: Variants = Variants(_peak)
 """The `Peak` of messages `[*plates, P]`, with covariances of at least diag(floor)."""

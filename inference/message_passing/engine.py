@@ -56,6 +56,9 @@ HALVINGS = 12  # of a step that would lower the bound
 ROUNDINGS = 16  # the number of roundings in a product and its sums
 _DENSITY = "eta", "prior", "family"  # the fields that determine a block's part of the bound and its statistics
 
+Known = tuple[Block, Tensor | None, Stats]
+"""A block, its divergence from its prior (or its normalizer if there is none), and its expected statistics."""
+
 __all__ = ["VMP", "Block", "Factor", "Run", "Sweep"]
 
 
@@ -125,7 +128,8 @@ class VMP:
         self._blocks = by_name(blocks, restarts, check)
         self.blocks: Mapping[str, Block] = MappingProxyType(self._blocks)
         self._factors = neighbors(self._blocks, self.factors)
-        self._moments: dict[str, tuple[Block, Tensor | None, Stats]] = {}
+        self._dtype = next(part for block in self._blocks.values() for part in tree_parts(block.eta)).dtype
+        self._moments: dict[str, Known] = {}
         self._optimal: frozenset[str] = frozenset()  # blocks at their optima given all others; no factor joins two
         self._stale = False  # whether a block follows replaced statistics, so that the bound has no meaning yet
         own = [part for b in self._blocks.values() if b.prior is None for part in tree_parts(b.eta)]
@@ -148,6 +152,10 @@ class VMP:
         self._outdate(block.name)
         if near is not None:
             self._moments[block.name] = replace(block, eta=None), None, near
+
+    def knows(self, name: str) -> bool:
+        """Whether the statistics of a block are known without an evaluation."""
+        return not self._waiting and self._is_known(name, self._blocks[name])
 
     def stats(self, name: str) -> Stats:
         """The current expected statistics of a block."""
@@ -263,7 +271,7 @@ class VMP:
             terms = torch.stack([alone, *of_factors()])
         total = terms.sum(0)
         total = torch.where(total.isfinite(), total, -torch.inf)
-        return total, ROUNDINGS * torch.finfo(terms.dtype).eps * terms.abs().sum(0)
+        return total, ROUNDINGS * torch.finfo(self._dtype).eps * terms.abs().sum(0)
 
     def step(self) -> None:
         """Update every block once."""
@@ -284,7 +292,7 @@ class VMP:
             terms, pairs = self._terms(), zip(tree_parts(old), tree_parts(self.stats(name)), strict=True)
             moves = [float((b - a).abs().max()) for a, b in pairs if b.numel()]  # paths of one step have no pairs
             elbo[name], change[name] = terms.sum(0), max(moves)
-            if block.step == 1 and bool(_fell(before, terms) & _fell(before, terms, self._rounding(block, old))):
+            if block.step == 1 and bool(self._fell(before, terms, self._rounding(block, old))):
                 raise ValueError(
                     f"block {name!r}: its update lowered the ELBO from {before.sum(0).tolist()} to "
                     f"{elbo[name].tolist()}; check that each factor uses all its arguments, and nothing that changes."
@@ -303,10 +311,10 @@ class VMP:
         """
         trace: list[Tensor] = []
         sweeps: list[Sweep] = []
-        terms, converged, start = None, False, dict(self._blocks)
+        terms, converged, start = None, False, self._now()
         try:
             while len(trace) < max_steps and not converged:
-                start = dict(self._blocks)
+                start = self._now()
                 with deferred() as checks:
                     last = terms if trace or self._stale or not self.ranks.alone else self._terms()
                     if record:
@@ -314,16 +322,18 @@ class VMP:
                     else:
                         self.step()
                     terms = self._terms()
-                    elbo, whole = terms.sum(0), all(block.step == 1 for block in start.values())
+                    elbo, whole = terms.sum(0), all(block.step == 1 for block in start[0].values())
                     before = trace[-1] if trace else torch.full_like(elbo, torch.nan)
                     settled = ((elbo - before).abs() <= tol * elbo.abs()).all()
-                    fell, converged = map(bool, checks.settle(_fell(terms if last is None else last, terms), settled))
+                    fell, converged = map(
+                        bool, checks.settle(self._fell(terms if last is None else last, terms), settled)
+                    )
                 if whole and fell and self.ranks.alone:
-                    self._restore(start)
+                    self._restore(*start)
                     self.sweep()
                 trace.append(elbo)
         except KeyboardInterrupt:
-            self._restore(start)
+            self._restore(*start)
             if not trace:
                 raise  # there is no result yet
             return Run(torch.stack(trace), len(trace), False, tuple(sweeps[: len(trace)]), interrupted=True)
@@ -331,8 +341,18 @@ class VMP:
 
     def select(self, restarts: Tensor) -> "VMP":
         """The same engine with some of the restarts, given by their indices; priors and factors are common to all."""
-        kept = (replace(b, eta=tree_map(lambda part: part[restarts], b.eta)) for b in self._blocks.values())
-        return VMP(kept, self.factors, len(restarts), check=False, linear=self.linear, ranks=self.ranks)
+
+        def some(tables: Stats) -> Stats:
+            return tree_map(lambda part: part[restarts], tables)
+
+        kept = [replace(block, eta=some(block.eta)) for block in self._blocks.values()]
+        selected = VMP(kept, self.factors, len(restarts), check=False, linear=self.linear, ranks=self.ranks)
+        for block in kept:  # what is known of them stays known
+            if self._is_known(block.name, self._blocks[block.name]):
+                divergence, mean = self._moments[block.name][1:]
+                selected._moments[block.name] = block, None if divergence is None else divergence[restarts], some(mean)
+        selected._optimal, selected._stale = self._optimal, self._stale
+        return selected
 
     def state(self, kept: Collection[str]) -> dict[str, Any]:
         """Natural parameters of the blocks `kept`, and what else an engine needs to go on with the same bits, if the
@@ -436,7 +456,7 @@ class VMP:
         apart = [n for n in common if all({*f.blocks} & {*common} == {n} for f in self._factors[n])]
         own = common if self.ranks.rank == 0 else []  # divergences count once
         own = own if self._idle else [*own, *(name for name in self._blocks if name not in common)]
-        zero = self._blocks[common[0]].eta.new_zeros(() if self.restarts is None else self.restarts)
+        zero = self._blocks[common[0]].eta.new_zeros(() if self.restarts is None else self.restarts).double()
 
         def compute() -> list[Tensor]:
             bound = self._own_terms(own, without).sum(0) if own else zero
@@ -511,19 +531,31 @@ class VMP:
         """
         sizes = [self._products(block, self.stats(name)) for name, block in self._blocks.items()]
         total = torch.stack([*sizes, self._products(before, old)]).sum(0)
-        return ROUNDINGS * torch.finfo(total.dtype).eps * total
+        return ROUNDINGS * torch.finfo(self._dtype).eps * total
 
     def _products(self, block: Block, stats: Stats) -> Tensor:
         pairs = zip(tree_parts(block.eta), tree_parts(stats), strict=True)
         parts = [self._total((eta * mean).abs().nan_to_num(0.0)) for eta, mean in pairs]  # 0 times infinity counts as 0
         return block.scale * torch.stack(parts).sum(0)
 
-    def _restore(self, blocks: Mapping[str, Block]) -> None:
+    def _now(self) -> tuple[dict[str, Block], dict[str, Known], frozenset[str], bool]:
+        """The blocks, and what is known of them."""
+        return dict(self._blocks), dict(self._moments), self._optimal, self._stale
+
+    def _restore(self, blocks: dict[str, Block], known: dict[str, Known], optimal: frozenset[str], stale: bool) -> None:
         self._blocks.update(blocks)
-        self._optimal, self._waiting, self._ready = frozenset(), [], {}
+        self._moments |= known
+        self._optimal, self._stale, self._waiting, self._ready = optimal, stale, [], {}
+
+    def _fell(self, before: Tensor, after: Tensor, rounding: Tensor | float = 0.0) -> Tensor:
+        """Whether the ELBO, the sum of these terms, fell by more than rounding explains; float32 cannot show this."""
+        size = torch.maximum(before.abs().sum(0), after.abs().sum(0))
+        size = 1e-10 * size if self._dtype == torch.float64 else torch.inf
+        return (after.sum(0) < before.sum(0) - size - rounding).any()
 
     def _total(self, plates: Tensor) -> Tensor:
-        """Sum over plates, but not over restarts."""
+        """Sum over plates, but not over restarts, in float64."""
+        plates = plates.double()
         return plates.sum() if self.restarts is None else plates.reshape(self.restarts, -1).sum(-1)
 
 
@@ -540,10 +572,3 @@ def _size(message: Stats) -> int:
     return (
         message.numel() if isinstance(message, Tensor) else sum(0 if part is None else part.numel() for part in message)
     )
-
-
-def _fell(before: Tensor, after: Tensor, rounding: Tensor | float = 0.0) -> Tensor:
-    """Whether the ELBO, the sum of these terms, fell by more than rounding explains; float32 cannot show this."""
-    size = torch.maximum(before.abs().sum(0), after.abs().sum(0))
-    size = 1e-10 * size if before.dtype == torch.float64 else torch.inf
-    return (after.sum(0) < before.sum(0) - size - rounding).any()

@@ -1,12 +1,14 @@
 """Numbers in any form as a tensor: one reader for tables, lengths, priors and tokens.
 
-Masked entries, and pandas' NA, are missing: NaN. Values that are not numbers raise an error with the argument's name.
+Masked entries, pandas' NA, and None in a list or an array of objects are missing: NaN. Values that are not numbers
+raise an error with the argument's name.
 """
 
 import sys
 from decimal import Decimal
 from itertools import chain
 from numbers import Integral, Real
+from types import NoneType
 from typing import Any
 
 import numpy as np
@@ -25,7 +27,7 @@ def numbers(x: Any, name: str) -> Tensor:
         name: of the argument, for error messages.
 
     Raises:
-        TypeError: complex numbers, text, dates, None or other objects; a sparse tensor, or one without values.
+        TypeError: complex numbers, text, dates, None alone or other objects; a sparse tensor, or one without values.
         ValueError: nested lists of unequal lengths.
     """
     if isinstance(x, Tensor):
@@ -110,6 +112,8 @@ def _array(x: Any, name: str) -> np.ndarray:
 def _nested(x: Any, name: str) -> np.ndarray:
     """Nested lists, level by level."""
     kinds = set(map(type, x))
+    if NoneType in kinds and not kinds & {list, tuple}:
+        return _objects(np.fromiter(x, dtype=object, count=len(x)), name)
     if kinds <= {float, int, bool}:
         array = np.asarray(x, dtype=np.float64 if not x else None)
         return array if array.dtype.kind in "biuf" else _objects(np.asarray(x, dtype=object), name)
@@ -130,7 +134,7 @@ def _unequal(name: str) -> ValueError:
 
 
 def _objects(array: np.ndarray, name: str) -> np.ndarray:
-    """Python's and pandas' numbers, with NA and masked ones."""
+    """Python's and pandas' numbers, with missing ones: None, NA, and masked."""
     na = getattr(sys.modules.get("pandas"), "NA", None)
     flat = array.ravel().tolist()
     if array.ndim and flat and all(isinstance(value, bool | np.bool_) for value in flat):
@@ -139,7 +143,7 @@ def _objects(array: np.ndarray, name: str) -> np.ndarray:
         return array.astype(np.int64)
 
     def number(value: Any) -> float:
-        if (na is not None and value is na) or value is np.ma.masked:
+        if value is None or (na is not None and value is na) or value is np.ma.masked:
             return np.nan
         if isinstance(value, Real | Decimal | np.bool_):
             try:

@@ -56,6 +56,9 @@ def check_same_dtype(
     None. Unless `values`, they may be on torch's device "meta"."""
     present = {name: table for name, table in tables.items() if table is not None or name not in optional}
     first = next(iter(present))
+    like: Any = present[first]
+    if _is_at_hand(like) and like.dtype in dtypes and all(_is_alike(x, like) for x in present.values()):
+        return
     for name, table in present.items():
         table = check_table(name, table, dtypes=dtypes, values=values)
         other = present[first]
@@ -65,6 +68,37 @@ def check_same_dtype(
                 f"{name}: got {table.dtype} on {table.device}, but {first} is {other.dtype} on {other.device}; "
                 f"convert it with `{name}.to({first})`."
             )
+
+
+def _is_at_hand(table: Any) -> bool:
+    """Whether the numbers of a tensor can be read at once: it lies on the CPU, and nothing traces or maps it."""
+    return (
+        type(table) in (Tensor, torch.nn.Parameter)
+        and table.device.type == "cpu"
+        and table.layout == torch.strided
+        and table.numel() > 0
+        and not torch.compiler.is_compiling()
+        and not torch._C._are_functorch_transforms_active()
+    )
+
+
+def _is_alike(table: Any, other: Tensor) -> bool:
+    """Whether an object is a dense tensor of the same dtype and device."""
+    return (
+        isinstance(table, Tensor)
+        and table.dtype == other.dtype
+        and table.device == other.device
+        and table.layout == other.layout
+    )
+
+
+def _extremes(table: Tensor) -> tuple[float, float]:
+    """The least and the largest number of a tensor that is there; NaN if it holds NaN."""
+    if table.numel() == 1:
+        only = float(table.detach())
+        return only, only
+    least, most = table.detach().aminmax()
+    return float(least), float(most)
 
 
 def check_table(
@@ -118,7 +152,7 @@ def check_table(
         def complain() -> None:
             raise ValueError(f"{name}: got numbers that are not finite; give finite ones.")
 
-        refuse_if(~table.detach().isfinite().all(), complain)
+        refuse_if((0.0 * table.detach()).sum().isnan(), complain)  # 0 times what is not finite is NaN
     return ordinary(table)
 
 
@@ -152,7 +186,10 @@ def broadcast_shapes(*shapes: Sequence[int]) -> torch.Size:
 
     This is many times as fast as torch's function of this name, which also loads a library for algebra.
     """
-    return torch.Size(np.broadcast_shapes(*map(tuple, shapes)))
+    distinct = {tuple(shape) for shape in shapes if len(shape)}
+    if len(distinct) <= 1:
+        return torch.Size(*distinct)
+    return torch.Size(np.broadcast_shapes(*distinct))
 
 
 def common_batch(**shapes: Sequence[int] | None) -> torch.Size:
@@ -285,6 +322,8 @@ def shortest(lengths: Tensor) -> int:
 
 def check_weights(name: str, log_weights: Tensor) -> None:
     """Raise `ValueError` if a log-weight is NaN or +inf."""
+    if _is_at_hand(log_weights) and _extremes(log_weights)[1] < torch.inf:
+        return
     bad = ~(log_weights.detach() < torch.inf)
 
     def complain() -> None:
@@ -299,6 +338,8 @@ def check_weights(name: str, log_weights: Tensor) -> None:
 def check_start(log_initial: Tensor | None) -> None:
     """Raise `ValueError` unless each row of `log_initial` [*b, K] has a finite entry, and none is NaN or +inf."""
     if log_initial is None:
+        return
+    if log_initial.dim() == 1 and _is_at_hand(log_initial) and abs(_extremes(log_initial)[1]) < torch.inf:
         return
     bad = ~(log_initial.detach().amax(-1).abs() < torch.inf)
 
@@ -325,6 +366,9 @@ def check_possible(
         tables: log-weights by step, [*b, T, n] with batch axes that broadcast. They are searched for NaN and +inf, so
             the message can distinguish a bad number from an impossible observation.
     """
+    finite = total is None or (_is_at_hand(total) and max(map(abs, _extremes(total))) < torch.inf)
+    if finite and _is_at_hand(failed_step) and _extremes(failed_step)[1] < 0:
+        return
     bad = (failed_step >= 0).any()
     beyond = None if total is None else total.isinf().any()
 

@@ -86,7 +86,7 @@ def _by_numpy(matrix: Tensor) -> Tensor:
     if matrix.numel() > SMALL or differentiated(matrix):
         return _by_torch(matrix)
     try:
-        chol = np.linalg.cholesky(matrix.detach().numpy())
+        chol = np.linalg.cholesky(matrix.detach().resolve_neg().numpy())
     except np.linalg.LinAlgError:
         return _by_torch(matrix)
     return torch.from_numpy(chol) if np.isfinite(chol.sum()) else _by_torch(matrix)
@@ -140,6 +140,6 @@ log_det: Variants = Variants(_log_det)
 def _log_det_by_numpy(chol: Tensor) -> Tensor:
     if chol.numel() > SMALL or differentiated(chol):
         return _log_det(chol)
-    diagonal = chol.detach().numpy().diagonal(0, -2, -1)
+    diagonal = chol.detach().resolve_neg().numpy().diagonal(0, -2, -1)
     with np.errstate(invalid="ignore", divide="ignore"):  # like torch, without warnings about invalid factors
         return torch.from_numpy(np.asarray(2 * np.log(diagonal).sum(-1)))

@@ -31,6 +31,14 @@ def stirling_rest(a: Float[Tensor, "*n"]) -> Float[Tensor, "*n"]:
     return torch.where(is_large, inverse * total, direct)
 
 
+def stirling_slope(a: Float[Tensor, "*n"]) -> Float[Tensor, "*n"]:
+    r"""$\delta'(a)$ of numbers from `LARGE` on."""
+    square, total = a.square().reciprocal(), torch.zeros_like(a)
+    for i, coefficient in reversed([*enumerate(SERIES)]):
+        total = total * square - (2 * i + 1) * coefficient
+    return square * total
+
+
 def stirling_slopes(a: Float[Tensor, "*n"]) -> tuple[Float[Tensor, "*n"], Float[Tensor, "*n"]]:
     r"""The first two derivatives of $\delta(e^y)$ in y at positive numbers $a = e^y$, to six digits or more."""
     is_large = a >= VAST

@@ -42,7 +42,8 @@ def transition_probabilities(
              [0.0000, 1.0000]]], dtype=torch.float64)
     """
     wide, n_states = generator.double(), generator.shape[-1]
-    fastest = wide.detach().diagonal(dim1=-2, dim2=-1).neg().amax().clamp_min(torch.finfo(wide.dtype).tiny)
+    exits = wide.detach().diagonal(dim1=-2, dim2=-1).neg().flatten()
+    fastest = torch.cat([exits, exits.new_full((1,), torch.finfo(wide.dtype).tiny)]).amax()  # without gaps too
     expected = (fastest * gaps.detach().double()).clamp_max(MOST)
     halvings = expected.clamp_min(1.0).log2().ceil().nan_to_num(0.0)  # rates that are not numbers have no table
     share = (expected * torch.exp2(-halvings)).unsqueeze(-1)

@@ -2,9 +2,9 @@
 
 An `Op` is a `torch.library` operator. What it computes is said by a plain implementation, in torch alone, which serves
 every device; `kernel` registers a faster one for some device, which serves where the tensors lie there. Nothing else in
-the package asks for a device. Beside the file of the plain form stands one file a device, `cpu` or `cuda`, that
-registers what it has; it is imported when the first kernel for that device is to serve. On the CPU that is once the
-work in this process repays compiling it, as `costs` says; a derivative has the form of the value that it belongs to.
+the package asks for a device. Beside the file of the plain form stands one file a device, `native` for the CPU or
+`cuda`, that registers what it has; it is imported when the first kernel for that device is to serve. A derivative has
+the form of the value that it belongs to.
 
 The derivative of an operator is that of its plain implementation, run again in the backward pass: so every result can
 be differentiated any number of times, whichever kernel computed it. Two things make derivatives faster: a `gradient` in
@@ -30,9 +30,11 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
+from ..native.library import library
 from .arrays import ordinary
 from .checks import DTYPES, HALVES, widened
-from .costs import Account, mode, same_form
+from .forms import mode, same_form
+from .interrupts import importing
 
 _NAMESPACE = __name__.partition(".")[0]  # samplehold, but where its files are imported under another name
 _DEVICES = "cpu", "cuda"
@@ -63,12 +65,10 @@ class Kernels:
 
     Arguments:
         plain: the form for all other devices, in torch alone.
-        name: under which `costs.COSTS` knows what compiling takes; None: nothing is compiled.
     """
 
-    def __init__(self, plain: Function, name: str | None = None) -> None:
+    def __init__(self, plain: Function) -> None:
         self.plain = plain
-        self._account = Account(name)
         self._kernels: dict[str, tuple[Function, Callable[..., bool]]] = {}
 
     def kernel(self, device: str, takes: Callable[..., bool] = _anything) -> Callable[[Function], Function]:
@@ -87,7 +87,7 @@ class Kernels:
     def find(self, device: str, arguments: Sequence[Any]) -> Function | None:
         """The kernel that is to serve these arguments, of which the tensors lie on a device, if there is one."""
         device = _stand_ins.get(device, device)
-        if not (self._account.repays(arguments) if device == "cpu" else mode() != "never"):
+        if mode() == "plain":
             return None
         load_kernels(self.plain.__module__.rpartition(".")[0], device)
         function, takes = self._kernels.get(device, (None, _anything))
@@ -119,7 +119,7 @@ class Op(Kernels):
         by_sequence: bool = False,
     ) -> None:
         self.name: str = schema.partition("(")[0]
-        super().__init__(plain, self.name)
+        super().__init__(plain)
         self.schema, self.fake, self.gradient = schema, fake, gradient
         self.by_sequence = by_sequence
         self._last = threading.local()
@@ -143,13 +143,18 @@ class Op(Kernels):
             return self.plain(*arguments)
         device = _computed_only(arguments)
         if device in _DEVICES:
-            return self._serve(device, *arguments)
+            return self._serve(device, *[x.resolve_neg() if isinstance(x, Tensor) else x for x in arguments])
         recorded = torch.is_grad_enabled() and not torch.compiler.is_compiling()
         if recorded and any(isinstance(x, Tensor) and x.is_inference() for x in arguments):
             arguments = tuple(ordinary(x) if isinstance(x, Tensor) else x for x in arguments)
         return self.overload(*arguments)
 
     def _serve(self, device: str, *arguments: Any) -> Any:
+        if device == "cpu":  # a kernel would read an address of another device
+            for i, x in enumerate(arguments):
+                if isinstance(x, Tensor) and not x.is_cpu:
+                    name = self.overload._schema.arguments[i].name
+                    raise TypeError(f"{name}: got a tensor on {x.device}, but others are on cpu.")
         function = self.find(device, arguments)
         self._last.compiled = function is not None
         return _contiguous(self.plain(*arguments)) if function is None else function(*arguments)
@@ -186,7 +191,7 @@ class Op(Kernels):
     def _save(self, ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
         outputs = output if isinstance(output, tuple) else (output,)
         if _is_traced():
-            ctx.compiled = mode() != "never"
+            ctx.compiled = mode() == "native"
         else:  # nothing ran on torch's device "meta"
             ctx.compiled = not outputs[0].is_meta and self._last.compiled
         ctx.set_materialize_grads(False)
@@ -201,8 +206,6 @@ class Op(Kernels):
         call = Call(inputs, saved[n:], ctx.needs_input_grad)
         if all(grad is None for grad in grads):
             return (None,) * n
-        if not ctx.compiled:
-            self._account.spend(call.inputs)
         with same_form(ctx.compiled):
             further = torch.is_grad_enabled() or transformed()
             result = self._by_adjoint(call, grads) if ctx.compiled and not further else None
@@ -325,24 +328,15 @@ def tensors(n: int) -> str:
 
 @cache
 def load_kernels(room: str, device: str) -> None:
-    """Have the kernels of a package for a device register themselves, if its compiler is there.
-
-    `NUMBA_DISABLE_JIT=1` keeps numba from compiling; the kernels are made of instructions that there are in
-    machine code alone.
-    """
-    if room.startswith(_NAMESPACE) and find_spec(f"{room}.{device}") is not None and compiles(device):
-        import_module(f"{room}.{device}")
+    """Have the kernels of a package for a device register themselves, if its library or compiler is there."""
+    name = {"cpu": "native"}.get(device, device)
+    with importing():
+        if room.startswith(_NAMESPACE) and find_spec(f"{room}.{name}") is not None and _works(device):
+            import_module(f"{room}.{name}")
 
 
-@cache
-def compiles(device: str) -> bool:
-    if device == "cuda":
-        return find_spec("triton") is not None
-    try:
-        numba = import_module("numba")
-    except ImportError:  # no wheel for this machine
-        return False
-    return not getattr(getattr(numba, "config", None), "DISABLE_JIT", False)
+def _works(device: str) -> bool:
+    return library() is not None if device == "cpu" else find_spec("triton") is not None
 
 
 @contextmanager

@@ -9,7 +9,7 @@ from torch import Tensor
 
 
 def placed(tables: Sequence[Tensor], device: torch.device) -> list[Tensor]:
-    """The same tables, of one dtype, on a device, in one copy; tables that are there already are unchanged."""
+    """The same tables, of one dtype, on a device, in one copy; tables on this device are unchanged."""
     if all(table.device == device for table in tables):
         return list(tables)
     flat = torch.cat([table.reshape(-1) for table in tables]).to(device)

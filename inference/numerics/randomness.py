@@ -1,4 +1,11 @@
-"""Randomness: one rule for seeds, and one way to draw from tables of weights."""
+"""Randomness: one rule for seeds, one way to draw from tables of weights, and the lock of torch's global generator.
+
+The generator is one for all threads. A thread that seeds it for its own draws would lose their order if another thread
+drew from it meanwhile.
+"""
+
+import os
+import threading
 
 import torch
 from jaxtyping import Float, Int
@@ -9,16 +16,25 @@ from .scalars import check_integer
 Seed = int | torch.Generator | None
 """A number makes a draw repeatable; a generator advances; None is torch's global generator."""
 
+GLOBAL = threading.RLock()
+"""A thread holds it while it draws from torch's global generator, or uses what Pyro has once for all threads."""
+
+if hasattr(os, "register_at_fork"):  # a child has none of its parent's other threads, which would release it
+    os.register_at_fork(after_in_child=GLOBAL._at_fork_reinit)  # type: ignore[attr-defined]
+
 
 def generator_of(seed: object, device: torch.device | str = "cpu") -> torch.Generator | None:
-    """The generator of a seed.
+    """The generator of a seed; without a seed, one that torch's global generator seeds.
 
     Raises:
         TypeError: a seed of another kind.
         ValueError: a generator of another device; a number that torch does not accept.
     """
-    if seed is None:
+    if seed is None and (torch.compiler.is_compiling() or torch.device(device).type == "meta"):
         return None
+    if seed is None:
+        with GLOBAL:
+            seed = int(torch.randint(2**62, (), device="cpu"))
     if isinstance(seed, torch.Generator):
         if seed.device.type != torch.device(device).type:
             raise ValueError(f"seed: got a generator on {seed.device}, expected one on {device}.")

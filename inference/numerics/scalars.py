@@ -55,6 +55,34 @@ def check_integer(name: str, value: object, least: int = 1, most: int = MOST) ->
     return int(plain)
 
 
+def check_states(name: str, value: object, least: int = 1, n_axes: int = 2) -> int:
+    """A number of states, whose tables fit into the memory of this machine.
+
+    Arguments:
+        n_axes: the number of axes of states in the largest table.
+
+    Raises:
+        TypeError: not an integer.
+        ValueError: less than `least`, or more than memory holds.
+    """
+    n = check_integer(name, value, least)
+    size, memory = 8 * n**n_axes, _memory()
+    if size > memory:
+        raise ValueError(
+            f"{name}: got {n}, but a table of {' x '.join(n_axes * [str(n)])} numbers takes {size / 2**30:,.1f} GiB, "
+            f"and this machine has {memory / 2**30:,.1f} GiB of memory; use fewer states."
+        )
+    return n
+
+
+def _memory() -> float:
+    """The bytes of memory of this machine; infinity if the system does not say."""
+    try:
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (AttributeError, OSError, ValueError):
+        return math.inf
+
+
 def check_number(name: str, value: object, least: float | None = None, above: float | None = None) -> float:
     """The value as a finite float, at least `least`, greater than `above`.
 
@@ -117,8 +145,13 @@ def check_flag(name: str, value: object) -> bool:
 def check_kind(name: str, value: object, kinds: type[Kind] | tuple[type[Kind], ...], expected: str) -> Kind:
     """The value, an object of one of these classes; `TypeError` for other objects."""
     if not isinstance(value, kinds):
-        raise TypeError(f"{name}: got {type(value).__name__}, expected {expected}.")
+        raise TypeError(f"{name}: got {what(value)}, expected {expected}.")
     return value
+
+
+def what(value: object) -> str:
+    """What kind of object a value is, in errors."""
+    return f"the class {value.__name__}" if isinstance(value, type) else type(value).__name__
 
 
 def check_path(name: str, value: object) -> Path:

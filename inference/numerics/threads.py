@@ -84,13 +84,6 @@ def _work(data: bytes = bytes(1 << 15)) -> None:
     sha256(data)
 
 
-def zeros(*shape: int, dtype: torch.dtype) -> torch.Tensor:
-    """Zeros as in torch, aligned for vectors, without waking torch's threads; not for large tables."""
-    made = torch.empty(shape, dtype=dtype, device="cpu")
-    made.numpy().fill(0)
-    return made
-
-
 def sum_of_steps(table: torch.Tensor) -> torch.Tensor:
     """The sum over the last axis, with the same bits for any number of threads.
 

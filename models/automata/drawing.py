@@ -1,8 +1,8 @@
 """Figures of machines: circles (doubled for accepting states), and arrows labelled with their symbols.
 
-Of more than four symbols, a label has the first two and their number. Several layouts of networkx place the states, and
-the figure with the fewest arrows that cross each other, pass over states, or hide labels is chosen. A state from which
-no word can be accepted is grey.
+A label with more than four symbols shows the first two and their number. Several layouts of networkx place the states,
+and the figure with the fewest arrows that cross each other, pass over states, or hide labels is chosen. A state from
+which no word can be accepted is grey.
 """
 
 from dataclasses import dataclass

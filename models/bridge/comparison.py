@@ -33,6 +33,7 @@ from torch import Tensor, nn
 
 from ...inference.chains.contract import Chain, Filtered
 from ...inference.numerics.checks import naming
+from ...inference.numerics.interrupts import importing
 from ...inference.numerics.records import Record
 from ...inference.numerics.scalars import check_choice, check_kind
 from ...switching.base import Model
@@ -127,11 +128,11 @@ class Comparison:
         notes = []
         if self.order is not None and self.order.tolist() != sorted(self.order.tolist()):
             units = ", ".join(map(str, self.order.tolist()))
-            notes.append(f"The network's units {units} are taken for the model's states 0 to {len(self.order) - 1}")
+            notes.append(f"Units {units} of the network are matched to states 0 to {len(self.order) - 1}")
         if self.gates is not None:
             gates, unit = self.gates, self.gates.best
             notes.append(
-                f"Of the network's gates that of unit {unit} tells most of z: {float(gates.information[unit]):.3f} of "
+                f"The gate of unit {unit} has the most information about z: {float(gates.information[unit]):.3f} of "
                 f"{gates.entropy:.3f} nats, AUC {float(gates.auc[unit]):.3f} (exact: {gates.exact_information:.3f}, "
                 f"AUC {gates.exact_auc:.3f})"
             )
@@ -160,7 +161,8 @@ class Comparison:
 
     def to_xarray(self) -> "xr.Dataset":
         """All quantities by update, sequence, time and state; NaN after a sequence's end."""
-        from .comparison_views import dataset
+        with importing():
+            from .comparison_views import dataset
 
         return dataset(self)
 
@@ -174,7 +176,8 @@ class Comparison:
         Raises:
             ValueError: there is no such sequence; `steps` is not a range of its steps.
         """
-        from .comparison_views import plot_comparison
+        with importing():
+            from .comparison_views import plot_comparison
 
         return plot_comparison(self, sequence, slice(None) if steps is None else steps)
 

@@ -70,7 +70,8 @@ def read_gates(
 def _auc(gate: np.ndarray, posterior: np.ndarray) -> float:
     from sklearn.metrics import roc_auc_score
 
-    if not posterior.sum() > 0 or not (1 - posterior).sum() > 0:
+    least = len(gate) * np.finfo(np.float64).eps  # less is rounding
+    if not posterior.sum() > least or not (1 - posterior).sum() > least:
         return float("nan")
     labels = np.repeat([1, 0], len(gate))
     weights = np.concatenate([posterior, 1 - posterior])

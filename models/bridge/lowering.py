@@ -95,8 +95,8 @@ def _with_held_evidence(drawn: "Affine", held: "Affine", log_state: Tensor, prio
     """The network on logits of a model whose held steps emit from their state."""
     if gate == "linear":
         raise ValueError(
-            'gate: got "linear", but held steps emit from their state, and the gate compares two mixtures over '
-            'states; use gate="exact".'
+            'gate: got "linear", but observations at held steps depend on the state, so the gate compares two '
+            'mixtures over states; use gate="exact".'
         )
     states, features = drawn.weight.shape
     layer = LogitGRU(features, states, dtype=log_state.dtype, device=log_state.device)
@@ -204,9 +204,9 @@ def _check(model: nn.Module | Model, space: str) -> _Lowerable:
     drawn, held = parts[0].emission, parts[-1].emission
     if space == "probability" and not parts[-1].alike:
         raise ValueError(
-            f'space: got "probability", but held steps of this model emit from their state ({held.name}), so its '
-            'filter weighs every state by its likelihood, as no minGRU of probabilities does; use space="logit", which '
-            "comes the nearer the better x determines the gate, and measure the distance with `compare`."
+            'space: got "probability", but this model has no exact minGRU, because its observations while holding '
+            f'depend on the state ({held.name}). space="logit" gives an approximation, which is close if x shows '
+            "whether a step was a redraw; measure its distance with `compare`."
         )
     if type(drawn) is not type(held) or not isinstance(drawn, LINEAR):
         emits = drawn.name if len(parts) == 1 else f"{drawn.name} on {held.name}"

@@ -77,8 +77,10 @@ class EvidenceGRU(MinGRU):
 class LogitGRU(EvidenceGRU):
     r"""One minGRU layer on logits that adds the evidence of its input while it holds.
 
-    $$g_t = \sigma\big(\text{logsumexp}(W_v x_t + b_v) - \text{logsumexp}(W_h x_t + b_h)\big), \qquad
-    h_t = (1 - g_t)(h_{t-1} + W_e x_t + b_e) + g_t (W_v x_t + b_v)$$
+    $$\begin{gathered}
+    g_t = \sigma\big(\text{logsumexp}(W_v x_t + b_v) - \text{logsumexp}(W_h x_t + b_h)\big), \\[4pt]
+    h_t = (1 - g_t)(h_{t-1} + W_e x_t + b_e) + g_t (W_v x_t + b_v)
+    \end{gathered}$$
 
     This is a minGRU, $h_t = (1 - g_t) h_{t-1} + g_t v_t$, with the candidate $v = (W_v x + b_v) + \frac{1 - g}{g}
     (W_e x + b_e)$. With the weights of `as_rnn(model, space="logit")` the softmax of h is the per-step variational

@@ -117,7 +117,7 @@ def reversed_in_time(rows: Tensor, some: Observed) -> Tensor:
 def unpacked(packed: PackedSequence, lengths: object) -> tuple[Tensor, Tensor]:
     """Sequences [batch, T, F] and their lengths, in the order before packing."""
     if lengths is not None:
-        raise ValueError("lengths: given with a PackedSequence, which has its own lengths; leave them out.")
+        raise ValueError("lengths: a PackedSequence has its own lengths; leave them out.")
     return pad_packed_sequence(packed, batch_first=True)
 
 

@@ -45,7 +45,8 @@ def stable(network: Network, norm: str = "inf", lipschitz: float = 0.9, input_bo
     """Keep a network stable during training: its weights become functions that satisfy the conditions of Miller &
     Hardt.
 
-    In place, by `torch.nn.utils.parametrize`. Its `remove_parametrizations` keeps the current weights.
+    In place, by `torch.nn.utils.parametrize`. Its `remove_parametrizations` keeps the current weights. A network whose
+    weights are functions cannot be pickled or given to `torch.save`; save its `state_dict`.
 
     Arguments:
         network: `Elman`, `LSTM`, `GRU`, `MinGRU`, `MinLSTM` or `QRNN`, of any number of layers and one direction.

@@ -11,6 +11,7 @@ that history. The layer is exact inference only with `feedback=False`, where act
 """
 
 import math
+from abc import abstractmethod
 from dataclasses import dataclass
 from typing import Any
 
@@ -32,6 +33,55 @@ from .stack_lstm.op import Settings, Start, Weights, passes, stack_lstm
 from .stack_network import Options, Pass, StackRNN, StackRun, StackState
 
 
+class _FusedStackRNN(StackRNN):
+    """A network that takes all steps at once if its controller is an LSTM cell, where there is a kernel for that."""
+
+    def _pass(self, x: Tensor, hx: StackState | None, some: Observed, override: Tensor | None = None) -> Pass:
+        return (
+            self._fused(x, hx, some)
+            if x.shape[-2] and override is None and self._fusible(x)
+            else super()._pass(x, hx, some, override)
+        )
+
+    def _fusible(self, x: Tensor) -> bool:
+        plain = unchanged(self.controller, nn.LSTMCell) and unchanged(self.to_actions, nn.Linear)
+        return plain and self.feedback and passes.serving(x) is not None and not converting(x)
+
+    def _fused(self, x: Tensor, hx: StackState | None, some: Observed) -> Pass:
+        """All steps of an LSTM cell at once, with the same results as step by step."""
+        cell, linear, batch, T = self.controller, self.to_actions, x.shape[:-2], x.shape[-2]
+        assert isinstance(cell, nn.LSTMCell)
+        flat = x.reshape(math.prod(batch), *x.shape[-2:])
+        some = None if some is None else (some[0].reshape(-1), some[1].reshape(-1, T, 1))
+        state = self._started(hx, flat, T)
+        zeros = x.new_zeros(flat.shape[0], self.hidden_size)
+        hidden, memory = state.controller or (zeros, zeros)
+        gates, gates_bias = torch.cat([cell.weight_ih, cell.weight_hh], 1), cell.bias_ih + cell.bias_hh
+        past = None if some is None else ~some[1][..., 0].t()
+        done = stack_lstm(
+            flat.transpose(0, 1),
+            Start(hidden, memory, state.reading, self._joined(state.stack)),
+            Weights(gates, gates_bias, linear.weight, linear.bias),
+            self._settings()._replace(past=past, idle=self._idle(x)),
+        )
+        steps = [z.transpose(0, 1) for z in (done.hidden, done.cell, done.raw, done.reading)]
+        *controller, raw = (last(z, some).squeeze(1) for z in steps[:3])
+        state = StackState(tuple(controller), self._parted(done.stacks), done.reading[-1], raw)
+        output, _, raw, reading = (z.reshape(*batch, T, z.shape[-1]) for z in steps)
+        return Pass(output, reading, raw, state)
+
+    @abstractmethod
+    def _settings(self) -> Settings:
+        """The sizes of the stacks."""
+
+    def _joined(self, stack: Any) -> Tensor:
+        """A stack as one table."""
+        return stack
+
+    def _parted(self, stack: Tensor) -> Any:
+        return stack
+
+
 @dataclass(frozen=True, repr=False)
 class SuperpositionActions(Record):
     """Log-probabilities of push, pop, no-op (pop two, ...) and the value that a push puts on top, for every stack."""
@@ -40,7 +90,7 @@ class SuperpositionActions(Record):
     values: Float[Tensor, "*b T S V"]
 
 
-class SuperpositionStackRNN(StackRNN):
+class SuperpositionStackRNN(_FusedStackRNN):
     """A network with superposition stacks, whose cells are expectations over all histories.
 
     See `StackRNN` for its calls and errors.
@@ -51,8 +101,8 @@ class SuperpositionStackRNN(StackRNN):
         stacks: the number of stacks, each with its own actions and values; with several, training learns to use one
             sooner.
         n_read: cells that are read from the top of each stack.
-        most_pops: an action may pop up to this many cells (Yogatama et al. 2018). It pops or pushes; each action of
-            stacknn's `MultiPopStack` pops k cells, k = 0, 1, ..., and then pushes.
+        most_pops: an action may pop up to this many cells (Yogatama et al. 2018). Here an action pops or pushes. In
+            stacknn's `MultiPopStack` it does both: it pops k cells, then pushes.
         empty: the reading of an empty cell (-1 in the code of the 2015 paper).
         capacity: cells kept; a push on a full stack drops the deepest. None: all.
         controller, feedback, num_layers, bias, batch_first, dropout, device, dtype: see `StackRNN`.
@@ -146,37 +196,8 @@ class SuperpositionStackRNN(StackRNN):
         lengths = None if lengths is None else lengths[..., None]
         return StackMixture(log_action, values, capacity=self.capacity, lengths=lengths)
 
-    def _pass(self, x: Tensor, hx: StackState | None, some: Observed, override: Tensor | None = None) -> Pass:
-        return (
-            self._fused(x, hx, some) if override is None and self._fusible(x) else super()._pass(x, hx, some, override)
-        )
-
-    def _fusible(self, x: Tensor) -> bool:
-        plain = unchanged(self.controller, nn.LSTMCell) and unchanged(self.to_actions, nn.Linear)
-        return plain and self.feedback and passes.serving(x) is not None and not converting(x)
-
-    def _fused(self, x: Tensor, hx: StackState | None, some: Observed) -> Pass:
-        """All steps of an LSTM cell at once, with the same results as step by step."""
-        cell, linear, batch, T = self.controller, self.to_actions, x.shape[:-2], x.shape[-2]
-        assert isinstance(cell, nn.LSTMCell)
-        flat = x.reshape(math.prod(batch), *x.shape[-2:])
-        some = None if some is None else (some[0].reshape(-1), some[1].reshape(-1, T, 1))
-        state = self._started(hx, flat, T)
-        zeros = x.new_zeros(flat.shape[0], self.hidden_size)
-        hidden, memory = state.controller or (zeros, zeros)
-        gates, gates_bias = torch.cat([cell.weight_ih, cell.weight_hh], 1), cell.bias_ih + cell.bias_hh
-        past = None if some is None else ~some[1][..., 0].t()
-        done = stack_lstm(
-            flat.transpose(0, 1),
-            Start(hidden, memory, state.reading, state.stack),
-            Weights(gates, gates_bias, linear.weight, linear.bias),
-            Settings(self.stacks, self.value_size, self.n_read, self.empty, self.capacity, past, self._idle(x)),
-        )
-        steps = [z.transpose(0, 1) for z in (done.hidden, done.cell, done.raw, done.reading)]
-        *controller, raw = (last(z, some).squeeze(1) for z in steps[:3])
-        state = StackState(tuple(controller), done.stacks, done.reading[-1], raw)
-        output, _, raw, reading = (z.reshape(*batch, T, z.shape[-1]) for z in steps)
-        return Pass(output, reading, raw, state)
+    def _settings(self) -> Settings:
+        return Settings(self.stacks, self.value_size, self.n_read, self.empty, self.capacity)
 
     def _empty(self, n_steps: int, like: Tensor) -> tuple[Tensor, Tensor]:
         batch = like.shape[0]
@@ -215,7 +236,7 @@ class StratificationActions(Record):
     values: Float[Tensor, "*b T S V"]
 
 
-class StratificationStackRNN(StackRNN):
+class StratificationStackRNN(_FusedStackRNN):
     """A network with a stratification stack: fluid layers that are poured, drained and read by depth.
 
     See `StackRNN` for its calls and errors. Its stack is not a mixture of action histories, so there is no `mixture`;
@@ -275,6 +296,15 @@ class StratificationStackRNN(StackRNN):
         """
         actions, _ = self._acted(x, lengths)
         return strengths(actions.pour.movedim(-1, -2), actions.drain.movedim(-1, -2))
+
+    def _settings(self) -> Settings:
+        return Settings(self.stacks, self.value_size, 1, 0.0, None, layered=True)
+
+    def _joined(self, stack: tuple[Tensor, Tensor]) -> Tensor:
+        return torch.cat([stack[0].unsqueeze(-1), stack[1]], -1)
+
+    def _parted(self, stack: Tensor) -> tuple[Tensor, Tensor]:
+        return stack[..., 0], stack[..., 1:]
 
     def _empty(self, n_steps: int, like: Tensor) -> tuple[Any, Tensor]:
         batch = like.shape[0]

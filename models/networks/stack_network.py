@@ -246,8 +246,6 @@ class StackRNN(Listed):
         """x [*batch, T, input_size] with zeros past the lengths, and these as `observed` gives them."""
         x = batch_major(x, self.input_size, batch_first, weight_of(self, x))
         check_one_dtype(self.named_parameters(), x)
-        if x.shape[-2] < 1:
-            raise ValueError(f"x: got shape {list(x.shape)}, expected at least one step.")
         some = observed(x, lengths)
         return keep(x, some), some
 
@@ -263,6 +261,10 @@ class StackRNN(Listed):
             override = x.new_full((), torch.nan) if override is None else override
             override = torch.where(going[..., None], override, self._idle(x))
         state, steps = self._started(hx, flat, T), []
+        if not T:
+            sizes = self.hidden_size, state.reading.shape[-1], self.raw_size
+            output, reading, raw = (x.new_zeros(*batch, 0, n) for n in sizes)
+            return Pass(output, reading, raw, state)
         for t, x_t in enumerate(flat.unbind(1)):
             output, new = self._step(x_t, state, None if override is None else override[:, t])
             state = new if going is None or not t else _held(going[:, t], new, state)

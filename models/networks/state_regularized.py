@@ -73,7 +73,7 @@ class StateRegularized(Recurrent):
         TypeError: a cell of another kind; arguments that are not numbers. From every call: as for the cell.
         ValueError: a cell of several layers or both directions, a number of states less than 1, a temperature not
             greater
-            than 0, an unknown similarity or mode. From every call: as for the cell; a series without steps.
+            than 0, an unknown similarity or mode. From every call: as for the cell.
 
     `torch.export` unrolls the loop over steps, so an exported layer takes the number of steps of its example alone; the
     number of sequences may vary.
@@ -235,9 +235,11 @@ class StateRegularized(Recurrent):
         """Outputs [*b, T, H], alpha [*b, T, K] and path [*b, T] of rows [*b, T, I], and the states at the last step."""
         *batch, steps = rows.shape[:-1]
         if not steps:
-            raise ValueError(f"x: got shape {list(rows.shape)}, expected at least one step.")
+            output, alpha = (rows.new_zeros(*batch, 0, n) for n in (self.hidden_size, self.n_states))
+            path = None if mode == "soft" else rows.new_zeros(*batch, 0, dtype=torch.long)
+            return output, alpha, path, state
         uniform, track, chances, path = None, [], [], []
-        generator = generator_of(seed, rows.device)
+        generator = None if seed is None else generator_of(seed, rows.device)
         if mode == "sample":
             uniform = torch.rand(steps, *batch, generator=generator, dtype=torch.float64, device=rows.device)
         (seen, after), scores, centroids = self.reading(rows), self.scores(), self.centroids

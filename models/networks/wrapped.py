@@ -72,8 +72,8 @@ class _Wrapped(Listed, nn.RNNBase):
         x = self._fitting(x, self.batch_first)
         hx = self._started(hx, x.shape[:-2])
         some = observed(x, lengths)
-        if 0 in x.shape[:-2]:
-            return self._nothing(x)
+        if 0 in x.shape[:-1]:
+            return self._nothing(x, hx)
         if transformed() or (some is not None and (x.is_meta or torch.compiler.is_compiling())):
             out, state = self._looped(x, hx, some)
             return time_major(out, self.batch_first), state
@@ -103,7 +103,7 @@ class _Wrapped(Listed, nn.RNNBase):
         if hooked(self):
             return step_by_call(self, x, h)
         if 0 in x.shape[:-1]:
-            out, state = self._nothing(x.unsqueeze(-2))
+            out, state = self._nothing(x.unsqueeze(-2), h)
             return out.flatten(0, 1), state
         if transformed():
             out, state = self._looped(x.unsqueeze(-2), h, None)
@@ -123,10 +123,10 @@ class _Wrapped(Listed, nn.RNNBase):
     def _fitting(self, x: Tensor, batch_first: bool) -> Tensor:
         x = batch_major(x, self.input_size, batch_first, weight_of(self, x))
         check_one_dtype(((name, getattr(self, name)) for name in self._flat_weights_names), x)
-        if x.dim() > 3 or not x.shape[-2]:
+        if x.dim() > 3:
             raise ValueError(
-                f"x: got shape {list(time_major(x, batch_first).shape)}, expected one batch axis at most, and at "
-                "least one step; flatten the batch axes."
+                f"x: got shape {list(time_major(x, batch_first).shape)}, expected one batch axis at most; flatten the "
+                "batch axes."
             )
         return x
 
@@ -139,12 +139,13 @@ class _Wrapped(Listed, nn.RNNBase):
             return check_state(name, hx, expected, weight_of(self, hx), finite=name == "hx")
         return check_pair(name, hx, expected, self)
 
-    def _nothing(self, x: Tensor) -> tuple[Tensor, Any]:
-        """Outputs and states of a batch without sequences."""
+    def _nothing(self, x: Tensor, hx: Any) -> tuple[Tensor, Any]:
+        """Outputs and states of a batch without sequences, or without steps."""
         directions = 1 + self.bidirectional
-        out = x.new_zeros(0, x.shape[-2], directions * self.hidden_size)
-        state = x.new_zeros(directions * self.num_layers, 0, self.hidden_size)
-        return time_major(out, self.batch_first), (state, state) if isinstance(self, nn.LSTM) else state
+        out = x.new_zeros(*x.shape[:-1], directions * self.hidden_size)
+        state = x.new_zeros(directions * self.num_layers, *x.shape[:-2], self.hidden_size)
+        start = (state, state) if isinstance(self, nn.LSTM) else state
+        return time_major(out, self.batch_first), start if hx is None else hx
 
     def _looped(self, x: Tensor, hx: Any, some: Observed) -> tuple[Tensor, Any]:
         """The result of torch's kernels for x [*batch, T, input_size], step by step."""

@@ -1,8 +1,8 @@
 """Is one matrix on [x, h] faster than one on x and one on h?
 
 A step of an LSTM or an Elman network is the same either way (`to_joined`, `from_joined`); a GRU resets U h before it is
-added, and has to keep two. Of two matrices the one on x can be multiplied with all inputs of a sequence beforehand, as
-`torch.nn.LSTM` does. Timed on one thread: a whole sequence, forward, without gradients.
+added, and has to keep two. With two matrices, the product with all inputs of a sequence can come first, as in
+`torch.nn.LSTM`. Timed on one thread: a whole sequence, forward, without gradients.
 """
 
 import time

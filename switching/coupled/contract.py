@@ -29,6 +29,7 @@ from ...inference.families import CopyTables
 from ...inference.message_passing.apart import run_apart
 from ...inference.message_passing.engine import VMP
 from ...inference.numerics.checks import check_parts, naming
+from ...inference.numerics.interrupts import importing
 from ...inference.numerics.logs import log_complement, log_probability
 from ...inference.numerics.randomness import Seed, generator_of
 from ...inference.numerics.records import Record
@@ -46,7 +47,7 @@ from ..parameters import Parameter, Parameters, prefixed, widened
 from ..peers import explains_options
 from ..problem import Problem
 from ..program import sequence_plates
-from ..seeding import seeded
+from ..seeding import in_turn, seeded
 from ..user_priors import as_text, default_kinds, is_distribution
 from .joint import coordinates, marginals
 from .user_priors import KINDS, check_kinds, natural_priors
@@ -129,7 +130,7 @@ class FittedPaths(Record):
 class CoupledSSM(Model):
     """D copy chains of one model.
 
-    Methods take x as `SwitchingSSM` does, with `lengths`; results have one table or one column for each chain.
+    Methods accept x as `SwitchingSSM` does, with `lengths`; results have one table or one column for each chain.
     """
 
     made_of = ("chain_sizes", "emission", "chain_priors")
@@ -172,7 +173,7 @@ class CoupledSSM(Model):
 
     @property
     def prior_kinds(self) -> dict[str, type[Distribution]]:
-        """The distributions that a fit takes as priors, by parameter: those of the conjugate family."""
+        """The distributions that a fit supports as priors, by parameter: those of the conjugate family."""
         kinds = {name: KINDS[parameter.support] for name, parameter in self._of_chains.items()}
         for part in self.emission.parts:
             hyperparameters = part.emission.default_prior(1, None)
@@ -259,6 +260,7 @@ class CoupledSSM(Model):
     def _step(self, t: int, states: list[Tensor]) -> tuple[list[Tensor], Any]:
         """The sites of step t (from 1) given the previous states; the states, and the distribution of x_t."""
 
+    @in_turn()
     def forward(
         self, x: Tensor | None = None, *, n_steps: int | None = None, batch_shape: tuple[int, ...] = ()
     ) -> Tensor:
@@ -370,6 +372,7 @@ class CoupledSSM(Model):
         uniform = torch.rand(whole.shape, generator=generator, dtype=whole.dtype, device=whole.device)
         return CoupledSampled(self.of_product(joint), (uniform < whole) & (joint >= 0).unsqueeze(-1))
 
+    @explains_options
     def simulate(self, n_steps: int, batch_shape: tuple[int, ...] = (), *, seed: Seed = None) -> CoupledDraw:
         """A draw of states, gates and observations. A seed makes it repeatable and does not touch global state.
 
@@ -386,6 +389,7 @@ class CoupledSSM(Model):
             drawn = (table.new_zeros(*batch_shape, *table.shape[len(some) :]) for table in drawn)
         return CoupledDraw(*drawn)
 
+    @explains_options
     def forecast(self, x: Any, horizon: int, **given: Unpack[Given]) -> Forecast:
         """States, gates and observations at each of the `horizon` steps after the end of x.
 
@@ -480,12 +484,12 @@ class CoupledSSM(Model):
         x: Any,
         method: str = "em",
         restarts: int = 8,
+        *,
+        prior: str | Mapping[str, Any] | None = "weak",
+        seed: Seed = 0,
+        progress: bool = True,
         max_steps: int = 500,
         tol: float = 1e-6,
-        seed: Seed = 0,
-        prior: str | Mapping[str, Any] | None = "weak",
-        progress: bool = True,
-        *,
         group: Any = None,
         checkpoint: str | Path | None = None,
         every: float = 60.0,
@@ -496,8 +500,8 @@ class CoupledSSM(Model):
         Arguments:
             x, lengths: sequences and their lengths, as in `read`; or a `Series`.
             method: "em": points; "vmp": a posterior of the parameters.
-            restarts, max_steps, tol, seed, progress, group, checkpoint, every: as in `SwitchingSSM.fit`. Of data that
-                processes share, a checkpoint has the search on the sample; the steps with all data begin anew.
+            restarts, max_steps, tol, seed, progress, group, checkpoint, every: as in `SwitchingSSM.fit`. If
+                processes share the data, a checkpoint has the search on the sample; steps with all data begin anew.
             prior: "weak": the emission's prior is scaled to x, except for distributions that were set by `with_prior`.
                 A dictionary sets some, as `with_prior` does. None: no prior, for "em".
 
@@ -532,7 +536,8 @@ class CoupledSSM(Model):
         return replace(Fit.of(result, self.with_values(result.values)), paths=paths if groups else None)
 
     def _figures(self) -> Any:
-        from ..views import coupled_figures
+        with importing():
+            from ..views import coupled_figures
 
         return coupled_figures
 

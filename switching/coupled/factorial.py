@@ -75,7 +75,7 @@ class FactorialSSM(CoupledSSM):
     and for counts a `Gamma` of `rate_d`, the exponential of `loc_d`. The prior of the locations of normals depends on
     the precision, so it has no distribution by itself.
 
-    Methods take x as `SwitchingSSM` does. NaN is missing; single features are marginalised.
+    Methods accept x as `SwitchingSSM` does. NaN is missing; single features are marginalised.
 
     Raises:
         TypeError: sizes that are not whole numbers, or another emission.

@@ -27,12 +27,12 @@ KINDS: dict[Constraint, type[Distribution]] = {
 
 
 def check_kinds(prior: Mapping[str, Any], kinds: Mapping[str, type[Distribution]], of: str) -> None:
-    """Raise ValueError, with the distributions that a model takes, if it does not take one of these."""
+    """Raise ValueError, with the distributions that a model supports, if it does not support one of these."""
     for name, given in prior.items():
         if name in kinds and isinstance(given, (kinds[name], type)):  # a class has an error of its own
             continue
         taken = ", ".join(f"a {kind.__name__} of {place}" for place, kind in kinds.items())
-        raise ValueError(f"prior[{name!r}]: got {kind_of(given)}, but a {of} takes only conjugate priors: {taken}.")
+        raise ValueError(f"prior[{name!r}]: got {kind_of(given)}, but a {of} supports only conjugate priors: {taken}.")
 
 
 def natural_priors(

@@ -1,6 +1,8 @@
 """Batches of tables of pyarrow as blocks of rows."""
 
+import re
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -196,12 +198,28 @@ class TableReader:
         return Block(x, starts, keys, places, where, joins, times, beside, labels)
 
 
+@contextmanager
+def errors_of_columns(place: str) -> Iterator[None]:
+    """A block that makes columns of arrow, whose errors about values of several types name the column."""
+    pa = arrow()
+    try:
+        yield
+    except (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError) as error:
+        of = re.search(r"for column (.+) with type", str(error))
+        column = f"column {of[1]}" if of else "a column"
+        raise TypeError(
+            f"{place}: got values of several types in {column}; make them of one type, as by astype(str) or "
+            "pandas.to_numeric."
+        ) from None
+
+
 def table_of_frame(frame: Any, place: str, alone: bool = False, key: Any = None) -> Table:
     """A frame of pandas, polars or pyarrow, or another object with a stream of arrow, as a table. A stream is read
     once."""
     pa = arrow()
     if isinstance(frame, pd.DataFrame):
-        frame = pa.Table.from_pandas(frame, preserve_index=False)
+        with errors_of_columns(place):
+            frame = pa.Table.from_pandas(frame, preserve_index=False)
     if isinstance(frame, pa.RecordBatch):
         frame = pa.table(frame)
     reader = frame if isinstance(frame, pa.Table) else pa.RecordBatchReader.from_stream(frame)

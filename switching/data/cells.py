@@ -1,11 +1,13 @@
 """Numbers in arrays, nested lists and frames, as tensors."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any, TypeGuard
 
 import numpy as np
 import pandas as pd
 from torch import Tensor
+from torch.utils.data import DataLoader
 
 from ...inference.numerics.arrays import floating
 from .frames import plain
@@ -13,6 +15,24 @@ from .frames import plain
 
 def labelled(x: Any) -> TypeGuard[pd.DataFrame | pd.Series]:
     return isinstance(x, pd.DataFrame | pd.Series)
+
+
+def check_data(x: Any) -> None:
+    """Raise TypeError with a cure if x only leads to data: the name of a file, a loader of batches, groups of rows."""
+    kind, cure = type(x).__name__, ""
+    if isinstance(x, str | Path):
+        kind = f"text {str(x)[:60]!r}" if isinstance(x, str) else f"the path {x}"
+        cure = "read the file first, as by pandas.read_csv, or by sh.open_sequences if it is larger than memory"
+    elif isinstance(x, DataLoader):
+        cure = (
+            "its items are batches; give its dataset, as sh.open_sequences(x.dataset), or the tensor of all sequences"
+        )
+    elif isinstance(x, pd.api.typing.DataFrameGroupBy | pd.api.typing.SeriesGroupBy):
+        cure = "give the frame itself: sh.read_panel(frame, sequence=...) groups its rows; or dict(list(x))"
+    elif isinstance(x, Iterator):
+        cure = "give a list of sequences, as list(x), or sh.open_sequences(x) if they are larger than memory"
+    if cure:
+        raise TypeError(f"x: got {kind}, expected numbers; {cure}.")
 
 
 def to_tensor(x: Any, name: str) -> Tensor:
@@ -50,4 +70,5 @@ def is_ragged_list(x: Sequence[Any]) -> bool:
         return any(getattr(part, "ndim", 0) > 0 for part in x)
     if not all(isinstance(part, list | tuple) for part in x):
         return any(getattr(part, "ndim", 0) > 0 for part in x)
-    return any(not np.isscalar(value) for part in x for value in part[:1]) or len({len(part) for part in x}) > 1
+    first = (value for part in x for value in part[:1])
+    return any(not (value is None or np.isscalar(value)) for value in first) or len({len(part) for part in x}) > 1

@@ -10,9 +10,13 @@ from jaxtyping import Float
 from torch import Tensor
 
 from ..inputs import Inputs, columns_of, count_inputs, named_or_counted, select_columns
-from .cells import is_ragged_list, to_tensor
+from .cells import is_ragged_list, labelled, to_tensor
+from .matching import has_labels, matched
 from .packed import Packed
 from .series import Series, number
+
+CONSTANT = 1e-13  # spread of an input, relative to its size, below which it is constant
+DEPENDENT = 1e-10  # ratio of singular values of standardised inputs, below which they are dependent
 
 
 def named_columns(inputs: Any, names: Any, sequences: list[Any] | None) -> tuple[Any, tuple[str, ...] | None]:
@@ -60,10 +64,9 @@ def _in_one_order(tables: Sequence[Any]) -> list[Any]:
 
 
 def _columns_beside(names: Sequence[str], columns: Sequence[Any]) -> Any:
-    """Columns `[*b, T]` as one table `[*b, T, C]`; a frame if all have one index."""
-    first = columns[0]
-    if all(isinstance(column, pd.Series) and column.index.equals(first.index) for column in columns):
-        return pd.DataFrame(dict(zip(names, columns, strict=True)), index=first.index)
+    """Columns `[*b, T]` as one table `[*b, T, C]`; a frame if some have labels, by which the others are matched."""
+    index = next((column.index for column in columns if labelled(column) and has_labels(column.index)), None)
+    columns = [matched(column, index, f"inputs[{name!r}]") for name, column in zip(names, columns, strict=True)]
     tables = [to_tensor(column, f"inputs[{name!r}]") for name, column in zip(names, columns, strict=True)]
     for name, table in zip(names, tables, strict=True):
         if table.shape != tables[0].shape:
@@ -71,7 +74,10 @@ def _columns_beside(names: Sequence[str], columns: Sequence[Any]) -> Any:
                 f"inputs[{name!r}]: got shape {tuple(table.shape)}, but {names[0]!r} has {tuple(tables[0].shape)}; "
                 "give all inputs for the same steps."
             )
-    return torch.stack(tables, -1)
+    table = torch.stack(tables, -1)
+    if index is None or table.shape[:-1] != (len(index),) or table.requires_grad:
+        return table
+    return pd.DataFrame(table.numpy(force=True), index, list(names))
 
 
 def as_columns(table: Tensor, n_axes: int) -> Tensor:
@@ -140,37 +146,48 @@ def check_design(design: Tensor | None, expected: tuple[int, ...], inputs: Input
         )
 
 
-def check_rank(series: Series, inputs: Inputs, first: bool = False) -> None:
+def check_rank(series: Series, inputs: Inputs, owner: str, constant: str, first: bool = False) -> None:
     """Raise ValueError if some inputs and a constant are linearly dependent; names them.
 
     Arguments:
         inputs: those that one part of a model reads.
+        owner, constant: the part in words, and the name of its constant.
         first: whether it reads them at the first step of each sequence alone.
     """
     if not count_inputs(inputs) or series.inputs is None:
         return
     names = inputs if isinstance(inputs, int) else series.drivers
     places = columns_of(inputs, names if names is not None else count_inputs(inputs))
-    drives = ((part.drive.inputs, part.inside) for part in series.parts())
+    tables = ((part.drive.inputs, part.inside) for part in series.parts())
     steps = slice(0, 1) if first else slice(None)
-    tables = ((select_columns(table, places), inside) for table, inside in drives if table is not None)
-    rows = torch.cat([table[..., steps, :][inside[..., steps]] for table, inside in tables]).double()
+    columns = ((select_columns(table, places), inside) for table, inside in tables if table is not None)
+    rows = torch.cat([table[..., steps, :][inside[..., steps]] for table, inside in columns]).double()
     # what a start reads may be alike in all sequences, as one that matters to another part of the model too
     kept = (rows.amax(0) > rows.amin(0)).nonzero().flatten().tolist() if first else [*range(len(places))]
     rows = rows[:, kept]
     if len(rows) <= len(kept) or not kept:
         return
-    scale = rows.abs().amax(0)
-    design = torch.cat([torch.ones_like(rows[:, :1]), rows / torch.where(scale > 0, scale, 1.0)], 1)
-    _, sizes, directions = torch.linalg.svd(design, full_matrices=False)
-    if float(sizes[-1]) > 1e-10 * float(sizes[0]):
+    mean, scale = rows.mean(0), rows.std(0, correction=0)
+    for place in (scale <= CONSTANT * rows.abs().amax(0)).nonzero().flatten().tolist():
+        raise ValueError(
+            f"inputs: {_called(inputs, place)} is constant; {owner} has a constant of its own (`{constant}` at inputs "
+            "0). Drop the column."
+        )
+    _, sizes, directions = torch.linalg.svd((rows - mean) / scale, full_matrices=False)
+    if float(sizes[-1]) > DEPENDENT * float(sizes[0]):
         return
+    shares = directions[-1] * (mean / scale)  # of the constant that the dependent inputs add up to
     dependent = (directions[-1].abs() > 1e-6).nonzero().flatten().tolist()
-    called = ["a constant" if place == 0 else repr(_input_name(inputs, kept[place - 1])) for place in dependent]
+    called = ["a constant"] if float(shares.sum().abs()) > 1e-6 * float(shares.abs().sum()) else []
+    called += [repr(_input_name(inputs, kept[place])) for place in dependent]
     raise ValueError(
         f"{'initial_' * first}inputs: {' and '.join(called)} are linearly dependent, so their coefficients are not "
         "identified; leave one of them out."
     )
+
+
+def _called(inputs: Inputs, place: int) -> str:
+    return f"column {place}" if isinstance(inputs, int) else repr(inputs[place])
 
 
 def _input_name(inputs: Inputs, place: int) -> int | str:

@@ -10,6 +10,7 @@ import torch
 from jaxtyping import Bool
 from torch import Tensor
 
+from .matching import has_labels
 from .packed import Packed, rows_of
 from .series import Series, number
 
@@ -143,11 +144,17 @@ def _without_none(part: Any) -> Any:
     return np.where(missing, np.nan, table) if table.ndim and missing.any() else part
 
 
-def by_name(table: Any, names: Sequence[str] | None, argument: str) -> Any:
-    """A mapping, or a column with the names of sequences as its index, as a list in the order of these names."""
+def by_name(table: Any, series: Series, argument: str) -> Any:
+    """A mapping, or a column with the names of sequences as its index, as a list in the order of the sequences.
+
+    Raises:
+        ValueError: other names than those of the sequences.
+    """
+    names = series.sequences
     if isinstance(table, pd.Series) and names is not None and table.index.nlevels == 1 and not table.empty:
         keys = [str(key) for key in table.index]
-        if set(keys) != set(names) or len(keys) != len(names):
+        of_rows = not has_labels(table.index) or (series.stacked and table.index.equals(series.stacked.index))
+        if len(keys) != len(names) or (set(keys) != set(names) and of_rows):
             return table
         table = dict(zip(keys, table, strict=True))
     if not isinstance(table, Mapping):

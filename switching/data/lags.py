@@ -9,6 +9,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from .cells import to_tensor
+from .matching import matched_before
 from .packed import Packed
 from .scratch import BLOCK, Scratch
 from .series import Series
@@ -68,7 +69,7 @@ def read_before(before: Any, series: Series, order: int) -> Float[Tensor, "*b P 
         )
     shape = (*series.batch_shape, order, series.n_features)
     if isinstance(before, list | tuple) and before and len(shape) == 3 and not any(map(np.isscalar, before)):
-        tables = [_of_one(part, f"before[{i}]", series, order) for i, part in enumerate(before)]
+        tables = [_of_one(part, f"before[{i}]", series, order, i) for i, part in enumerate(before)]
         longest = max(map(len, tables))
         table = torch.stack([torch.nn.functional.pad(t, (0, 0, longest - len(t), 0), value=torch.nan) for t in tables])
     else:
@@ -80,9 +81,10 @@ def read_before(before: Any, series: Series, order: int) -> Float[Tensor, "*b P 
     return table.to(series.like)
 
 
-def _of_one(before: Any, name: str, series: Series, order: int) -> Float[Tensor, "P F"]:
+def _of_one(before: Any, name: str, series: Series, order: int, sequence: int = 0) -> Float[Tensor, "P F"]:
     """The table of one sequence; one observation `[F]`, or `[P]` of one feature, needs no second axis."""
-    table, n_features = to_tensor(before, name), series.n_features
+    index = series.index_of(sequence) if sequence < series.n_sequences else None
+    table, n_features = to_tensor(matched_before(before, index, name), name), series.n_features
     if table.ndim < 2 and (n_features == 1 or table.shape == (n_features,)):
         return table.reshape(-1, n_features)
     if table.ndim != 2 or table.shape[-1] != n_features:

@@ -43,19 +43,19 @@ def read_panel(
             are one sequence.
         time: the column that names the step of a row; None: the steps of each sequence are numbered.
         columns: the features; None: all columns that are not named otherwise. Empty cells are missing values.
-        inputs, dt, states, weights, noise: columns of the table with what `fit` takes under these names.
+        inputs, dt, states, weights, noise: columns of the table that `fit` accepts under these names.
 
     Returns:
         `Series` of B sequences, `[B, T, F]`, where T is the length of the longest; `[T, F]` if all rows are one
         sequence.
 
     Raises:
-        ValueError: no such column; an empty cell in `sequence` or `time`; a pair of both that occurs twice; times of a
-            sequence that are not in order.
+        ValueError: no such column; an empty cell in `sequence` or `time`; two rows with the same sequence and time;
+            times of a sequence that are not in order.
         TypeError: `frame` is not a frame; a feature that is not numeric.
 
     Warns:
-        UserWarning: times that are not evenly spaced, or that are partly missing: rows are taken as consecutive.
+        UserWarning: times that are not evenly spaced, or that are partly missing: rows are read as consecutive.
 
     See Also:
         `open_sequences`, for data larger than memory; `Formula`, which makes inputs; docs/how_to/panel.md, a worked

@@ -22,8 +22,9 @@ P = ParamSpec("P")
 R = TypeVar("R")
 EACH = """
 
-        With `ragged=True` the result is a list with such a record for each sequence alone, cut to its length, in the
-        order of x; for a dictionary of sequences it is a dictionary. No table is padded to the longest of all.
+        For a list of sequences the result is a list with such a record for each sequence, cut to its length. For a
+        dictionary of sequences it is a dictionary. For other data it is one record of padded tables. `ragged=True`
+        gives the list for all data, in the order of x, and `ragged=False` the padded tables.
         """
 
 
@@ -48,8 +49,8 @@ class Verb(Protocol[P, R]):
 def by_sequence(
     draws: bool = False, each: str | None = None
 ) -> Callable[[Callable[Concatenate[Any, P], R]], Verb[P, R]]:
-    """Give a method `verb(x, ..., **given)` of an object that can `read` the argument `ragged`. An object whose
-    sequences belong together refuses it by `check_apart(series)`.
+    """Give a method `verb(x, ..., **given)` of a model the argument `ragged`. A model whose sequences belong `together`
+    has tables for lists too, and refuses `ragged=True` by `check_apart(series)`.
 
     Arguments:
         draws: whether the method draws paths with its `seed`; then every group has other random numbers.
@@ -61,11 +62,14 @@ def by_sequence(
         shape = signature(verb)
 
         @wraps(verb)
-        def method(self: Any, x: Any, *args: Any, ragged: bool = False, **options: Any) -> Any:
-            if not check_flag("ragged", ragged):
+        def method(self: Any, x: Any, *args: Any, ragged: bool | None = None, **options: Any) -> Any:
+            if ragged is None and isinstance(x, Tensor):  # a table has a table
                 return verb(self, x, *args, **options)
             given = {name: options.pop(name) for name in Given.__annotations__ if name in options}
             series: Series = self.read(x, **given)
+            apart = series.listed and not self.together if ragged is None else check_flag("ragged", ragged)
+            if not apart:
+                return verb(self, series.as_table(), *args, **options)
             getattr(self, "check_apart", lambda series: None)(series)
             call = shape.bind(self, series, *args, **options)
             call.apply_defaults()
@@ -97,7 +101,7 @@ def by_sequence(
 
         parameters = list(shape.parameters.values())
         last = [parameters.pop()] if parameters[-1].kind is Parameter.VAR_KEYWORD else []
-        flag = Parameter("ragged", Parameter.KEYWORD_ONLY, default=False, annotation=bool)
+        flag = Parameter("ragged", Parameter.KEYWORD_ONLY, default=None, annotation=bool | None)
         vars(method)["__signature__"] = shape.replace(parameters=[*parameters, flag, *last])
         method.__doc__ = (verb.__doc__ or "").rstrip() + EACH
         return method

@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any, TypeGuard
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -13,15 +13,16 @@ from jaxtyping import Float
 from torch import Tensor
 
 from ...inference.numerics.checks import check_integers
+from .beside import in_rows, in_sequences, like_x, names_sequences, of_list, of_one
 from .cells import is_ragged_list, labelled, to_tensor
-from .design import as_columns, named_columns, places_of
-from .frames import plain
+from .design import named_columns
 from .knowledge import by_name, coded, with_noise, with_states, with_weights
-from .packed import Packed, padded, stored
+from .matching import labelled_by, matched_columns
+from .packed import Packed, stored
 from .series import Series, number, place
 from .stacked import Stacked, check_levels, common_index, name_of, panel_of
 from .timeline import check_times
-from .times import with_gaps
+from .times import numbered_times, with_gaps
 
 
 def read_series(
@@ -59,10 +60,12 @@ def read_series(
     """
     if dt is not None and time is not None:
         raise ValueError("time: was given with dt, the gaps between the times; give one of the two.")
-    dt, clock, drivers = (dt, "dt", None) if time is None else (time, "time", None)
+    dt, clock, drivers = (dt, "dt", None) if time is None else (numbered_times(time), "time", None)
+    if (inputs is not None or noise is not None) and labelled(x):
+        inputs, noise = (labelled_by(table, x.index.names) for table in (inputs, noise))
     if inputs is not None or input_names is not None:
         inputs, drivers = named_columns(inputs, input_names, list(x) if isinstance(x, dict) else None)
-    if labelled(x) and _names_sequences(x.index):
+    if labelled(x) and names_sequences(x.index):
         if lengths is not None:
             raise ValueError("lengths: was given with a panel, but its index names the sequences; leave it out.")
         check_levels(x.index, "x")
@@ -79,77 +82,43 @@ def read_series(
         if all(labelled(part) for part in x):
             labels = _list_labels(x, names, dt is not None)
         values, counts = _joined(x, n_features)
-        inputs = _beside(inputs, "inputs", counts)
-        dt = _beside(dt, clock, counts)
+        labels["listed"] = True
+        placed = partial(of_list, counts=counts, times=[part.index if labelled(part) else None for part in x])
     else:
         values = _values(x, n_features, "x")
         if lengths is not None and values.ndim == 2 and _counts(lengths, values).ndim == 1:
             rows = Stacked.by_lengths(_summing(lengths, values), x.index if labelled(x) else None)
             return read_stacked(x, rows, n_features, inputs, drivers, dt, states, weights, noise, clock)
+        index = None
         if labelled(x):
-            check_times([x.index], ["x"], dt is not None)
-            labels = {"index": x.index, "features": _features(x)}
+            index = x.index
+            check_times([index], ["x"], dt is not None)
+            labels = {"index": index, "features": _features(x)}
         counts = _read_lengths(lengths, values)
+        placed = partial(of_one, index=index)
     beside = (states, "states"), (weights, "weights"), (noise, "noise")
     for table, name in ((inputs, "inputs"), (dt, clock), *beside):
-        if table is not None and labelled(table) and _names_sequences(table.index):
+        if table is not None and labelled(table) and names_sequences(table.index):
             raise ValueError(f"{name}: has an index of sequence and time, but x does not; give both the same index.")
-    driven = [None if d is None else _beside_x(d, n, values) for n, d in (("inputs", inputs), (clock, dt))]
+    driven = [None if d is None else like_x(placed(d, n), n, values) for n, d in (("inputs", inputs), (clock, dt))]
     series = Series(values, counts, *driven, sequences=names, drivers=drivers, **labels)  # type: ignore[arg-type]
-    placed = partial(_beside, counts=counts) if isinstance(x, list | tuple) and counts is not None else _unchanged
-    return _with_knowledge(_finished(series, clock), states, weights, noise, names, placed)
+    return _with_knowledge(_finished(series, clock), states, weights, noise, placed)
 
 
-def _with_knowledge(
-    series: Series, states: Any, weights: Any, noise: Any, names: Sequence[str] | None, placed: Callable[..., Any]
-) -> Series:
+def _with_knowledge(series: Series, states: Any, weights: Any, noise: Any, placed: Callable[..., Any]) -> Series:
     """The series with known states, weights and noise; `placed(table, name, beyond=...)` makes tables of rows."""
     if states is not None:
-        numbers, labels = coded(by_name(states, names, "states"))
-        table = _beside_x(placed(numbers, "states", beyond=torch.nan), "states", series.x)
+        numbers, labels = coded(by_name(states, series, "states"))
+        table = like_x(placed(numbers, "states", beyond=torch.nan), "states", series.x)
         assert table is not None
         series = with_states(series, table, labels)
     for name, numbers, beyond, put in (("weights", weights, 1.0, with_weights), ("noise", noise, 0.0, with_noise)):
         if numbers is not None:
-            table = _beside_x(placed(by_name(numbers, names, name), name, beyond=beyond), name, series.x)
+            beside = matched_columns(by_name(numbers, series, name), series.features, name)
+            table = like_x(placed(beside, name, beyond=beyond), name, series.x)
             assert table is not None
             series = put(series, table)
     return series
-
-
-def _unchanged(table: Any, name: str, beyond: float) -> Any:
-    return table
-
-
-def with_steps_to_come(series: Series, horizon: int, inputs: Any, input_names: Any, dt: Any) -> Series:
-    """The series with inputs `[*batch, horizon, C]` and gaps `[*batch, horizon]` of the steps after its end.
-
-    Without axes for the batch, all sequences get the same.
-
-    Raises:
-        ValueError: inputs or gaps that the series itself does not have, of another shape, or under other names.
-    """
-    fields: dict[str, Any] = {}
-    for name, field, table in (("inputs", "inputs", plain(inputs, "inputs")), ("dt", "dt", plain(dt, "dt"))):
-        if table is None:
-            continue
-        if getattr(series, field) is None:
-            raise ValueError(f"{name}: was given for future steps, but the series has none; leave them out.")
-        if name == "inputs":
-            table, names = named_columns(table, input_names, None)
-            if names is not None and series.drivers is not None:
-                table = to_tensor(table, name)[..., places_of(series.drivers, names)]
-        past, axis = padded(getattr(series, field)), len(series.batch_shape)
-        ahead = to_tensor(table, name).to(past)
-        expected = (*past.shape[:axis], horizon, *past.shape[axis + 1 :])
-        if name == "inputs" and expected[-1] == 1 and ahead.shape in (expected[:-1], expected[axis:-1]):
-            ahead = ahead.unsqueeze(-1)
-        if ahead.shape not in (expected, expected[axis:]):
-            raise ValueError(
-                f"{name}: got shape {tuple(ahead.shape)}, expected {expected}: those of the {horizon} future steps."
-            )
-        fields[field] = torch.cat([past.narrow(axis, 0, series.n_steps), ahead.expand(expected)], axis)
-    return replace(series, **fields, checked=None) if fields else series
 
 
 def read_stacked(
@@ -178,54 +147,15 @@ def read_stacked(
     counts = torch.tensor(rows.lengths, device=table.device)
     values = rows.split(table, counts, torch.nan)
     driven = [
-        _beside_x(driver if driver is None else _driver(driver, name, n_axes, rows, counts), name, values)
+        like_x(driver if driver is None else in_sequences(driver, name, n_axes, rows, counts), name, values)
         for driver, name, n_axes in ((inputs, "inputs", 2), (dt, clock, 1))
     ]
     series = Series(values, counts, *driven, sequences=rows.names, drivers=drivers, **labels)  # type: ignore[arg-type]
 
     def placed(table: Any, name: str, beyond: float) -> Any:
-        return _in_rows(table, name, rows, counts, beyond)
+        return in_rows(table, name, rows, counts, beyond)
 
-    return _with_knowledge(_finished(series, clock), states, weights, noise, rows.names, placed)
-
-
-def _in_rows(table: Any, name: str, rows: Stacked, counts: Tensor, beyond: float) -> Tensor | Packed:
-    """Knowledge about steps, or about sequences, beside rows of several sequences."""
-    if isinstance(table, list | tuple) and table and is_ragged_list(table):
-        return _beside(table, name, counts, beyond)
-    numbers, n_rows = to_tensor(table, name), sum(rows.lengths)
-    by_panel = labelled(table) and _names_sequences(table.index)
-    of_sequences = name == "weights" and numbers.ndim == 1 and len(numbers) == len(counts) and not by_panel
-    n_axes = 0 if of_sequences else 2 if numbers.ndim == 2 and len(numbers) == n_rows else 1
-    return _driver(table, name, n_axes, rows, counts, beyond)
-
-
-def _beside_x(driver: Any, name: str, x: Tensor | Packed) -> Tensor | Packed | None:
-    """Inputs or gaps in the dtype and on the device of x."""
-    like = x.rows if isinstance(x, Packed) else x
-
-    def placed(table: Tensor, n_axes: int) -> Tensor:
-        if name == "time":  # whose differences are read
-            return table.to(like.device, torch.float64)
-        return as_columns(table.to(like), n_axes) if name == "inputs" else table.to(like)
-
-    if driver is None or isinstance(driver, Packed):
-        return None if driver is None else driver.map(lambda rows: placed(rows, 2))
-    return placed(to_tensor(driver, name), len(x.shape))
-
-
-def _driver(driver: Any, name: str, n_axes: int, rows: Stacked, counts: Tensor, beyond: float = 0.0) -> Tensor | Packed:
-    """Numbers beside several sequences, from rows like those of x or from a batch; `beyond` after the end of each."""
-    table = to_tensor(driver, name)
-    if name == "inputs":
-        table = as_columns(table, n_axes)
-    if labelled(driver) and _names_sequences(driver.index):
-        layout = panel_of(driver.index, name)
-        pairs = zip(layout.times, rows.times, strict=False)
-        if layout.names != rows.names or not all(theirs[: len(ours)].equals(ours) for theirs, ours in pairs):
-            raise ValueError(f"{name}: got an index other than that of x; give a row for each row of x, in its order.")
-        return layout.split(table, counts, beyond)
-    return rows.split(table, counts, beyond) if table.ndim == n_axes and len(table) == sum(rows.lengths) else table
+    return _with_knowledge(_finished(series, clock), states, weights, noise, placed)
 
 
 def _finished(series: Series, clock: str) -> Series:
@@ -253,13 +183,9 @@ def _check_beside_packed(series: Series, clock: str) -> None:
             raise ValueError(f"{name}: got shape {list(table.shape)}, expected {expected}, or a list like x.")
 
 
-def _names_sequences(index: Any) -> TypeGuard[pd.MultiIndex]:
-    return isinstance(index, pd.MultiIndex) and index.nlevels > 1
-
-
 def _alone(part: Any, name: str) -> Any:
     """One sequence from a list; the level of sequences is removed from its index."""
-    if not (labelled(part) and _names_sequences(part.index)):
+    if not (labelled(part) and names_sequences(part.index)):
         return part
     rows = panel_of(part.index, name)
     if len(rows.members) > 1:
@@ -312,22 +238,6 @@ def _joined(x: Sequence[Any], n_features: int) -> tuple[Tensor | Packed, Tensor]
         dtype = torch.promote_types(dtype, part.dtype)
     lengths = torch.tensor([part.shape[0] for part in parts], device=parts[0].device)
     return stored([part.to(dtype) for part in parts], lengths, torch.nan), lengths
-
-
-def _beside(driver: Any, name: str, counts: Tensor, beyond: float = 0.0) -> Any:
-    """Numbers beside a list of sequences: if they are a list of tables too, one table, with `beyond` after their
-    ends."""
-    if not isinstance(driver, list | tuple) or not driver or not is_ragged_list(driver):
-        return driver
-    tables = [to_tensor(part, f"{name}[{i}]") for i, part in enumerate(driver)]
-    for i, (table, steps) in enumerate(zip(tables, counts.tolist(), strict=False)):
-        if table.ndim != tables[0].ndim or len(table) < steps:
-            raise ValueError(f"{name}[{i}]: got shape {tuple(table.shape)}, expected a row for each of {steps} steps.")
-    if len(tables) != len(counts):
-        raise ValueError(f"{name}: got {len(tables)} tables for {len(counts)} sequences; give one for each.")
-    if len({table.shape[1:] for table in tables}) > 1:
-        raise ValueError(f"{name}: got tables of {[*{table.shape[-1] for table in tables}]} columns; give equal ones.")
-    return stored(tables, counts, beyond)
 
 
 def _values(x: Any, n_features: int, name: str) -> Tensor:

@@ -5,14 +5,34 @@ process, however that ends.
 """
 
 import mmap
+import os
 import tempfile
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 
 import torch
 from jaxtyping import Shaped
 from torch import Tensor
 
 BLOCK = 2**17  # rows that are read and written together
+
+
+@contextmanager
+def named_folder() -> Iterator[None]:
+    """Errors of the file name the folder of temporary files.
+
+    Raises:
+        ValueError: TMPDIR is not a folder; `tempfile` would take another one, perhaps without space.
+        OSError: the file cannot be made, written or mapped.
+    """
+    folder = os.environ.get("TMPDIR")
+    if folder and not os.path.isdir(folder):
+        raise ValueError(f"TMPDIR: there is no folder {folder}; make it, or set TMPDIR to another one.")
+    try:
+        yield
+    except OSError as error:
+        reason = f"{error.strerror or error}, in the folder of temporary files, which TMPDIR sets"
+        raise OSError(error.errno, reason, tempfile.gettempdir()) from error
 
 
 class Scratch:
@@ -32,7 +52,8 @@ class Scratch:
 
     def __init__(self, dtype: torch.dtype, row: tuple[int, ...]) -> None:
         self.dtype, self.row = dtype, row
-        self._file = tempfile.TemporaryFile(prefix="samplehold-")  # noqa: SIM115 it lives as long as the table
+        with named_folder():
+            self._file = tempfile.TemporaryFile(prefix="samplehold-")  # noqa: SIM115 it lives as long as the table
         self._map: mmap.mmap | None = None
         self._rows: Tensor | None = None
         self._n = 0
@@ -53,18 +74,20 @@ class Scratch:
     def append(self, rows: Shaped[Tensor, "n *row"]) -> None:
         """Write further rows; not after `rows()`."""
         table = rows.to(self.dtype).contiguous().cpu().numpy()
-        self._file.write(table.data.cast("B") if table.size else b"")
+        with named_folder():
+            self._file.write(table.data.cast("B") if table.size else b"")
         self._n += len(rows)
 
     def rows(self) -> Shaped[Tensor, "N *row"]:
         """The table as a tensor, whose numbers are read from the file when they are used."""
         if self._rows is None:
-            self._file.flush()
             shape = (self._n, *self.row)
             if self._n == 0 or 0 in shape:
                 self._rows = torch.empty(shape, dtype=self.dtype, device="cpu")
             else:  # a private copy of each page that is written to, so that the tensor is an ordinary one
-                self._map = mmap.mmap(self._file.fileno(), 0, access=mmap.ACCESS_COPY)
+                with named_folder():
+                    self._file.flush()
+                    self._map = mmap.mmap(self._file.fileno(), 0, access=mmap.ACCESS_COPY)
                 self._rows = torch.frombuffer(self._map, dtype=self.dtype).reshape(shape)
         return self._rows
 

@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar, TypedDict
+from typing import Any, ClassVar, NamedTuple, TypedDict
 
 import pandas as pd
 import torch
@@ -28,11 +28,16 @@ from .scratch import blocks_of
 from .stacked import Stacked
 from .timeline import time_index
 
+PADDED = 100  # the most steps of a padded table of results, for each step of the data
+LARGE = 10**6  # steps of a padded table that is always made
 TURN = 2**19  # steps of a part of a series that is in a file
 
 
 class Given(TypedDict, total=False):
-    """Optional inputs beside observations, as keywords of every method that takes x.
+    """Optional inputs beside observations, as keywords of every method with an argument x.
+
+    If x and such a table have an index of pandas, rows are matched by label; a label that is missing or occurs twice is
+    an error. If one of them has none, or only the default numbers of rows, rows are read in order.
 
     Entries:
         lengths: [*batch], the number of steps of each sequence; lists and panels have their own. For rows `[N, F]` of B
@@ -42,7 +47,8 @@ class Given(TypedDict, total=False):
         input_names: the names of the columns of `inputs`, if it has none. Without names, the columns are those that the
             model reads, in the order of `model.inputs`.
         dt: [*batch, T], the gap before each step, in steps; the gap before the first step is ignored.
-        time: [*batch, T], the times of the steps, which rise, in place of dt. Gaps are their differences.
+        time: [*batch, T], the times of the steps, which rise, in place of dt. Gaps are their differences:
+            of numbers, of dates in days, of periods in periods.
         states: knowledge about the states of a `SwitchingSSM`. `[*batch, T]` has the number or the label of the state
             of each step, and NaN, None, NA or -1 where it is unknown. Labels (text or categories) are states 0, 1, ...
             in sorted order, or in the order of the categories. `[*batch, T, K]` has weights, which multiply
@@ -93,6 +99,22 @@ class Drive(Record):
         return Drive(inputs, gaps, subjects, past, None if self.states is None else self.states[..., steps])
 
 
+class Scaling(NamedTuple):
+    """The numbers of inputs that a model reads: (inputs - origin) / unit, with a number of each column."""
+
+    origin: Float[Tensor, "C"]
+    unit: Float[Tensor, "C"]
+
+    def of(self, inputs: Float[Tensor, "*n C"]) -> Float[Tensor, "*n C"]:
+        """The inputs in these numbers."""
+        origin, unit = (number.to(inputs.device) for number in self)
+        return ((inputs.double() - origin) / unit).to(inputs)
+
+    def then(self, origin: Float[Tensor, "C"], unit: Float[Tensor, "C"]) -> "Scaling":
+        """These numbers, with another origin and unit of theirs."""
+        return Scaling(self.origin + self.unit * origin, self.unit * unit)
+
+
 @dataclass(frozen=True, repr=False)
 class Series(Record):
     """Observed sequences, their inputs and gaps, and their labels.
@@ -108,6 +130,7 @@ class Series(Record):
         features: the names of the features: for all sequences, or one tuple for each.
         sequences: the names of the sequences.
         drivers: the names of the inputs.
+        scaling: the origin and the unit of the inputs that a model or a fit reads; None: 0 and 1.
         states: the number of the known state of each step, -1 where unknown; or log weights of the states at each step.
         state_names: the labels of the states, if they have some.
         weights: the weight of each sequence in a fit.
@@ -118,6 +141,7 @@ class Series(Record):
         subject_names: the names of the subjects.
         stacked: the rows of the table from which the steps come, if they come from one table.
         frame: the kind of the user's frame, if it is not of pandas.
+        listed: whether the sequences came as a list or a mapping; then results are a list or a mapping too.
     """
 
     _NUMBERS: ClassVar = ("x", "inputs", "dt", "weights", "step_weights", "noise", "past")
@@ -133,6 +157,7 @@ class Series(Record):
     features: tuple[str, ...] | tuple[tuple[str, ...], ...] | None = None
     sequences: tuple[str, ...] | None = None
     drivers: tuple[str, ...] | None = None
+    scaling: Scaling | None = None
     states: Int[Tensor, "*b T"] | Float[Tensor, "*b T K"] | Packed | None = None
     state_names: tuple[str, ...] | None = None
     weights: Float[Tensor, "*b"] | None = None
@@ -143,6 +168,7 @@ class Series(Record):
     past: Float[Tensor, "*b T P F"] | Packed | None = None
     stacked: Stacked | None = field(default=None, repr=False, compare=False)
     frame: Frame | None = field(default=None, repr=False, compare=False)
+    listed: bool = field(default=False, repr=False, compare=False)
     checked: Any = field(default=None, repr=False, compare=False)  # the model parts that have checked the observations
 
     def _repr_html_(self) -> str:
@@ -295,10 +321,11 @@ class Series(Record):
 
     @property
     def design_rows(self) -> Float[Tensor, "n C"] | None:
-        """The inputs of the steps of all sequences, in the order of `parts`; None if there are none."""
+        """The inputs of the steps of all sequences, one sequence after another; None if there are none."""
+        if self.inputs is None:
+            return None
         drives = [(part.drive.inputs, part.inside) for part in self.parts()]
-        rows = [inputs[inside] for inputs, inside in drives if inputs is not None]
-        return torch.cat(rows) if rows else None
+        return self.joined([inputs[inside] for inputs, inside in drives if inputs is not None])
 
     @property
     def sequence_of_rows(self) -> Int[Tensor, "n"]:
@@ -331,7 +358,25 @@ class Series(Record):
         """The inputs and gaps of the observed steps and of future steps."""
         subjects = None if self.subjects is None else self.subjects.unsqueeze(-1)
         past = None if self.past is None else padded(self.past)
-        return Drive(self.design, self.gaps, subjects, past, None if self.states is None else self.certain_states)
+        inputs = self.design if self.scaling is None else self._read
+        return Drive(inputs, self.gaps, subjects, past, None if self.states is None else self.certain_states)
+
+    @property
+    def _read(self) -> Float[Tensor, "*b N C"] | None:
+        """The inputs that are read; after a sequence's end, those of the origin."""
+        if self.scaling is None or self.inputs is None:
+            return self.design
+        inputs = self.scaling.of(padded(self.inputs))
+        if self.lengths is None:
+            return inputs
+        steps = torch.arange(inputs.shape[-2], device=inputs.device)
+        ended = (steps >= self.lengths.unsqueeze(-1)) & (steps < self.n_steps)
+        return inputs.masked_fill(ended.unsqueeze(-1), 0.0)
+
+    def rescaled(self, origin: Float[Tensor, "C"], unit: Float[Tensor, "C"]) -> "Series":
+        """The series with another origin and unit of the inputs that are read."""
+        here = Scaling(torch.zeros_like(origin), torch.ones_like(unit)) if self.scaling is None else self.scaling
+        return replace(self, scaling=here.then(origin, unit))
 
     @property
     def drive(self) -> Drive:
@@ -415,6 +460,23 @@ class Series(Record):
         """A table with a row for each of `labels`, as a frame of the kind from which the series was read."""
         return table if self.frame is None else self.frame.like(table)
 
+    def as_table(self, cure: str = "use ragged=True for a list of results, or give") -> "Series":
+        """The series, for results that are padded tables of all sequences.
+
+        Arguments:
+            cure: the beginning of the cure in the error, before "sequences of similar length together".
+
+        Raises:
+            ValueError: nearly all of such a table would be padding.
+        """
+        if self.packed and (steps := self.n_sequences * self.n_steps) > max(LARGE, PADDED * len(self.like)):
+            raise ValueError(
+                f"x: got {self.n_sequences} sequences of {int(self.last.min()) + 1} to {self.n_steps} steps, whose "
+                f"padded table has {steps} steps, {steps // len(self.like)} times those of the data; {cure} "
+                "sequences of similar length together."
+            )
+        return replace(self, listed=False) if self.listed else self
+
     def steps_of(self, table: Shaped[Tensor, "..."]) -> Shaped[Tensor, "N *f"]:
         """The entries `[*b, T, ...]` of all steps inside their sequences, one sequence after another: `[N, ...]`."""
         return self.in_rows(table[self.inside])
@@ -452,7 +514,7 @@ class Series(Record):
             inputs, dt = (None if table is None else table[:, :longest] for table in (some(self.inputs), some(self.dt)))
         else:
             inputs, dt = some(self.inputs), some(self.dt)
-        names: Any = {"drivers": self.drivers, "subject_names": self.subject_names, "checked": self.checked}
+        names: Any = {name: getattr(self, name) for name in ("drivers", "scaling", "subject_names", "checked")}
         names["frame"] = self.frame and replace(self.frame, keys=None)
         return Series(some(self.x), lengths, inputs, dt, **names, **known)  # pyright: ignore[reportArgumentType]
 
@@ -559,7 +621,7 @@ class Series(Record):
         known = {"states": (self.states,), "weights": (self.weights, self.step_weights), "noise": (self.noise,)}
         for name, tables in (known | {"subjects": (self.subjects,)}).items():
             if any(table is not None for table in tables):
-                raise ValueError(f"{name}: was given, but {reader} takes none; leave it out.")
+                raise ValueError(f"{name}: was given, but {reader} does not support it; leave it out.")
 
     def check(self, check: Callable[["Series"], None]) -> None:
         """Call a function that raises a ValueError if something is wrong, for each of `parts`. An error has the number
@@ -581,14 +643,15 @@ class Series(Record):
         observations = self.observations[..., first : first + size, :]
         ends = self.last + 1 - first
         lengths = ends.clamp(1, observations.shape[-2])
-        drive = self.drive.at(slice(first, first + size))
+        here = slice(first, min(first + size, self.n_steps))
         known = self._by_step(lambda table: table.narrow(len(self.batch_shape), first, observations.shape[-2]))
         return Series(
             observations,
             lengths,
-            drive.inputs,
-            drive.gaps,
+            None if self.design is None else self.design[..., here, :],
+            None if self.gaps is None else self.gaps[..., here],
             drivers=self.drivers,
+            scaling=self.scaling,
             **known,
             weights=self.weights,
             subjects=self.subjects,
@@ -672,6 +735,7 @@ class Series(Record):
             frame=self.frame and self.frame.rows(slice(n) if self.stacked is None else self.stacked.members[sequence]),
             features=None if self.features is None else self.features_of(sequence),
             sequences=None if self.sequences is None else (self.sequences[sequence],),
+            listed=False,
         )
 
 

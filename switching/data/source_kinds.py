@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from ...inference.numerics.scalars import check_path
-from .arrow import TableReader, table_of_frame
+from .arrow import TableReader, errors_of_columns, table_of_frame
 from .cells import to_tensor
 from .panel import Choice
 from .scratch import BLOCK
@@ -280,7 +280,8 @@ class _Items:
                     f"{place}: got shape {column.shape} of {name!r}, expected columns [T] of one length, and a single "
                     "name of the sequence."
                 )
-        return arrow().table(columns)
+        with errors_of_columns(place):
+            return arrow().table(columns)
 
 
 def _column(column: Any, name: str) -> np.ndarray:

@@ -1,7 +1,7 @@
 """`open_sequences`: data larger than memory, read once, as a `Series` on disk.
 
 A source is a sequence of units: files, or items of a list. Each has places at which a sequence may begin: rows of a
-table, sequences of an array. Of several processes, each reads the sequences that begin in its part of all places.
+table, sequences of an array. Each of several processes reads the sequences that begin in its part of all places.
 """
 
 from collections.abc import Callable, Iterable, Iterator

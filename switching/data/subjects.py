@@ -9,6 +9,7 @@ import pandas as pd
 import torch
 from torch import Tensor
 
+from .knowledge import by_name
 from .series import Series
 
 SHOWN = 5  # names in an error
@@ -22,6 +23,7 @@ def with_subjects(series: Series, labels: Any) -> Series:
     """
     if labels is None:
         return series
+    labels = by_name(labels, series, "subjects")
     labels = labels.tolist() if hasattr(labels, "tolist") else labels
     names = [labels] if isinstance(labels, str | int) else list(labels)
     if len(names) != series.n_sequences:

@@ -126,6 +126,11 @@ def errors_named(path: Any, kind: str | None) -> Iterator[None]:
     pa = arrow()
     try:
         yield
+    except UnicodeDecodeError:
+        raise ValueError(
+            f"source: {path} cannot be read as {kind}: its names are not text in UTF-8; give a file of that format, or "
+            "save it in UTF-8."
+        ) from None
     except (pa.ArrowException, OSError, EOFError) as error:
         first = str(error).strip().split("\n")[0].rstrip(".")
         raise ValueError(f"source: {path} cannot be read as {kind} ({first}).") from None

@@ -193,7 +193,7 @@ def check_times(times: Sequence[pd.Index], names: Sequence[str], cured: bool = F
         ValueError: numbers, dates or periods that go back or occur twice.
 
     Warns:
-        UserWarning: they are not evenly spaced, and their rows are taken as consecutive steps.
+        UserWarning: they are not evenly spaced, and their rows are read as consecutive steps.
     """
     for index, name in zip(times, names, strict=True):
         step = out_of_order(index)
@@ -209,7 +209,7 @@ def check_times(times: Sequence[pd.Index], names: Sequence[str], cured: bool = F
         index = times[sequence]
         warn_user(
             f"{names[sequence]}: its {_axis(index)} is not evenly spaced, as from {label_text(index[step - 1])} to "
-            f"{label_text(index[step])}; rows are taken as consecutive steps. Insert empty rows for steps that are "
+            f"{label_text(index[step])}; rows are read as consecutive steps. Insert empty rows for steps that are "
             "missing, or give Copy or ContinuousMarkov dynamics the gaps, dt."
         )
 

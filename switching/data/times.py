@@ -1,12 +1,47 @@
 """Times of steps, as the gaps between them."""
 
+from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
 
+import numpy as np
+import pandas as pd
 import torch
 from torch import Tensor
 
 from .packed import Packed
 from .series import Series
+from .timeline import calendar
+
+DAY = pd.Timedelta(days=1)
+
+
+def numbered_times(times: Any) -> Any:
+    """Times with numbers in place of dates and periods, in the same form: dates and durations in days, periods in
+    periods. Other times are unchanged."""
+    if isinstance(times, Mapping):
+        return {name: numbered_times(part) for name, part in times.items()}
+    if isinstance(times, list | tuple) and len(times) and not isinstance(times[0], str) and np.ndim(times[0]):
+        return [numbered_times(part) for part in times]
+    if isinstance(times, Tensor | pd.DataFrame) or not np.ndim(times) or getattr(times, "dtype", None) in (float, int):
+        return times
+    if isinstance(times, pd.Series):
+        numbers = _numbers(calendar(pd.Index(times.to_list())))
+        return times if numbers is None else pd.Series(numbers, times.index)
+    table = np.asarray(times, dtype=object) if isinstance(times, list | tuple) else np.asarray(times)
+    labels = times if isinstance(times, pd.Index) else pd.Index(table.ravel())
+    numbers = _numbers(calendar(labels.infer_objects()))
+    return times if numbers is None else numbers.reshape(table.shape)
+
+
+def _numbers(index: pd.Index) -> np.ndarray | None:
+    """Dates, durations and periods as numbers, NaN where missing; None for other labels."""
+    if isinstance(index, pd.PeriodIndex):
+        return np.where(index.isna(), np.nan, index.asi8.astype(np.float64))
+    if isinstance(index, pd.DatetimeIndex):
+        index = index.tz_convert(None) if index.tz is not None else index
+        index = index - pd.Timestamp(0)
+    return np.asarray(index / DAY, dtype=np.float64) if isinstance(index, pd.TimedeltaIndex) else None
 
 
 def with_gaps(series: Series) -> Series:

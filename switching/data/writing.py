@@ -37,7 +37,7 @@ def whole_file(path: Path) -> Iterator[Path]:
     """The path of a new file that replaces a file when the block ends, or is removed if it ends by an error.
 
     Raises:
-        OSError: the file cannot be written; an existing file stays unchanged.
+        OSError: the file cannot be written; it names the path, and an existing file stays unchanged.
     """
     new = unfinished(path.parent, path.name)
     try:
@@ -48,8 +48,10 @@ def whole_file(path: Path) -> Iterator[Path]:
             if path.is_file():
                 shutil.copymode(path, new)
             os.replace(new, path)
-    except BaseException:
+    except BaseException as error:
         new.unlink(missing_ok=True)
+        if isinstance(error, OSError) and error.filename in (None, str(new)):  # as of a full disk
+            raise OSError(error.errno, error.strerror or str(error), str(path)) from error
         raise
     sync(path.parent)
     remove_unfinished(path.parent, path.name)

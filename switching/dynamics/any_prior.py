@@ -182,7 +182,7 @@ def check_prior(dynamics: Any, beside: str) -> None:
     for block in dynamics.any_priors:
         if beside:
             raise ValueError(
-                f"prior[{block.name!r}]: got {block.kind}, but {dynamics.name} with {beside} takes only a "
+                f"prior[{block.name!r}]: got {block.kind}, but {dynamics.name} with {beside} supports only a "
                 f"{block.default_kind} there; give one, or leave {beside} out."
             )
         block.sites(default)  # raises an error for another shape

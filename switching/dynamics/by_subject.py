@@ -54,6 +54,7 @@ class SubjectDynamics(Dynamics):
     inputs = delegated("dynamics")
     reads = delegated("dynamics")
     inputs_of = delegated("dynamics")
+    responses = delegated("dynamics")
     holds = delegated("dynamics")
     forward = delegated("dynamics")
     not_conjugate = delegated("dynamics")

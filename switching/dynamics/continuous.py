@@ -30,13 +30,16 @@ from ...inference.chains.contract import Chain, Marginals
 from ...inference.chains.markov.chain import MarkovChain
 from ...inference.numerics.checks import broadcast_shapes
 from ...inference.numerics.logs import log_probability
-from ...inference.numerics.scalars import check_integer
+from ...inference.numerics.scalars import check_states
+from ...inference.numerics.user_warnings import warn_user
+from ..data.packed import rows_of
 from ..data.series import Drive, Series
 from ..emissions.contract import ByGate
 from ..inputs import Inputs, named_or_counted
 from ..known import block_beside, held
 from ..parameters import Parameters, concentration, kept, read_table, widened
 from ..priors import Conjugate, Probabilities
+from ..responses import Positive, Response
 from .contract import NOTHING, Drawn, Dynamics, draw_state, pushed
 from .factors import by_state
 from .gaps import Entered, Steps, after_gaps, check_gaps, gaps_of, mean_gap
@@ -53,6 +56,9 @@ from .rates import (
     read_states,
     without_diagonal,
 )
+from .rows import InputWeights
+
+FORGOTTEN = 1e-3  # difference of the rows of a table, below which a step does not depend on the one before
 
 
 @dataclass(frozen=True, repr=False)
@@ -60,7 +66,7 @@ class ContinuousMarkov(Dynamics):
     """A hidden Markov chain in continuous time.
 
     Parameters `rates [K, K]`, indexed [old, new] with a diagonal of 0, in jumps per unit of time, and `initial_probs
-    [K]`, the distribution of the state at the first step. `with_values(rates=...)` takes a generator too, whose
+    [K]`, the distribution of the state at the first step. `with_values(rates=...)` accepts a generator too, whose
     diagonal is minus the sum of the others of its row. The unit of time is that of `dt`, the gaps between steps, or of
     `time`, the times of the steps. Without these all gaps are 1. With inputs there are `rates_weights [K, K, C]`, and
     the rate in the gap before step t is `rates[i, j] * exp(rates_weights[i, j] @ inputs[t])`.
@@ -74,15 +80,15 @@ class ContinuousMarkov(Dynamics):
             `states=`), the chain has entered it exactly then, or before the step before it. log p(x) is then a log
             density, in the unit of time. At other steps the state may have been entered at any time since the step
             before.
-        inputs: the inputs of the rates: C names, or their number. Priors of rates are then those at inputs 0; the
-            weights have normal priors of scale 2.5, so use inputs of about unit variance.
+        inputs: the inputs of the rates: C names, or their number. Priors of rates are then those at the mean inputs of
+            a fit. The weights have normal priors of scale 2.5, for inputs of unit variance, to which a fit scales them.
         initial: the distribution of the first state. "free": a parameter, `initial_probs`. Or K probabilities.
         initial_prior: Dirichlet concentration of the first state, scalar or [K].
         rate_prior: shape and rate of the Gamma prior of each rate; each is a number or [K, K]. They count shape - 1
             jumps, and a time in the state. None: 1, and the mean gap of the data.
 
     Fits order the states by their locations, unless a mask, absorbing states or probabilities of the first state tell
-    them apart. EM, SVI and NUTS take these dynamics, message passing does not.
+    them apart. EM, SVI and NUTS support these dynamics, message passing does not.
 
     Raises:
         TypeError: a number of states that is not an integer; a mask that has no truth values.
@@ -115,7 +121,7 @@ class ContinuousMarkov(Dynamics):
     may_need_states: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "n_states", check_integer("n_states", self.n_states))
+        object.__setattr__(self, "n_states", check_states("n_states", self.n_states))
         object.__setattr__(self, "inputs", named_or_counted(self.inputs))
         for name in ("absorbing", "exact"):
             object.__setattr__(self, name, read_states(getattr(self, name), name, self.n_states))
@@ -147,6 +153,13 @@ class ContinuousMarkov(Dynamics):
         return reach > 0
 
     @property
+    def responses(self) -> tuple[Response, ...]:
+        if not self.n_inputs:
+            return ()
+        inputs: Any = {WEIGHTS: self.inputs}
+        return (Response(NAME, Positive(), inputs, ("rates_shape", "rates_time")),)
+
+    @property
     def forward(self) -> bool:
         return self.n_states > 1 and not bool(self.possible.tril(-1).any())
 
@@ -170,6 +183,8 @@ class ContinuousMarkov(Dynamics):
         if isinstance(self.initial, str):
             start = {"initial_concentration": concentration(self.initial_prior, (self.n_states,), "initial_prior")}
         prior = {"rates_shape": shape, "rates_time": time}
+        weights = self.blocks.get(WEIGHTS)
+        start |= weights.default_prior() if isinstance(weights, InputWeights) else {}
         return start | {name: concentration(value, table, "rate_prior") for name, value in prior.items()}
 
     def check_values(self, values: Parameters) -> Parameters:
@@ -325,6 +340,21 @@ class ContinuousMarkov(Dynamics):
             check_paths(series, first, self._reachable)
 
     # ---- fits ------------------------------------------------------------------------------------------------------
+
+    def check_fitted(self, values: Parameters, series: Series) -> None:
+        """Warn also of rates of maximum likelihood that are infinite, because each step forgets the one before."""
+        super().check_fitted(values, series)
+        gaps = values[NAME].new_ones(1) if series.dt is None else rows_of(series.dt).flatten()
+        if self.n_inputs or not bool((gaps > 0).any()):
+            return
+        gap = float(gaps[gaps > 0].min())
+        rows = after_gaps(self.generators(values), values[NAME].new_full((1,), gap)).squeeze(-3)
+        if float((rows.amax(-2) - rows.amin(-2)).max()) < FORGOTTEN:
+            warn_user(
+                f"{NAME}: after the shortest gap ({gap:g}) the state no longer depends on the one before, so the "
+                f"likelihood has no maximum and rates grow without end, to {float(values[NAME].max()):.3g} so far. "
+                "Fit with prior='weak', which keeps them finite."
+            )
 
     def maximize(
         self,

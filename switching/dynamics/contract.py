@@ -13,7 +13,7 @@ from typing import Any, ClassVar, NamedTuple, cast
 import pyro
 import pyro.distributions as dist
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from torch.distributions import constraints
 
@@ -28,6 +28,7 @@ from ..inputs import Inputs, columns_of, count_inputs, select_columns
 from ..known import block_beside
 from ..parameters import Named, Parameter, Parameters, check_parameters, concentration, kept
 from ..priors import Conjugate, Probabilities, Site
+from ..responses import Response
 from ..user_priors import as_text
 from .any_prior import AnyPrior, first_in_words, has_default_form, hyperparameter_defaults
 
@@ -118,6 +119,11 @@ class Dynamics(Named, ABC):
         return {"input": self.inputs}
 
     @property
+    def responses(self) -> tuple[Response, ...]:
+        """The parameters that respond to inputs."""
+        return ()
+
+    @property
     def forward(self) -> bool:
         """Whether no step returns to a state of lower number."""
         return False
@@ -187,8 +193,8 @@ class Dynamics(Named, ABC):
         """Raise ValueError if gaps do not fit these dynamics or the series."""
         if drive.gaps is not None:
             raise ValueError(
-                f"dt: {self.name} dynamics take no gaps; use Copy, whose redraw probability then depends on the gap, "
-                "or ContinuousMarkov."
+                f"dt: {self.name} dynamics do not use gaps; use Copy, whose redraw probability then depends on the "
+                "gap, or ContinuousMarkov."
             )
 
     def sites(self, prior: Parameters) -> list[Site]:
@@ -232,7 +238,7 @@ class Dynamics(Named, ABC):
             return self
         if "prior" not in getattr(self, "__dataclass_fields__", {}):
             raise ValueError(
-                f"prior: got distributions of {', '.join(sorted(other))}, but {self.name} takes none; give the "
+                f"prior: got distributions of {', '.join(sorted(other))}, but {self.name} supports none; give the "
                 "hyperparameters of `model.prior`."
             )
         return replace(cast(Any, self), prior=whole or None, **hyperparameter_defaults(self, whole))
@@ -294,6 +300,10 @@ class Dynamics(Named, ABC):
     def log_gate(self, values: Parameters, drive: Drive, n_batch: int) -> tuple[Tensor, Tensor]:
         """log P(z_t = 1) and log P(z_t = 0) of every step, if there is a gate."""
         raise TypeError(f"dynamics: {self.name} has no gate; use Copy(n_states).")
+
+    def used(self, values: Parameters) -> Mapping[str, Bool[Tensor, "..."]]:
+        """Which entries of parameters the likelihood depends on, for those of which it does not depend on all."""
+        return {}
 
     def check_states(self, series: Series, fixed: Parameters = NOTHING) -> None:
         """Raise ValueError if no possible path has the known states of a series."""
@@ -370,7 +380,7 @@ class Dynamics(Named, ABC):
             gated: whether held steps emit differently from drawn ones.
             alike: whether held steps emit alike in all states, so their table needs only one column.
         """
-        raise TypeError(f"dynamics: {self.no_messages}, so message passing does not take {self.name}.")
+        raise TypeError(f"dynamics: {self.no_messages}, so message passing does not support {self.name}.")
 
     def factors(self, series: Series, counted: Tensor | None, gated: bool) -> list[Factor]:
         """The factors that join the blocks to the paths.
@@ -379,7 +389,7 @@ class Dynamics(Named, ABC):
             counted: [T], 0 for steps that are counted elsewhere and 1 for the others; None: all count.
             gated: as in `paths`.
         """
-        raise TypeError(f"dynamics: {self.no_messages}, so message passing does not take {self.name}.")
+        raise TypeError(f"dynamics: {self.no_messages}, so message passing does not support {self.name}.")
 
     def _lead(self, values: Parameters) -> torch.Size:
         name, parameter = next(iter(self.parameters.items()))

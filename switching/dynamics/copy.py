@@ -28,13 +28,14 @@ from ...inference.message_passing.factor_graph import Factor
 from ...inference.numerics.checks import broadcast_shapes
 from ...inference.numerics.logs import log_complement, log_probability, log_sigmoid
 from ...inference.numerics.products import with_ones
-from ...inference.numerics.scalars import check_integer
+from ...inference.numerics.scalars import check_states
 from ..data.series import Drive, Series
 from ..emissions.contract import ByGate
 from ..inputs import COEFFICIENT_SCALE, Inputs, named_or_counted
 from ..known import block_beside, held
 from ..parameters import Parameter, Parameters, concentration, free_entries, kept, widened
 from ..priors import Conjugate, Probabilities, Site
+from ..responses import Real, Response
 from .any_prior import check_prior, under_user_priors
 from .contract import NOTHING, PATHS, Drawn, Dynamics, draw_gate, draw_state
 from .factors import by_state, driven_gates, factored_gates, factored_states, fresh_states, gate_counts, gates
@@ -45,6 +46,8 @@ from .gates import (
     log_redraw_in_gap,
     logistic_bounds,
 )
+
+WEIGHTS_SCALE = "redraw_weights_scale"
 
 
 @dataclass(frozen=True)
@@ -71,10 +74,9 @@ class RedrawWeights(Conjugate):
         return {"redraw_intercept": point[..., 0], "redraw_weights": point[..., 1:]}
 
     def sites(self, prior: Parameters) -> list[Site]:
-        redraw, hold = prior["redraw_concentration"].unbind(-1)
-        zero = redraw.new_zeros(self.n_inputs)
+        (redraw, hold), scale = prior["redraw_concentration"].unbind(-1), prior[WEIGHTS_SCALE]
         intercept = dist.TransformedDistribution(dist.Beta(redraw, hold), [SigmoidTransform().inv])
-        weights = dist.Normal(zero, torch.full_like(zero, COEFFICIENT_SCALE)).to_event(1)
+        weights = dist.Normal(torch.zeros_like(scale), scale).to_event(1)
         return [Site("redraw_intercept", lambda values: intercept), Site("redraw_weights", lambda values: weights)]
 
     def given(self, known: Parameters) -> VectorFamily[Any]:
@@ -89,16 +91,16 @@ class RedrawWeights(Conjugate):
     def prior_factor(self, block: str, prior: Parameters, share: float) -> Factor:
         """The expected log prior. The prior of the intercept is a beta distribution of its sigmoid, bounded as for
         gates."""
-        n = self.n_inputs
+        n, scale = self.n_inputs, prior[WEIGHTS_SCALE]
         redraws, holds = prior["redraw_concentration"].unbind(-1)
         normalizer = torch.lgamma(redraws) + torch.lgamma(holds) - torch.lgamma(redraws + holds)
-        normalizer = normalizer + n * (math.log(COEFFICIENT_SCALE) + math.log(2 * math.pi) / 2)
+        normalizer = normalizer + (scale.log() + math.log(2 * math.pi) / 2).sum()
         intercept = torch.eye(1, 1 + n).to(normalizer)
 
         def redraw_prior(statistics: Tensor) -> Tensor:
             u, v = (bound[..., 0] for bound in logistic_bounds(statistics.unsqueeze(-2), intercept))
             squares = statistics[..., 1 + n :].unflatten(-1, (1 + n, 1 + n)).diagonal(dim1=-2, dim2=-1)[..., 1:]
-            return redraws * u + holds * v - squares.sum(-1) / (2 * COEFFICIENT_SCALE**2) - normalizer
+            return redraws * u + holds * v - (squares / scale.square()).sum(-1) / 2 - normalizer
 
         return Factor(redraw_prior, (block,), scale=share, convex=(block,))
 
@@ -113,13 +115,13 @@ class Copy(Dynamics):
     Arguments:
         n_states: K.
         redraw_prior: the two concentrations of the Beta prior of the redraw probability. With inputs, this is the
-            probability at inputs 0; the weights have normal priors of scale 2.5, so use inputs of about unit
-            variance.
+            probability at the mean inputs of a fit. The weights have normal priors of scale 2.5, for inputs of unit
+            variance, to which a fit scales them.
         state_prior: Dirichlet concentration of the fresh state, scalar or [K].
         inputs: the inputs in the logit of the redraw probability: C names, or their number.
         prior: other priors of `redraw_prob` and `state_probs`, distributions of Pyro by name, such as
-            {"redraw_prob": dist.Uniform(0.0, 0.1)}. Fits by EM, SVI and NUTS take any, without inputs and gaps; message
-            passing takes a Beta and a Dirichlet. If that of `state_probs` is no Dirichlet, states keep the order of
+            {"redraw_prob": dist.Uniform(0.0, 0.1)}. EM, SVI and NUTS accept any, without inputs and gaps; message
+            passing accepts a Beta and a Dirichlet. If that of `state_probs` is no Dirichlet, states keep the order of
             the fit, otherwise fits order them by their locations.
 
     Raises:
@@ -150,7 +152,7 @@ class Copy(Dynamics):
     holds: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "n_states", check_integer("n_states", self.n_states))
+        object.__setattr__(self, "n_states", check_states("n_states", self.n_states, n_axes=1))
         object.__setattr__(self, "inputs", named_or_counted(self.inputs))
         object.__setattr__(self, "prior", dict(self.prior) if isinstance(self.prior, Mapping) else self.prior)
         check_prior(self, "inputs" if self.n_inputs else "")
@@ -164,11 +166,20 @@ class Copy(Dynamics):
         }
         return under_user_priors(blocks, self.prior, self.name)
 
+    @property
+    def responses(self) -> tuple[Response, ...]:
+        if not self.n_inputs:
+            return ()
+        inputs: Any = {"redraw_weights": self.inputs}
+        return (Response("redraw_intercept", Real(), inputs, ("redraw_concentration",)),)
+
     def default_prior(self, series: Series | None = None) -> Parameters:
         default = {
             "redraw_concentration": concentration(self.redraw_prior, (2,), "redraw_prior"),
             "state_concentration": concentration(self.state_prior, (self.n_states,), "state_prior"),
         }
+        if self.n_inputs:
+            default[WEIGHTS_SCALE] = concentration(COEFFICIENT_SCALE, (self.n_inputs,), WEIGHTS_SCALE)
         return default | self._tables_of(self.prior or {}, default)
 
     def check_drive(self, drive: Drive, batch_shape: torch.Size, n_steps: int) -> None:
@@ -308,7 +319,8 @@ class Copy(Dynamics):
             if prior is not None:  # the density of rho itself, as its site has it; the intercept's is that of its logit
                 alpha, beta = alpha - 1, beta - 1
         gaps = redrawn.new_ones(()) if drive.gaps is None else drive.gaps.flatten()
-        shrink = redrawn.new_full((self.n_inputs,), 0.0 if prior is None else COEFFICIENT_SCALE**-2)
+        no_shrink = redrawn.new_zeros(self.n_inputs)
+        shrink = no_shrink if prior is None or not self.n_inputs else prior[WEIGHTS_SCALE] ** -2
         tables = design, gaps, redrawn, held, alpha, beta, shrink, free  # float32 would not show a small rise
         likelihood = GateLikelihood(*(table.double() for table in tables))
         weights = fisher_scoring(likelihood, weights.double()).to(weights)

@@ -34,10 +34,11 @@ from ..priors import Conjugate, Site, log_prior, prefixed_sites
 PREFIX = "duration_"
 AXES = {"feature": "duration_feature", "category": "duration"}
 MOST_OF_THE_MASS = 0.9
-DECAY = 40.0  # a tail is summed until about e^-DECAY of it is left
+DECAY = 25.0  # a tail is summed until about e^-DECAY of it is left, which has the form of a geometric one
 TAIL_NUMBERS = 2**21  # in a table of tails
 LEAST_TAIL = 1024  # steps
 FEW = 2**15  # numbers in a table of tails that an M-step reads one by one
+NONE = 1e-12  # of segments, fewer than which an M-step leaves out
 DENSITY = 64  # places between a number and its double, if it reads them in groups
 
 
@@ -179,13 +180,15 @@ class Durations:
             lasted = (table + ratio[..., :-1].logcumsumexp(-1)[..., [*range(n - 1), n - 2]]).exp().to(counts)
             head, last, longer = head + lasted[..., :-1], last + lasted[..., -1:], first[..., -1:]
         x = torch.arange(n - 1).to(counts)
-        if bool((last + longer > 0).any()):
+        if bool((last + longer > NONE).any()):
             tail = self._tail(own, n - 1, whole=True)
             times = torch.arange(1, tail.shape[-1] + 1).to(tail).log()
             shares = [share.softmax(-1).nan_to_num(0.0).to(counts) for share in (tail, tail + times)]
             far, weights = _thinned(last * shares[0] + longer * shares[1])
             x, head = torch.cat([x, n - 1 + far]), torch.cat([head, weights], -1)
-        return x.unsqueeze(-1), head.mT
+        used = (head > NONE).flatten(0, -2).any(0)
+        end = max(1, int((used.flip(0).cumsum(0) > 0).sum()))  # after the longest duration that counts
+        return x[:end].unsqueeze(-1), head[..., :end].mT
 
     def _tail(self, own: Parameters, first: int, whole: bool = False) -> Float[Tensor, "*r K n"]:
         """log p(d) of d - 1 = first, first + 1, ... until the rest has no weight; the last entry has the rest too, as
@@ -203,7 +206,7 @@ class Durations:
         most = max(LEAST_TAIL, TAIL_NUMBERS // mean.numel())
         n = min(most, math.ceil(float(reach.nan_to_num(most, most).amax())))
         tail = self.log_prob(own, first, first + n)
-        fall = (tail[..., -1] - tail[..., -2]).detach().clamp(max=-1 / n)
+        fall = (tail[..., -1] - tail[..., -2]).detach().nan_to_num(nan=-torch.inf, neginf=-torch.inf).clamp(max=-1 / n)
         rest = tail[..., -1:] - torch.log(-torch.expm1(fall)).unsqueeze(-1)
         return torch.cat([tail[..., :-1], rest], -1)
 

@@ -31,7 +31,7 @@ from torch import Tensor
 from torch.nn.functional import softplus
 
 from ...inference.numerics.logs import log_sigmoid
-from ..ascent import LONGEST_STEP, chunk_size, newton
+from ..ascent import chunk_size, newton, shortened
 
 MAX_STEPS = 50
 SMALL = 1e-4  # squares below which `log_two_cosh` is a series
@@ -125,7 +125,7 @@ def fisher_scoring(likelihood: GateLikelihood, weights: Float[Tensor, "*r P"]) -
 
     def step_from(weights: Tensor) -> tuple[Tensor, Tensor]:
         gradient, curvature = likelihood.slopes(weights)
-        step = torch.linalg.solve(curvature, gradient.unsqueeze(-1)).squeeze(-1).clamp(-LONGEST_STEP, LONGEST_STEP)
+        step = shortened(torch.linalg.solve(curvature, gradient.unsqueeze(-1)).squeeze(-1))
         return step, (gradient * step).sum(-1)
 
     return newton(likelihood.value, step_from, weights, MAX_STEPS)

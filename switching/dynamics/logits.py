@@ -23,7 +23,6 @@ from torch import Tensor
 
 from ...inference.families import Gaussian, VectorFamily, given_in_part
 from ...inference.message_passing.factor_graph import Factor
-from ..inputs import COEFFICIENT_SCALE
 from ..parameters import Parameter, Parameters
 from ..priors import Conjugate, Site
 from .factors import MoveTables, named, only
@@ -42,7 +41,6 @@ class LogitRows(Conjugate):
         possible: which moves are possible.
         reference: which move of each row has the logit 0.
         n_inputs: the number C of inputs.
-        scale: that of the priors of the weights.
     """
 
     probs: Conjugate
@@ -50,7 +48,6 @@ class LogitRows(Conjugate):
     possible: Bool[Tensor, "I K"]
     reference: Bool[Tensor, "I K"]
     n_inputs: int
-    scale: Float[Tensor, "I K C"] | float = COEFFICIENT_SCALE
     family = Gaussian()
     prior_is_factor = True
 
@@ -92,9 +89,9 @@ class LogitRows(Conjugate):
         among = used.unsqueeze(-1) * used.unsqueeze(-2) / (used.sum(-1) + 1)[:, None, None]
         return (torch.diag_embed(used) - among) / 2
 
-    def _scales(self, like: Tensor) -> Float[Tensor, "I K C"]:
-        scale = torch.as_tensor(self.scale, device=like.device).to(like)
-        return scale.expand(*self.possible.shape, self.n_inputs)
+    def _scales(self, prior: Parameters, like: Tensor) -> Float[Tensor, "I K C"]:
+        """The scales of the priors of the weights."""
+        return prior[f"{list(self.parameters)[1]}_scale"].to(like).expand(*self.possible.shape, -1)
 
     @property
     def _sizes(self) -> tuple[int, int, int]:
@@ -160,7 +157,7 @@ class LogitRows(Conjugate):
         if weights is not None:
             free = (self.possible & ~self.reference).to(alpha.device).unsqueeze(-1)
             table = weights.to(alpha).reshape(*alpha.shape, self.n_inputs)
-            scales = torch.where(free, self._scales(alpha), 1.0)
+            scales = torch.where(free, self._scales(prior, alpha), 1.0)
             each = -(table / scales).square() / 2 - (scales * math.sqrt(2 * math.pi)).log()
             total = total + torch.where(free & ~table.isnan(), each, 0.0).sum()
         held = probs is not None and weights is not None and not bool(probs.isnan().any() | weights.isnan().any())
@@ -246,7 +243,7 @@ class LogitRows(Conjugate):
         _, moves, columns = self._sizes
         size = moves * columns
         used, order = self._used.to(alpha.device), self._order.to(alpha.device)
-        scales = self._scales(alpha).gather(-2, order.unsqueeze(-1).expand(-1, -1, self.n_inputs))
+        scales = self._scales(prior, alpha).gather(-2, order.unsqueeze(-1).expand(-1, -1, self.n_inputs))
         of_weights = torch.where(used.unsqueeze(-1), scales, 1.0) ** -2
         of_rows_own = torch.where(used, 0.0, alpha.new_ones(())).unsqueeze(-1)  # their priors are those of the rows
         precision = torch.cat([of_rows_own, of_weights], -1)

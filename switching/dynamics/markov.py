@@ -19,13 +19,14 @@ from ...inference.families import MarkovPaths, MarkovTables
 from ...inference.message_passing.factor_graph import Factor
 from ...inference.numerics.logs import log_probability
 from ...inference.numerics.products import with_ones
-from ...inference.numerics.scalars import check_integer, check_number
+from ...inference.numerics.scalars import check_integer, check_number, check_states
 from ..data.series import Drive, Series
 from ..emissions.contract import ByGate
 from ..inputs import Inputs, all_inputs, columns_of, count_inputs, named_or_counted, select_columns
 from ..known import block_beside, held
 from ..parameters import Parameters, concentration, kept, widened
 from ..priors import Conjugate, Probabilities
+from ..responses import Response, Shares
 from .any_prior import check_prior, first_in_words, under_user_priors
 from .contract import NOTHING, PATHS, Drawn, Dynamics, draw_state, pushed
 from .factors import by_state, constant_start, first_state, moves
@@ -56,8 +57,9 @@ class Markov(Dynamics):
         initial_prior: Dirichlet concentration of the first state, scalar or [K].
         transition_prior: Dirichlet concentration of each row, scalar, [K] or [K, K].
         sticky: added to the concentration of staying (Fox et al. 2011).
-        inputs: the inputs of the transitions: C names, or their number. The priors above are then those at inputs 0;
-            the weights have normal priors of scale 2.5, so use inputs of about unit variance.
+        inputs: the inputs of the transitions: C names, or their number. The priors above are then those at the mean
+            inputs of a fit. The weights have normal priors of scale 2.5, for inputs of unit variance, to which a fit
+            scales them.
         initial: the distribution of the first state. "free": a parameter, `initial_probs`. "stationary": the stationary
             distribution of `transition_probs`, with inputs that of the table at a sequence's first inputs. Or K
             probabilities. If it is not "free", there is no `initial_probs`.
@@ -65,8 +67,8 @@ class Markov(Dynamics):
         mask: [K, K], False where a move is impossible, so that its probability is 0 in every method; None: all moves
             are possible. `Markov.left_right` and `Markov.banded` make common ones.
         prior: other priors of `initial_probs` and `transition_probs`, distributions of Pyro by name, such as
-            {"transition_probs": dist.LogisticNormal(torch.zeros(1), torch.ones(1))}. Fits by EM, SVI and NUTS take any,
-            without inputs, a mask and a stationary start; message passing takes Dirichlets.
+            {"transition_probs": dist.LogisticNormal(torch.zeros(1), torch.ones(1))}. EM, SVI and NUTS accept any,
+            without inputs, a mask and a stationary start; message passing accepts Dirichlets.
 
     Fits order the states by their locations. If states are not exchangeable, because of a mask, `initial_inputs`,
     probabilities of the first state or a `prior` other than a Dirichlet, they keep the order of the fit.
@@ -106,7 +108,7 @@ class Markov(Dynamics):
     }
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "n_states", check_integer("n_states", self.n_states))
+        object.__setattr__(self, "n_states", check_states("n_states", self.n_states))
         object.__setattr__(self, "inputs", named_or_counted(self.inputs))
         object.__setattr__(self, "initial_inputs", named_or_counted(self.initial_inputs, "initial_inputs"))
         self._check_initial()
@@ -130,7 +132,7 @@ class Markov(Dynamics):
         >>> sh.Markov.left_right(3).mask
         ((True, True, False), (False, True, True), (False, False, True))
         """
-        n_states, skips = check_integer("n_states", n_states), check_integer("skips", skips, least=0)
+        n_states, skips = check_states("n_states", n_states), check_integer("skips", skips, least=0)
         return cls(n_states, mask=band(n_states, 0, 1 + skips), **options)
 
     @classmethod
@@ -145,7 +147,7 @@ class Markov(Dynamics):
         >>> sh.Markov.banded(3).mask
         ((True, True, False), (True, True, True), (False, True, True))
         """
-        n_states, width = check_integer("n_states", n_states), check_integer("width", width)
+        n_states, width = check_states("n_states", n_states), check_integer("width", width)
         return cls(n_states, mask=band(n_states, width, width), **options)
 
     @cached_property
@@ -179,6 +181,15 @@ class Markov(Dynamics):
     @property
     def inputs_of(self) -> dict[str, Inputs]:
         return {"input": self.inputs, "initial_input": self.initial_inputs}  # pyright: ignore[reportReturnType]
+
+    @property
+    def responses(self) -> tuple[Response, ...]:
+        inputs = {"transition": self.inputs, "initial": self.initial_inputs}
+        return tuple(
+            Response(f"{name}_probs", Shares(), {f"{name}_weights": some}, (f"{name}_concentration",))  # pyright: ignore[reportArgumentType]
+            for name, some in inputs.items()
+            if count_inputs(some)  # pyright: ignore[reportArgumentType]
+        )
 
     @property
     def numbered(self) -> bool:
@@ -240,6 +251,8 @@ class Markov(Dynamics):
         default = {"initial_concentration": start} if self.initial == "free" else {}
         rows = rows + self.sticky * torch.eye(self.n_states, dtype=rows.dtype, device="cpu")
         default |= {"transition_concentration": rows}
+        for block in self.blocks.values():
+            default |= block.default_prior() if isinstance(block, InputWeights) else {}
         return default | self._tables_of(self.prior or {}, default)
 
     def check_values(self, values: Parameters) -> Parameters:
@@ -396,7 +409,9 @@ class Markov(Dynamics):
         inputs = self._first_inputs(drive).reshape(-1, self.n_initial)
         concentration = None if prior is None else prior["initial_concentration"].unsqueeze(0)
         moves = (starts.mT.double() @ with_ones(inputs).double()).unsqueeze(1)
-        likelihood, numbers = rows.likelihood(moves, starts.sum(-1, keepdim=True), inputs, concentration, block.support)
+        scale = None if prior is None else prior[block.of_scale]
+        given = starts.sum(-1, keepdim=True), inputs, concentration, scale, block.support
+        likelihood, numbers = rows.likelihood(moves, *given)
         tables = rows.raised(likelihood, likelihood, numbers)
         return {name: table.squeeze(-2 - i) for i, (name, table) in enumerate(zip(names, tables, strict=True))}
 
@@ -426,8 +441,10 @@ class Markov(Dynamics):
             first = inputs = pairs.new_empty(1, 0)
             moves, leaving = pairs.unsqueeze(-1).double(), pairs.sum(-1).unsqueeze(1)
         concentration = None if prior is None else prior["transition_concentration"]
-        support = block.support if isinstance(block, InputWeights) else None
-        likelihood, numbers = rows.likelihood(moves, leaving, inputs, concentration, support)
+        support, scale = None, None
+        if isinstance(block, InputWeights):
+            support, scale = block.support, None if prior is None else prior[block.of_scale]
+        likelihood, numbers = rows.likelihood(moves, leaving, inputs, concentration, scale, support)
         objective: Objective = likelihood
         if self.initial == "stationary":
             objective = StationaryRows(likelihood, with_ones(first).double(), starts.double())

@@ -22,9 +22,8 @@ from ...inference.families import Gamma
 from ...inference.numerics.arrays import numbers
 from ...inference.numerics.checks import check_integers
 from ...inference.numerics.products import with_ones
-from ..ascent import LONGEST_STEP, newton
+from ..ascent import inside, newton, shortened
 from ..entries import Entries
-from ..inputs import COEFFICIENT_SCALE
 from ..known import KnownDistribution, KnownEntries
 from ..parameters import Parameter, Parameters, free_entries
 from ..priors import Conjugate, Site
@@ -37,8 +36,11 @@ LEAST = 1e-12  # curvature of a step, relative to the data's
 CLOSE = 1e-6  # relative difference of a diagonal from minus the sum of its row
 
 
-def read_moves(mask: Any, absorbing: Sequence[int], n_states: int) -> Mask:
+def read_moves(mask: Any, absorbing: Sequence[int], n_states: int, move: str = "jump") -> Mask:
     """Which jumps are possible, from truth values `[K, K]`, whose diagonal is ignored, or None, all.
+
+    Arguments:
+        move: what a jump is called in errors.
 
     Raises:
         TypeError: numbers that are not truth values.
@@ -50,17 +52,17 @@ def read_moves(mask: Any, absorbing: Sequence[int], n_states: int) -> Mask:
     else:
         table = numbers(mask, "mask")
         if table.dtype != torch.bool:
-            raise TypeError(f"mask: got {table.dtype}, expected True where a jump is possible and False elsewhere.")
+            raise TypeError(f"mask: got {table.dtype}, expected True where a {move} is possible and False elsewhere.")
         if table.shape != (n_states, n_states):
             raise ValueError(f"mask: got shape {tuple(table.shape)}, expected {(n_states, n_states)}, [old, new].")
         free &= table.cpu()
     for state, leaves in enumerate(free.any(-1).tolist()):
         if leaves and state in absorbing:
             raise ValueError(
-                f"absorbing: got state {state}, but mask allows jumps out of it; make its row False, or leave it out."
+                f"absorbing: got state {state}, but mask allows {move}s out of it; make its row False, or leave it out."
             )
         if not leaves and state not in absorbing and n_states > 1:
-            raise ValueError(f"mask: no jump leaves state {state}; make one possible, or give absorbing=[{state}].")
+            raise ValueError(f"mask: no {move} leaves state {state}; make one possible, or give absorbing=[{state}].")
     return tuple(tuple(row) for row in free.tolist())
 
 
@@ -148,7 +150,7 @@ class RateLikelihood:
         design: 1 and the inputs of each distinct gap.
         jumps, times: expected in these gaps; jumps that have no rate do not count.
         prior_jumps, prior_time: of the prior, at inputs 0.
-        shrink: the precision of the weights' prior.
+        shrink: the precision of the prior of the weights of each input.
         free: 1 at the numbers that may move, 0 at others.
     """
 
@@ -157,7 +159,7 @@ class RateLikelihood:
     times: Float[Tensor, "*r U K"]
     prior_jumps: Float[Tensor, "K K"]
     prior_time: Float[Tensor, "K K"]
-    shrink: float
+    shrink: Float[Tensor, "#C"]
     free: Float[Tensor, "*#r K K P"]
 
     def _expected(self, numbers: Float[Tensor, "*r K K P"]) -> Float[Tensor, "*r U K K"]:
@@ -172,7 +174,7 @@ class RateLikelihood:
         of_data = self.jumps * self._log_rates(numbers) - self._expected(numbers)
         at_zero, weights = numbers[..., 0], numbers[..., 1:]
         prior = self.prior_jumps * at_zero - self.prior_time * at_zero.exp()
-        return of_data.sum(-3) + prior - self.shrink * weights.square().sum(-1) / 2
+        return inside(of_data.sum(-3) + prior - (self.shrink * weights.square()).sum(-1) / 2, numbers)
 
     def step(self, numbers: Float[Tensor, "*r K K P"]) -> tuple[Tensor, Tensor]:
         """A step of Newton's method, and the gain that it promises."""
@@ -181,13 +183,13 @@ class RateLikelihood:
         curvature = torch.einsum("up,uq,...ukl->...klpq", self.design, self.design, expected)
         gradient[..., 0] += self.prior_jumps - at_zero
         gradient[..., 1:] -= self.shrink * numbers[..., 1:]
-        ridge = torch.full_like(numbers, self.shrink)
-        ridge[..., 0] = at_zero
+        ridge = torch.zeros_like(numbers)
+        ridge[..., 0], ridge[..., 1:] = at_zero, self.shrink
         ridge = ridge + LEAST * (1 + curvature.diagonal(dim1=-2, dim2=-1))
         both = self.free.unsqueeze(-1) * self.free.unsqueeze(-2)
         gradient, held = gradient * self.free, torch.diag_embed((1 - self.free).expand(numbers.shape))
         curvature = (curvature + torch.diag_embed(ridge)) * both + held
-        step = torch.linalg.solve(curvature, gradient.unsqueeze(-1)).squeeze(-1).clamp(-LONGEST_STEP, LONGEST_STEP)
+        step = shortened(torch.linalg.solve(curvature, gradient.unsqueeze(-1)).squeeze(-1))
         return step, (gradient * step).sum(-1)
 
     def raised(self, numbers: Float[Tensor, "*r K K P"]) -> Float[Tensor, "*r K K P"]:
@@ -214,7 +216,7 @@ def maximal_rates(
         times,
         none if prior is None else prior["rates_shape"].double() - 1,
         none if prior is None else prior["rates_time"].double(),
-        0.0 if prior is None else COEFFICIENT_SCALE**-2,
+        rates.new_zeros(1) if prior is None else prior[f"{WEIGHTS}_scale"].double() ** -2,
         moving,
     )
     numbers = torch.cat([torch.where(live, rates, 1.0).log().unsqueeze(-1), weights], -1)

@@ -25,7 +25,7 @@ $s = \log(1 + R) / R$. If R is at most 1, the whole step gains at least $0.28\,g
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Protocol, runtime_checkable
+from typing import Protocol, cast, runtime_checkable
 
 import pyro.distributions as dist
 import torch
@@ -61,6 +61,16 @@ class InputWeights(Conjugate):
     def parameters(self) -> Mapping[str, Parameter]:  # type: ignore[override]
         return {self.name: Parameter(self.dims, self.support)}
 
+    @property
+    def of_scale(self) -> str:
+        """The hyperparameter `[C]` with the scales of the weights."""
+        return f"{self.name}_scale"
+
+    def default_prior(self) -> Parameters:
+        """Scales for inputs of unit variance."""
+        n_inputs = self.support.free.shape[-1]
+        return {self.of_scale: torch.full((n_inputs,), COEFFICIENT_SCALE, dtype=torch.float64, device="cpu")}
+
     @cached_property
     def _free(self) -> EntriesTransform:
         return EntriesTransform(self.support)
@@ -78,8 +88,9 @@ class InputWeights(Conjugate):
         return {self.name: self._free(point)}  # pyright: ignore[reportReturnType]
 
     def sites(self, prior: Parameters) -> list[Site]:
-        zero = next(iter(prior.values())).new_zeros(int(self.support.free.sum()))
-        normal = dist.Normal(zero, torch.full_like(zero, COEFFICIENT_SCALE)).to_event(1)
+        scale = prior[self.of_scale]
+        scales = cast(Tensor, self._free.inv(scale.expand(*self.support.free.shape[:-1], -1)))
+        normal = dist.Normal(torch.zeros_like(scales), scales).to_event(1)
         whole = dist.TransformedDistribution(normal, [self._free])
 
         def density(values: Parameters) -> Tensor:
@@ -109,7 +120,7 @@ class RowLikelihood:
         leaving: the expected number of moves from each state into each step.
         moves: sums of the expected moves, and of their products with the inputs; those of the prior are among them.
         imagined: the moves from each state in the prior.
-        shrink: the precision of the weights' prior, 0 without a prior.
+        shrink: the precision of the prior of the weights of each input, 0 without a prior.
         free: 1 at the numbers that may move.
     """
 
@@ -118,7 +129,7 @@ class RowLikelihood:
     leaving: Float[Tensor, "R N I"]
     moves: Float[Tensor, "R I K D"]
     imagined: Float[Tensor, "R I"]
-    shrink: float
+    shrink: Float[Tensor, "#C"]
     free: Float[Tensor, "R I P"]
 
     @cached_property
@@ -132,7 +143,7 @@ class RowLikelihood:
     def value(self, numbers: Float[Tensor, "R I P"]) -> Float[Tensor, "R I"]:
         """The objective of each row."""
         changes = numbers.unflatten(-1, self.moves.shape[-2:])
-        total = (self.moves * changes).sum((-2, -1)) - self.shrink * changes[..., 1:].square().sum((-2, -1)) / 2
+        total = (self.moves * changes).sum((-2, -1)) - (self.shrink * changes[..., 1:].square()).sum((-2, -1)) / 2
         total = total - self.imagined * (self.log_base + changes[..., 0]).logsumexp(-1)
         flat, size = changes.flatten(1, 2), max(1, PIECE // self.log_base.numel())
         for design, leaving in zip(self.design.split(size), self.leaving.split(size, 1), strict=True):
@@ -210,9 +221,13 @@ class Rows:
         leaving: Float[Tensor, "R N I"],
         inputs: Float[Tensor, "N C"],
         concentration: Float[Tensor, "I K"] | None,
+        scale: Float[Tensor, "C"] | None,
         support: Entries | None,
     ) -> tuple[RowLikelihood, Float[Tensor, "R I P"]]:
         """The objective of the M-step, and the numbers of the present tables; no prior if there is no concentration.
+
+        Arguments:
+            scale: that of the prior of the weights of each input.
 
         Moves of probability 0 stay impossible, and so become moves that are not expected, unless there is a prior.
         """
@@ -225,7 +240,7 @@ class Rows:
         else:
             never = (moves[..., 0] <= 0) & (moves[..., 0].amax(-1, keepdim=True) > 0) & self._whole
             log_base = log_base.masked_fill(never, -torch.inf)
-        shrink = 0.0 if concentration is None else COEFFICIENT_SCALE**-2
+        shrink = design.new_zeros(1) if concentration is None or scale is None else scale.to(design) ** -2
         free = self._free(log_base, moves, support)
         start = torch.cat([torch.zeros_like(log_base).unsqueeze(-1), self.weights.double()], -1).flatten(-2)
         return RowLikelihood(log_base, design, leaving, moves, imagined, shrink, free), start

@@ -26,7 +26,7 @@ from ...inference.families import SemiMarkovPaths, SemiMarkovTables
 from ...inference.message_passing.factor_graph import Factor
 from ...inference.numerics.logs import log_probability
 from ...inference.numerics.products import with_ones
-from ...inference.numerics.scalars import check_choice, check_integer
+from ...inference.numerics.scalars import check_choice, check_integer, check_states
 from ..data.series import Drive, Series
 from ..emissions.conjugate import ConjugateEmission
 from ..emissions.contract import ByGate, Emission
@@ -35,12 +35,14 @@ from ..inputs import Inputs, named_or_counted
 from ..known import held
 from ..parameters import Parameters, kept, prefixed, widened, with_prefix
 from ..priors import Conjugate
+from ..responses import Response
 from .contract import NOTHING, PATHS, Drawn, Dynamics, at_last, draw_state, pushed
 from .durations import AXES, PREFIX, DurationBlock, Durations, check_law, longest_of
 from .factors import segment_lengths
 from .initial import given_start
 from .markov import Markov
-from .possible import check_paths, read_mask
+from .possible import check_paths
+from .rates import read_moves, read_states
 
 ROWS = "transition_probs"
 REACH = 2  # message passing counts durations of up to so many times the steps of the series
@@ -67,19 +69,24 @@ class SemiMarkov(Dynamics):
         initial: the distribution of the first state. "free": a parameter, `initial_probs`. Or K probabilities.
         initial_prior: Dirichlet concentration of the first state, scalar or [K].
         transition_prior: Dirichlet concentration of each row, scalar, [K] or [K, K]; its diagonal is ignored.
-        mask: [K, K], False where a move is impossible; the diagonal is ignored. None: all moves are possible.
+        mask: [K, K], False where a move is impossible; the diagonal is ignored. None: all moves are possible, except
+            from absorbing states.
         inputs: the inputs of the moves between segments: C names, or their number. The state of a segment that begins
             at step t is drawn with probabilities proportional to `transition_probs[i, j] *
             exp(transition_weights[i, j] @ inputs[t])`; see `Markov`. The weights of the first possible move of each row
             are 0, so the states of a fit keep their order.
+        absorbing: the numbers of the states that are never left, such as the last phase of a trial. Their segments have
+            no end, so their parameters of durations are not used and keep to the prior. A state without an exit has to
+            be one of them.
 
-    EM, SVI and NUTS take any duration. Message passing takes those with a conjugate prior (`Poisson`, `Geometric`,
-    `Categorical`) and a first segment that is "whole". It counts durations of up to twice the series' length, so its
-    bound is a little lower than it could be where segments are longer.
+    EM, SVI and NUTS accept any duration. Message passing accepts those with a conjugate prior (`Poisson`, `Geometric`,
+    `Categorical`), a first segment that is "whole", and no absorbing states. It counts durations of up to twice the
+    series' length, so its bound is a little lower than it could be where segments are longer.
 
     Raises:
         TypeError: a number of states that is not an integer; a duration that is not an emission.
-        ValueError: fewer than two states; a duration that is not one count; a state without an exit; other words.
+        ValueError: fewer than two states; a duration that is not one count; a state without an exit that is not
+            absorbing; an absorbing state with one, or with `last_segment="whole"`; other words.
 
     Guedon 2003, *Estimating hidden semi-Markov chains from discrete sequences*; Yu 2010, *Hidden semi-Markov models*.
 
@@ -108,10 +115,11 @@ class SemiMarkov(Dynamics):
     transition_prior: float | Sequence[Any] = 1.0
     mask: Sequence[Sequence[bool]] | Any = None
     inputs: Inputs | Sequence[str] = 0  # type: ignore[assignment]
+    absorbing: Sequence[int] = ()
     paths_tell: ClassVar[bool] = False  # not the duration of a segment that is cut
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "n_states", check_integer("n_states", self.n_states, least=2))
+        object.__setattr__(self, "n_states", check_states("n_states", self.n_states, least=2))
         check_law(self.duration)
         check_choice("first_segment", self.first_segment, ("whole", "cut"))
         check_choice("last_segment", self.last_segment, ("cut", "whole"))
@@ -123,18 +131,25 @@ class SemiMarkov(Dynamics):
                 )
         object.__setattr__(self, "initial", given_start(self.initial, self.n_states, ("free",)))
         object.__setattr__(self, "inputs", named_or_counted(self.inputs))
-        if self.mask is not None:
-            object.__setattr__(self, "mask", read_mask(self.mask, self.n_states))
-        for state, possible in enumerate(self.possible.any(-1).tolist()):
-            if not possible:
-                raise ValueError(f"mask: got no move from state {state} to another one; make one True.")
+        object.__setattr__(self, "absorbing", read_states(self.absorbing, "absorbing", self.n_states))
+        moves = read_moves(self.mask, self.absorbing, self.n_states, "move")
+        object.__setattr__(self, "mask", None if self.mask is None else moves)
+        if self.absorbing and self.last_segment == "whole":
+            raise ValueError(
+                f"absorbing: got {list(self.absorbing)}, whose segments have no end, but last_segment is "
+                '"whole"; use last_segment="cut".'
+            )
         self.default_prior()
 
     @cached_property
     def possible(self) -> Bool[Tensor, "K K"]:
         """Which moves between segments are possible."""
-        others = ~torch.eye(self.n_states, dtype=torch.bool, device="cpu")
-        return others if self.mask is None else others & torch.tensor(self.mask, device="cpu")
+        return torch.tensor(read_moves(self.mask, self.absorbing, self.n_states), device="cpu")
+
+    @cached_property
+    def _endless(self) -> Bool[Tensor, "K"]:
+        """Which states are absorbing."""
+        return torch.tensor([state in self.absorbing for state in range(self.n_states)], device="cpu")
 
     @cached_property
     def _durations(self) -> Durations:
@@ -142,15 +157,19 @@ class SemiMarkov(Dynamics):
 
     @cached_property
     def _moves(self) -> Markov:
-        """The states of the segments, as a Markov chain without stays."""
+        """The states of the segments, as a Markov chain without stays, except in absorbing states."""
         return Markov(
             self.n_states,
             self.initial_prior,
             self.transition_prior,
             inputs=self.inputs,
             initial=self.initial,
-            mask=tuple(map(tuple, self.possible.tolist())),
+            mask=tuple(map(tuple, (self.possible | self._endless.diag()).tolist())),
         )
+
+    @property
+    def responses(self) -> tuple[Response, ...]:
+        return self._moves.responses
 
     @property
     def forward(self) -> bool:
@@ -158,7 +177,8 @@ class SemiMarkov(Dynamics):
 
     @property
     def numbered(self) -> bool:
-        return self.mask is not None or not isinstance(self.initial, str) or bool(self.n_inputs)
+        known = self.mask is not None or bool(self.absorbing)
+        return known or not isinstance(self.initial, str) or bool(self.n_inputs)
 
     @cached_property
     def blocks(self) -> Mapping[str, Conjugate]:  # type: ignore[override]
@@ -181,6 +201,8 @@ class SemiMarkov(Dynamics):
         law = self.duration
         if self.first_segment == "cut":
             return "its first segment is cut"
+        if self.absorbing:
+            return "segments of its absorbing states have no end"
         if not isinstance(law, ConjugateEmission) or not law.is_conjugate:
             return f"its durations are {law.name} without a conjugate prior"
         return None
@@ -210,11 +232,11 @@ class SemiMarkov(Dynamics):
         first = self._first_rows(values, n_batch, table.shape[-2])
         return SemiMarkovChain(
             log_probability(self._start(values, n_batch)).to(table),
-            self._log_moves(values, drive.at(slice(1, None)), n_batch).to(table),
-            self._rows(values, n_batch, table.shape[-2]).to(table),
+            self._log_exits(values, drive.at(slice(1, None)), n_batch).to(table),
+            self._lasting(self._rows(values, n_batch, table.shape[-2]), table.shape[-2]).to(table),
             table,
             lengths,
-            log_first_duration=None if first is None else first.to(table),
+            log_first_duration=None if first is None else self._lasting(first, table.shape[-2]).to(table),
             censored=self.last_segment == "cut",
         )
 
@@ -229,6 +251,23 @@ class SemiMarkov(Dynamics):
         if self.n_inputs:
             return self._moves.log_rows_at(values, drive, n_batch)
         return log_probability(widened(values[ROWS], 2, n_batch))
+
+    def _log_exits(self, values: Parameters, drive: Drive, n_batch: int) -> Tensor:
+        """The same without stays in absorbing states, whose segments have no end."""
+        moves = self._log_moves(values, drive, n_batch)
+        return torch.where(self._endless.diag().to(moves.device), -torch.inf, moves) if self.absorbing else moves
+
+    def _lasting(self, rows: Float[Tensor, "*rb K D"], n_steps: int) -> Float[Tensor, "*rb K longest"]:
+        """log p(d) of segments in a series of so many steps, in which those of absorbing states last to the end.
+
+        The rows themselves serve programs and streams, in which an absorbing state follows itself.
+        """
+        if not self.absorbing:
+            return rows
+        rows = torch.nn.functional.pad(rows, (0, n_steps + 1 - rows.shape[-1]), value=-torch.inf)
+        forever = torch.full_like(rows[..., :1, :], -torch.inf)
+        forever[..., -1] = 0.0
+        return torch.where(self._endless.unsqueeze(-1).to(rows.device), forever, rows)
 
     def _rows(self, values: Parameters, n_batch: int, n_steps: int) -> Float[Tensor, "*rb K D"]:
         """log p(d) of segments in a series of so many steps."""
@@ -246,12 +285,13 @@ class SemiMarkov(Dynamics):
         return self._start(values, 0)
 
     def durations(self, values: Parameters, drive: Drive) -> Tensor:
-        return self._durations.mean(with_prefix(values, PREFIX))
+        mean = self._durations.mean(with_prefix(values, PREFIX))
+        return mean.masked_fill(self._endless.to(mean.device), torch.inf)
 
     def ahead(self, values: Parameters, chain: Any, drive: Drive, horizon: int) -> ByGate:
         table, lengths, moves = chain.log_likelihood, chain.lengths, chain.log_transition
         n_batch, n_steps = table.ndim - values[ROWS].ndim, table.shape[-2]
-        later = self._log_moves(values, drive, n_batch).to(table)
+        later = self._log_exits(values, drive, n_batch).to(table)
         start, first, n_seen = chain.log_initial, self._first_rows(values, n_batch, n_steps + horizon), lengths
         if self.last_segment == "whole":  # another segment begins after the end
             state = at_last(chain.filter().state, lengths)
@@ -264,8 +304,8 @@ class SemiMarkov(Dynamics):
         steps = torch.arange(n_steps + horizon, device=table.device)
         seen = torch.nn.functional.pad(table, (0, 0, 0, horizon))
         seen = torch.where((steps < n_seen.unsqueeze(-1)).unsqueeze(-1), seen, 0.0)
-        rows = self._rows(values, n_batch, n_steps + horizon).to(table)
-        first = None if first is None else first.to(table)
+        rows = self._lasting(self._rows(values, n_batch, n_steps + horizon), n_steps + horizon).to(table)
+        first = None if first is None else self._lasting(first, n_steps + horizon).to(table)
         whole = SemiMarkovChain(start, moves, rows, seen, n_seen + horizon, log_first_duration=first)
         place = n_seen.unsqueeze(-1) + steps[:horizon]
         state = whole.smooth().state.take_along_dim(place.unsqueeze(-1), -2)
@@ -331,6 +371,10 @@ class SemiMarkov(Dynamics):
         assert last.left is not None
         return None if self.last_segment == "cut" else torch.where(last.left == 0, 0.0, -torch.inf)
 
+    def used(self, values: Parameters) -> Mapping[str, Bool[Tensor, "..."]]:
+        names = self.blocks["duration"].parameters if self.absorbing else ()
+        return {name: (~self._endless).unsqueeze(-1).to(values[name].device) for name in names}
+
     def check_states(self, series: Series, fixed: Parameters = NOTHING) -> None:
         first, moves = torch.ones(self.n_states, dtype=torch.bool, device="cpu"), self.possible
         start = (
@@ -360,9 +404,11 @@ class SemiMarkov(Dynamics):
     def alike(self, name: str, tables: list[Tensor], values: Parameters) -> list[Tensor]:
         """Durations of all parts up to the longest one of any, beyond which the last entry counts."""
         n, of_durations, own = max(table.shape[-1] for table in tables), self._durations, with_prefix(values, PREFIX)
-        if name == "duration":
-            return [_longer(table, of_durations.log_table(own, n)) for table in tables]
-        return [_longer(t, of_durations.log_first(own, n)) for t in tables] if name == "first_duration" else tables
+        laws = {"duration": of_durations.log_table, "first_duration": of_durations.log_first}
+        if name not in laws:
+            return tables
+        rows = self._lasting(laws[name](own, min(n, of_durations.n_entries(n))), n - 1)
+        return [_longer(table, rows) for table in tables]
 
     def adds_up(self, drive: Drive) -> bool:
         return False
@@ -378,12 +424,20 @@ class SemiMarkov(Dynamics):
         modes = self._moves.maximize(marginals, prior, values, drive, fixed)
         lead, own = values[ROWS].shape[:-2], with_prefix(values, PREFIX)
         tables = [marginals.duration, marginals.first_duration]
-        counts, first = (None if t is None else t.reshape(*lead, -1, *t.shape[-2:]).sum(-3) for t in tables)
+        counts, first = (None if t is None else self._counted(t.reshape(*lead, -1, *t.shape[-2:])) for t in tables)
         assert counts is not None
         step = own, None if prior is None else with_prefix(prior, PREFIX), with_prefix(fixed, PREFIX)
         of_durations = self._durations
         best = of_durations.maximal(counts, *step) if first is None else of_durations.climbed(counts, first, *step)
         return held(modes | kept(prefixed(best, PREFIX), values), fixed, self.parameters)
+
+    def _counted(self, counts: Float[Tensor, "*r b K longest"]) -> Float[Tensor, "*r K D"]:
+        """The numbers of segments of all sequences by duration, without those that have no end."""
+        counts = counts.sum(-3)
+        if not self.absorbing:
+            return counts
+        counts = counts[..., : self._durations.n_entries(counts.shape[-1] - 1)]
+        return counts.masked_fill(self._endless.unsqueeze(-1).to(counts.device), 0.0)
 
     def start(self, labels: Tensor, series: Series) -> Parameters:
         runs = _runs_of(labels, series.inside, self.n_states, self._durations.n_entries(series.n_steps))

@@ -25,7 +25,7 @@ from torch.distributions import constraints
 from ...inference.families import Held, MarkovTables, VectorFamily
 from ...inference.message_passing.factor_graph import Factor
 from ...inference.numerics.delegation import delegated
-from ...inference.numerics.scalars import check_integer
+from ...inference.numerics.scalars import check_states
 from ..data.series import Series
 from ..known import is_whole
 from ..parameters import Parameter, Parameters, concentration
@@ -92,7 +92,7 @@ class StickyHDP(Dynamics):
     )
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "max_states", check_integer("max_states", self.max_states, least=2))
+        object.__setattr__(self, "max_states", check_states("max_states", self.max_states, least=2))
         for _, argument in PRIORS.values():
             pair = concentration(getattr(self, argument), (2,), argument).tolist()
             object.__setattr__(self, argument, tuple(pair))
@@ -155,7 +155,7 @@ class StickyHDP(Dynamics):
         for name in sorted(known):
             if not is_whole(fixed[name]):
                 raise ValueError(
-                    f"fixed: got {name} known in part, but StickyHDP takes whole tables; give all of it, or none."
+                    f"fixed: got {name} known in part, but StickyHDP only holds whole tables; give all of it, or none."
                 )
         if known and known not in (HYPER, self.parameters.keys()):
             raise ValueError(

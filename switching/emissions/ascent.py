@@ -5,23 +5,67 @@ from typing import cast
 
 import torch
 from torch import Tensor
+from torch.distributions import AffineTransform
 from torch.distributions.constraints import Constraint
 
-from ..ascent import Ascent, Differentiable
+from ..ascent import FARTHEST, Ascent, Differentiable, share_left
 from ..definite import free_coordinates
 from ..parameters import Parameters
 
-MAX_STEPS = 8  # of BFGS in one M-step; the next M-step continues
+MAX_STEPS = 4  # of BFGS in one M-step; the next M-step continues
+NEAR = 0.05  # of coordinates, between two slopes that show the curvature; kinks within it count
+RESTS = 1e-10  # promised rise of a step in nats, at which a restart rests
+LEAST = 1e-6  # the least curvature
+
+
+class MStep(Ascent):
+    """Restarts that begin with the curvatures along their coordinates, and leave a share of the gain: see `leaving`.
+
+    If the numbers of one parameter do not depend on each other, one more gradient gives their curvatures. A maximum may
+    be a kink, about which only short steps rise.
+
+    Attributes:
+        sizes: how many coordinates each parameter has.
+    """
+
+    sizes: list[int]
+    begun: Tensor
+    shorter, tries = 0.25, 8
+
+    def _begin(self) -> None:
+        super()._begin()
+        self.begun, curvatures = self.height(), []
+        for place, part in enumerate(self.slopes.split(self.sizes, -1)):
+            ahead = [NEAR * (other == place) for other, size in enumerate(self.sizes) for _ in range(size)]
+            slopes = self.density.climb(self.point + self.point.new_tensor(ahead))[1]
+            curvatures.append((part - slopes.split(self.sizes, -1)[place]).abs() / NEAR)
+        curvature = torch.cat(curvatures, -1).maximum(self.slopes.abs() / FARTHEST).clamp_min(LEAST)
+        self.inverse = torch.diag_embed(1 / curvature)
+
+    def _advance(self, move: Tensor, promised: Tensor, going: Tensor) -> None:
+        before = self.height()
+        super()._advance(move, promised, going)
+        self.stuck = self.stuck | (self.height() - before <= share_left.get() * (self.height() - self.begun))
 
 
 def ascend(
-    objective: Callable[[Parameters], Tensor], values: Parameters, supports: Mapping[str, Constraint]
+    objective: Callable[[Parameters], Tensor],
+    values: Parameters,
+    supports: Mapping[str, Constraint],
+    units: Mapping[str, Tensor] | None = None,
 ) -> Parameters:
     """Increase an objective `[*r]` by BFGS in unconstrained coordinates, from all restarts `*r` at once.
 
     A restart whose objective would not increase keeps its values.
+
+    Arguments:
+        units: of real parameters, by name; a step of BFGS is at most one unit long. Others have unit 1.
     """
+    if not values:  # all are known
+        return {}
     to_support = {name: free_coordinates(support) for name, support in supports.items()}
+    for name, unit in (units or {}).items():
+        to_support[name] = AffineTransform(torch.zeros_like(unit), unit)
     free = {name: cast(Tensor, to_support[name].inv(value)).detach() for name, value in values.items()}
     shape = objective(values).shape
     sizes = [value[(0,) * len(shape)].numel() for value in free.values()]
@@ -31,7 +75,8 @@ def ascend(
         return {name: cast(Tensor, to_support[name](part.reshape(value.shape))) for (name, value), part in parts}
 
     start = torch.cat([value.reshape(shape.numel(), -1) for value in free.values()], -1)
-    climb = Ascent(Differentiable(lambda flat: objective(moved(flat)).flatten()), start)
+    climb = MStep(Differentiable(lambda flat: objective(moved(flat)).flatten()), start, RESTS)
+    climb.sizes = sizes
     climb.run(MAX_STEPS)
     with torch.no_grad():
         raised = moved(climb.point)

@@ -51,10 +51,10 @@ class AutoRegressive(Lagged):
         inputs: the names of inputs that the mean depends on too, or their number.
         lags: "all": the mean of each feature depends on the lags of all features; "own": on its own lags.
         switching: the parts that differ by state, among "intercept", "coefficients" and "scale"; all states share the
-            others, which message passing does not take. "scale" stands for the covariance if it is full.
+            others, which message passing does not support. "scale" stands for the covariance if it is full.
         prior: distributions of Pyro instead of the default's, by name of a parameter or of its displayed form,
             e.g. `{"coefficients": dist.Normal(0.0, 0.5), "scale": dist.HalfNormal(2.0)}`. The intercept is "loc" or
-            "intercept". They are of values in the units of the data. Message passing takes a Gamma of `precision`.
+            "intercept". They are of values in the units of the data. Message passing accepts a Gamma of `precision`.
         covariance: "diagonal": the noise of features is independent. "full": it has a covariance matrix, `precision
             [K, F, F]` or `covariance`, with a matrix-normal-Wishart prior; `lags` is then "all", and the emission a
             `VectorAutoRegressive`.

@@ -90,6 +90,7 @@ class SubjectEmission(ConjugateEmission):
     order = delegated("emission")
     inputs = delegated("emission")
     inputs_of = delegated("emission")
+    responses = delegated("emission")
     family = delegated("emission")
     support = delegated("emission")
     normal = delegated("emission")
@@ -169,6 +170,13 @@ class SubjectEmission(ConjugateEmission):
         """Of each subject: `[*r, S, K, F]`."""
         return self.emission.moments(values)
 
+    def narrowness(self, values: Parameters) -> Tensor:
+        return self.emission.narrowness(values)
+
+    def collapsed(self, values: Parameters, floor: Tensor) -> Tensor:
+        """The states that have collapsed in some subject."""
+        return self.emission.collapsed(values, floor).any(-2)
+
     def table(self, x: Tensor, values: Parameters) -> Tensor:
         return aligned_table(self.emission, x[..., :-1], self._of(values, x))
 
@@ -220,12 +228,10 @@ class SubjectEmission(ConjugateEmission):
     def maximize(
         self, x: Tensor, weights: Tensor, near: Parameters, prior: Parameters | None, floor: Tensor
     ) -> Maximized:
-        def maximized(x: Tensor, weights: Tensor, near: Parameters, subject: int) -> dict[str, Any]:
-            best = self.emission.maximize(x, weights, near, prior, floor)
-            return {"values": best.values, "collapsed": best.collapsed}
+        def maximized(x: Tensor, weights: Tensor, near: Parameters, subject: int) -> Parameters:
+            return self.emission.maximize(x, weights, near, prior, floor).values
 
-        best = self._each(maximized, x, weights, near, direct=self.emission.is_conjugate)
-        return Maximized(best["values"], best["collapsed"].any(-2))
+        return Maximized(self._each(maximized, x, weights, near, direct=self.emission.is_conjugate))
 
     def maximize_beside(
         self,
@@ -236,13 +242,11 @@ class SubjectEmission(ConjugateEmission):
         prior: Parameters | None,
         floor: Tensor,
     ) -> Maximized:
-        def maximized(x: Tensor, weights: Tensor, near: Parameters, subject: int) -> dict[str, Any]:
+        def maximized(x: Tensor, weights: Tensor, near: Parameters, subject: int) -> Parameters:
             held = {name: table[subject] for name, table in fixed.items()}
-            best = self.emission.maximize_beside(held, x, weights, near, prior, floor)
-            return {"values": best.values, "collapsed": best.collapsed}
+            return self.emission.maximize_beside(held, x, weights, near, prior, floor).values
 
-        best = self._each(maximized, x, weights, near, direct=False)
-        return Maximized(best["values"], best["collapsed"].any(-2))
+        return Maximized(self._each(maximized, x, weights, near, direct=False))
 
     def _each(
         self,

@@ -1,22 +1,20 @@
 """Clusters of points."""
 
 import math
-from functools import cache
 
 import numpy as np
 import torch
 from jaxtyping import Bool, Float, Int
-from threadpoolctl import ThreadpoolController
 from torch import Tensor
 
+from ...inference.native.library import function, integers, library, pointer
 from ...inference.numerics.op import Variants
 from ...inference.numerics.randomness import generator_of, invert
-from ..seeding import undrawn
 
 MAX_CLUSTERED = 20_000  # the most points for k-means; of more points it uses a random subset
 WIDEST = 64  # the most coordinates for k-means; of more coordinates it uses random projections
 ITERATIONS = 20
-FEW = 2**13  # coordinates of points times means, up to which torch takes little longer than scikit-learn
+AT_ONCE = 2**16  # points whose distances are in memory at once
 ROOM = 2**24  # the most differences between points and means in memory at once
 
 
@@ -45,7 +43,7 @@ def clusters(
     return kmeans(points, learn_from, n_clusters, seed)
 
 
-def _by_torch(points: Tensor, learn_from: Tensor, n_clusters: int, seed: int) -> Tensor:
+def by_torch(points: Tensor, learn_from: Tensor, n_clusters: int, seed: int) -> Tensor:
     """A fixed number of iterations, none of which waits for the device. An empty cluster restarts from a point that is
     far from its mean."""
     size = learn_from.abs().amax().clamp_min(torch.finfo(points.dtype).tiny)
@@ -63,34 +61,36 @@ def _by_torch(points: Tensor, learn_from: Tensor, n_clusters: int, seed: int) ->
     return _squares(points / size - about, means).argmin(-1)
 
 
-kmeans: Variants = Variants(_by_torch)
+kmeans: Variants = Variants(by_torch)
 """The nearest of K means for each of the points `[N, E]`; k-means++ starts the means on some points to learn from."""
 
 
-def _are_many(points: Tensor, learn_from: Tensor, n_clusters: int, seed: int) -> bool:
-    """Whether the work repays the import of scikit-learn, which takes a second."""
-    return learn_from.numel() * n_clusters > FEW
+@kmeans.kernel("cpu", lambda *given: library() is not None)
+def _by_library(points: Tensor, learn_from: Tensor, n_clusters: int, seed: int) -> Tensor:
+    """Until no mean moves, or for as many iterations."""
+    size = learn_from.abs().amax().clamp_min(torch.finfo(points.dtype).tiny)
+    about = (learn_from / size).mean(0)
+    x = (learn_from / size - about).mT.contiguous()
+    draws = _draws(n_clusters, generator_of(seed), x)
+    means, label = x.new_empty(n_clusters, len(x)), torch.empty(len(points), dtype=torch.long, device=points.device)
+    sizes = integers(x.shape[1], len(x), n_clusters, draws.shape[1], ITERATIONS)
+    function("kmeans", x.dtype)(pointer(x), sizes, pointer(draws), pointer(means))
+    for part, found in zip(points.split(AT_ONCE), label.split(AT_ONCE), strict=True):
+        some = (part / size - about).mT.contiguous()
+        sizes = integers(len(part), len(x), n_clusters)
+        function("nearest", x.dtype)(pointer(some), sizes, pointer(means), pointer(found))
+    return label
 
 
-@kmeans.kernel("cpu", _are_many)
-def _by_scikit_learn(points: Tensor, learn_from: Tensor, n_clusters: int, seed: int) -> Tensor:
-    """On one thread: scikit-learn's threads stay awake after their work, and delay those of torch."""
-    with undrawn():
-        from sklearn.cluster import KMeans
-
-    x, known = points.numpy(), learn_from.numpy()
-    n_clusters = _distinct(known, n_clusters)
-    means = KMeans(n_clusters, n_init=1, max_iter=ITERATIONS, random_state=seed)  # pyright: ignore[reportArgumentType]
-    with _teams().limit(limits=1, user_api="openmp"):
-        labels = means.fit(known).predict(x)
-    return torch.from_numpy(np.asarray(labels, dtype=np.int64))
+def _draws(n: int, generator: torch.Generator | None, like: Tensor) -> Float[Tensor, "K trials"]:
+    """By which k-means++ chooses points. The host draws: a seed gives the same ones on every device."""
+    return torch.rand(n, 2 + int(math.log(n)), generator=generator, dtype=like.dtype, device="cpu").to(like.device)
 
 
 def _far_apart(x: Tensor, n: int, generator: torch.Generator | None) -> Tensor:
     """Points `[n, E]` of x. Each is the best of several that are drawn by their squared distance from the points before
-    it (Arthur & Vassilvitskii 2007, *k-means++: The advantages of careful seeding*). The host draws: a seed gives the
-    same points on every device."""
-    draws = torch.rand(n, 2 + int(math.log(n)), generator=generator, dtype=x.dtype, device="cpu").to(x.device)
+    it (Arthur & Vassilvitskii 2007, *k-means++: The advantages of careful seeding*)."""
+    draws = _draws(n, generator, x)
     centers = x[(draws[0, :1] * len(x)).long().clamp_max(len(x) - 1)]
     least = _squares(x, centers).mT  # [1, M]
     for draw in draws[1:]:
@@ -105,15 +105,3 @@ def _squares(x: Tensor, means: Tensor) -> Tensor:
     """Squared distances `[N, K]`, from differences, so equal points have equal distances."""
     some = x.split(max(1, ROOM // max(1, means.numel())))
     return torch.cat([(part.unsqueeze(-2) - means).square().sum(-1) for part in some])
-
-
-def _distinct(points: np.ndarray, most: int) -> int:
-    """The number of distinct points, counted up to `most`."""
-    few = len(np.unique(points[: 16 * most], axis=0))
-    return most if few >= most else min(most, len(np.unique(points, axis=0)))
-
-
-@cache
-def _teams() -> ThreadpoolController:
-    """The thread pools of all libraries that are loaded now."""
-    return ThreadpoolController()

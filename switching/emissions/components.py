@@ -37,8 +37,8 @@ class Mixture(Emission):
     """A mixture of n components of one emission in each state, as in a mixture of Gaussians.
 
     Parameters are those of the emission with an axis of components after that of states, such as `loc [K, n, F]`, and
-    `component_probs [K, n]`. EM, SVI and NUTS fit it; message passing does not take it. The order of the components of
-    a state has no meaning.
+    `component_probs [K, n]`. EM, SVI and NUTS fit it; message passing does not support it. The order of the components
+    of a state has no meaning.
 
     Arguments:
         emission: such as `Normal(F)` or `MultivariateNormal(F)`, with parameters for each state.
@@ -138,6 +138,13 @@ class Mixture(Emission):
         center = (weights * mean).sum(-2)
         return center, (weights * (variance + (mean - center.unsqueeze(-2)).square())).sum(-2)
 
+    def narrowness(self, values: Parameters) -> Tensor:
+        """That of the narrowest component."""
+        return self.emission.narrowness(self._flat(values)).unflatten(-2, (-1, self.n)).amin(-2)
+
+    def collapsed(self, values: Parameters, floor: Tensor) -> Tensor:
+        return self.emission.collapsed(self._flat(values), floor).unflatten(-1, (-1, self.n)).any(-1)
+
     def marginal_cdf(self, x: Tensor, values: Parameters) -> Tensor:
         each = self.emission.marginal_cdf(x.unsqueeze(-2), {name: values[name] for name in self.emission.parameters})
         return (values[WEIGHTS].unsqueeze(-1) * each).sum(-2)
@@ -224,9 +231,10 @@ class Mixture(Emission):
 
     def _maximized(self, best: Maximized, count: Float[Tensor, "*r K n"], prior: Parameters | None) -> Maximized:
         count = count if prior is None else count + prior[CONCENTRATION] - 1
-        probs = count / count.sum(-1, keepdim=True)
-        collapsed = best.collapsed.unflatten(-1, (-1, self.n)).any(-1)
-        return Maximized(self._split(best.values) | {WEIGHTS: probs}, collapsed)
+        total = count.sum(-1, keepdim=True)
+        some = total > torch.finfo(total.dtype).tiny / torch.finfo(total.dtype).eps  # below it, quotients lose digits
+        probs = torch.where(some, count / total, 1 / self.n)
+        return Maximized(self._split(best.values) | {WEIGHTS: probs})
 
     def _shares(
         self, x: Float[Tensor, "N F"], weights: Float[Tensor, "*r N K"], near: Parameters
@@ -252,7 +260,8 @@ class Mixture(Emission):
         axes = torch.linalg.eigh(covariance / scale.unsqueeze(-1) / scale.unsqueeze(-2))[1]
         place = ((away / scale.unsqueeze(-2)) @ axes[..., -1:]).squeeze(-1)  # [*r, K, N]
         spread = (used.squeeze(-1) * place.square()).sum(-1, keepdim=True).clamp_min(torch.finfo(x.dtype).tiny).sqrt()
-        part = (torch.special.ndtr(place / spread) * self.n).long().clamp_max(self.n - 1)
+        share = torch.special.ndtr(place / spread).nan_to_num(0.5)  # NaN for a state without weight
+        part = (share * self.n).long().clamp_max(self.n - 1)
         one_hot = torch.nn.functional.one_hot(part, self.n).to(weights)
         return (CUT * one_hot + (1 - CUT) / self.n).movedim(-3, -2)
 

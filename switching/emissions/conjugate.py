@@ -117,7 +117,7 @@ class ConjugateEmission(Conjugate, Emission):
         if prior is None:
             maximized = self.limit(message, floor)
         else:
-            maximized = self._none_collapsed(self.mode(prior if about is None else moved(prior, -about), message))
+            maximized = Maximized(self.mode(prior if about is None else moved(prior, -about), message))
         return maximized if about is None else replace(maximized, values=moved(maximized.values, about))
 
     def maximize_beside(
@@ -132,7 +132,7 @@ class ConjugateEmission(Conjugate, Emission):
         if not fixed or not isinstance(self.family, Dirichlet) or not (prior is None or self.is_conjugate):
             return super().maximize_beside(fixed, x, weights, near, prior, floor)
         best = block_beside(self, fixed).mode(prior, self.message(x, weights, near))
-        return self._none_collapsed({name: value.expand_as(near[name]) for name, value in best.items()})
+        return Maximized({name: value.expand_as(near[name]) for name, value in best.items()})
 
     def sites(self, prior: Parameters) -> list[Site]:
         sites = super().sites(prior)
@@ -140,7 +140,7 @@ class ConjugateEmission(Conjugate, Emission):
 
     def limit(self, message: Float[Tensor, "*plates P"], floor: Float[Tensor, "F"]) -> Maximized:
         """The maximum likelihood under the message alone, with variances of at least the floor."""
-        return self._none_collapsed(self.mode(None, message))
+        return Maximized(self.mode(None, message))
 
     def start(self, prior: Parameters) -> Parameters:
         about = prior.get("loc")
@@ -169,11 +169,6 @@ class ConjugateEmission(Conjugate, Emission):
         near = self.representative(statistics).values
         message = self.message(x, weights, near)
         return self.family.moved(message, self.point(near).loc) if "loc" in near else message
-
-    def _none_collapsed(self, values: Parameters) -> Maximized:
-        name, parameter = next(iter(self.parameters.items()))
-        shape = values[name].shape[: values[name].ndim - len(parameter.dims) + 1]
-        return Maximized(values, torch.zeros(shape, dtype=torch.bool, device=values[name].device))
 
 
 is_complete: Variants = Variants(remembered(lambda x: not bool(torch.isnan(x).any())))

@@ -15,7 +15,7 @@ be fitted by message passing too.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -28,6 +28,7 @@ from pyro.distributions.torch_distribution import TorchDistributionMixin
 from torch import Tensor
 from torch.distributions import constraints
 
+from ...inference.families.peak import NEAR_FLOOR
 from ...inference.numerics.records import Record
 from ...inference.numerics.scalars import check_integer
 from ..data.series import place
@@ -47,6 +48,7 @@ from ..parameters import (
     with_prefix,
 )
 from ..priors import Conjugate, Site, log_prior
+from ..responses import Response
 from ..user_priors import UserPrior, as_text, has_default_form, hyperparameters, merged
 from ..user_priors import read as read_priors
 from .ascent import ascend
@@ -84,10 +86,9 @@ class Part(NamedTuple):
 
 @dataclass(frozen=True, repr=False)
 class Maximized(Record):
-    """Parameters after an M-step, and the states that could not be estimated."""
+    """Parameters after an M-step; see `Emission.collapsed` for states that could not be estimated."""
 
     values: Parameters
-    collapsed: Bool[Tensor, "*r K"]  # a variance fell to its floor: the state is on a single point
 
 
 class Emission(Named, ABC):
@@ -231,6 +232,23 @@ class Emission(Named, ABC):
         variance = self.moments(values)[1]
         return torch.full_like(variance, torch.inf) if self.support.is_discrete else variance
 
+    def collapsed(self, values: Parameters, floor: Float[Tensor, "F"]) -> Bool[Tensor, "*r K"]:
+        """The states that have collapsed onto a single point or a plane, where the likelihood is unbounded.
+
+        The variance of a feature, or of a sum of features, given inputs and lags, is at most `NEAR_FLOOR` times its
+        floor.
+
+        Arguments:
+            values: the parameters, `[*r, K, ...]`.
+            floor: the smallest variance of each feature.
+        """
+        return (self.narrowness(values) <= NEAR_FLOOR * floor).any(-1)
+
+    def collapsed_parts(self, values: Parameters, floor: Float[Tensor, "F"]) -> Bool[Tensor, "*r K"]:
+        """The states that have collapsed in some part, from a model's values."""
+        parts = [part for part in self.parts if not part.alike]
+        return torch.stack([part.emission.collapsed(part.own(values), floor) for part in parts]).any(0)
+
     def marginal_cdf(self, x: Float[Tensor, "*#n F"], values: Parameters) -> Float[Tensor, "*n F"]:
         """P(x_f <= x) of each feature separately, under parameters that broadcast against x.
 
@@ -324,8 +342,19 @@ class Emission(Named, ABC):
             for name, parameter in self.parameters.items()
             if name not in whole
         }
-        values = whole | (ascend(objective, {name: near[name] for name in free}, free) if free else {})
-        return Maximized(values, (self.moments(values)[1] <= floor).any(-1))
+        values = whole
+        if free:
+            values = whole | ascend(objective, {name: near[name] for name in free}, free, self._spread_of(x, free))
+        return Maximized(values)
+
+    def _spread_of(self, x: Float[Tensor, "N R"], free: Mapping[str, Any]) -> dict[str, Tensor]:
+        """The spread of the features, for real parameters of features: BFGS is slow where units differ much."""
+        rows = x[..., : self.n_features]
+        away = (rows - rows.nanmean(0)).square().nanmean(0).sqrt()
+        unit = torch.where(away > 0, away, 1.0)
+        dims = {name: self.parameters[name].dims for name, support in free.items() if support is constraints.real}
+        wide = {name: axes.index("feature") - len(axes) + 1 for name, axes in dims.items() if "feature" in axes}
+        return {name: unit.reshape(-1, *[1] * -after) for name, after in wide.items()} if not self.have_unit else {}
 
     def maximize_parts(
         self,
@@ -357,14 +386,12 @@ class Emission(Named, ABC):
         prior: Parameters | None,
     ) -> Maximized:
         """The M-step of each part, from its own values and prior."""
-        values, collapsed = {}, []
+        values: Parameters = {}
         for part in self.parts:
             begin = part.own(near)
             found = best(part, begin, None if prior is None else part.own(prior))
             values |= prefixed(kept(found.values, begin), part.prefix)
-            if not part.alike:
-                collapsed.append(found.collapsed)
-        return Maximized(values, torch.stack(collapsed).any(0))
+        return Maximized(values)
 
     def sums_of_parts(self, x: Float[Tensor, "N R"], weights: Sequence[Tensor], near: Parameters) -> Parameters:
         """`sums` of all parts, under names that begin with their blocks."""
@@ -406,6 +433,11 @@ class Emission(Named, ABC):
         """The inputs along each axis of parameters, by the name of the axis."""
         return {}
 
+    @property
+    def responses(self) -> tuple[Response, ...]:
+        """The parameters that respond to inputs."""
+        return ()
+
     def arranged(self, x: Any) -> Any:
         """Observations in any form, with the columns of frames in the order of `column_names`."""
         return x
@@ -446,6 +478,15 @@ class Emission(Named, ABC):
                 f"x: got {got:g} at {place(there)}{called}; expected {self.expects} ({self.name}).{instead}"
             )
 
+    def doubts(self, rows: Float[Tensor, "N F"], names: Sequence[str], first: int = 0) -> Iterator[str]:
+        """Sentences about features that hardly come from such an emission.
+
+        Arguments:
+            names: of the columns of the whole observation.
+            first: the number of the first column of the rows among these.
+        """
+        yield from ()
+
     def check_values(self, values: Parameters, n_states: int) -> Parameters:
         """Return the parameters under their names; raise ValueError if they are not valid."""
         sizes = {"state": n_states} | dict.fromkeys(SINGLE, 1) | self.sizes
@@ -460,9 +501,10 @@ class Emission(Named, ABC):
                 mean = distribution.mean
             except NotImplementedError:
                 mean = next(iter(prior.values())).new_full(distribution.event_shape, torch.nan)
-            to_support = free_coordinates(self.parameters[site.name].support)
-            middle = to_support(mean.new_zeros(to_support.inverse_shape(mean.shape)))
-            values[site.name] = mean if bool(mean.isfinite().all()) else middle
+            if not bool(mean.isfinite().all()):
+                to_support = free_coordinates(self.parameters[site.name].support)
+                mean = to_support(mean.new_zeros(to_support.inverse_shape(mean.shape)))
+            values[site.name] = mean
         return values
 
     def log_likelihood(self, x: Float[Tensor, "*b T F"], values: Parameters) -> ByGate:
@@ -614,7 +656,7 @@ class Emission(Named, ABC):
         known, changed = self.prior if isinstance(self.prior, Mapping) else {}, cast(Any, self)
         if "prior" not in getattr(self, "__dataclass_fields__", {}):
             raise ValueError(
-                f"prior: got distributions of {', '.join(sorted(prior))}, but {self.name} takes none; give the "
+                f"prior: got distributions of {', '.join(sorted(prior))}, but {self.name} supports none; give the "
                 "hyperparameters of `model.prior`, or write them into the `priors` of your own emission."
             )
         return cast(Emission, replace(changed, prior=merged(known, prior, self.parameters)))
@@ -656,6 +698,6 @@ def check_no_inputs(argument: str, emission: Emission) -> None:
     if emission.n_inputs or emission.order:
         reads = "lags" if emission.order else "inputs"
         raise ValueError(
-            f"{argument}: got {emission!r}, but only a SwitchingSSM of one emission takes {reads} there; use "
+            f"{argument}: got {emission!r}, but only a SwitchingSSM of one emission supports {reads} there; use "
             "SwitchingSSM(dynamics, emission), whose gate or transitions may have inputs too, as Copy(2, inputs=[...])."
         )

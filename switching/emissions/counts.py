@@ -10,15 +10,22 @@ r"""Counts that vary more than those of a Poisson distribution, counts of failur
 which has the probability $p_{rest} = \sum_{missing} p_f$, so the density of the others is
 $\frac{n!}{m! \prod_{seen} x_f!}\, p_{rest}^m \prod_{seen} p_f^{x_f}$. An M-step divides the rest in proportion to the
 current probabilities. A step all of whose counts are missing has the density 1.
+
+**M-step of a negative binomial.** Since $\Gamma(x + r) / \Gamma(r) = \prod_{j < x} (r + j)$, the weighted log densities
+are, with $S_j$ the weight of all counts above j, $n$ of all counts, and up to a constant,
+
+$$\sum_j S_j \log(1 + \alpha j) - \Big(\frac{n}{\alpha} + \sum_j S_j\Big) \log(1 + \alpha m) + \log m \sum_j S_j.$$
 """  # noqa: E501
 
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import pyro.distributions as dist
 import torch
+from jaxtyping import Float
 from pyro.distributions.torch_distribution import TorchDistributionMixin
 from scipy import special
 from torch import Tensor
@@ -30,8 +37,9 @@ from ...inference.numerics.scalars import check_integer
 from ..data.series import place
 from ..parameters import Parameter, Parameters
 from .conjugate import ConjugateEmission, Representative
+from .contract import Maximized
 from .discrete import Poisson
-from .separate import Separate, by_scipy
+from .separate import Expected, Separate, by_scipy, maximized
 
 
 @dataclass(frozen=True, repr=False)
@@ -93,6 +101,23 @@ class NegativeBinomial(Separate):
         rising = (size + x - 0.5) * log_ratio(size, x) - x + stirling_rest(size + x) - stirling_rest(size)
         return rising - torch.lgamma(x + 1) - (size + x) * log_ratio(size, mean) + torch.xlogy(x, mean)
 
+    def maximize(
+        self, x: Tensor, weights: Tensor, near: Parameters, prior: Parameters | None, floor: Tensor
+    ) -> Maximized:
+        most = int(x.nan_to_num(0.0).amax()) if len(x) else 0
+        if most > len(x):
+            return super().maximize(x, weights, near, prior, floor)
+        x, weights = x.double(), weights.double()
+        count, above = _weights_above(x, weights, most)
+        total, j = above.sum(-1), torch.arange(most).to(above)
+
+        def log_density(values: Parameters) -> Tensor:
+            mean, dispersion = values["mean"], values["dispersion"]
+            rising = (above * torch.log1p(dispersion.unsqueeze(-1) * j)).sum(-1)
+            return rising - (count / dispersion + total) * torch.log1p(dispersion * mean) + torch.xlogy(total, mean)
+
+        return maximized(self, Expected(log_density, partial(self.guess, x, weights)), near, prior, floor)
+
     def law(self, values: Parameters) -> Any:
         scaled = values["dispersion"] * values["mean"]
         return dist.NegativeBinomial(1 / values["dispersion"], logits=scaled.log())
@@ -110,6 +135,17 @@ class NegativeBinomial(Separate):
 
     def embed(self, x: Tensor) -> Tensor:
         return x.sqrt()
+
+
+def _weights_above(
+    x: Float[Tensor, "N F"], weights: Float[Tensor, "*r N K"], most: int
+) -> tuple[Float[Tensor, "*r K F"], Float[Tensor, "*r K F J"]]:
+    """The weight of all counts of each feature, and of those above j = 0, ..., most - 1."""
+    seen, place = ~torch.isnan(x.T), x.nan_to_num(0.0).long().T
+    by_count = weights.new_zeros(*weights.mT.shape[:-1], most + 1)
+    tables = [by_count.index_add(-1, to, weights.mT * here) for to, here in zip(place, seen, strict=True)]
+    at_least = torch.stack(tables, -2).flip(-1).cumsum(-1).flip(-1)
+    return at_least[..., 0], at_least[..., 1:]
 
 
 @dataclass(frozen=True, repr=False)
@@ -220,7 +256,7 @@ class Multinomial(ConjugateEmission):
     parameters = {"probs": Parameter(("state", "feature"), constraints.simplex)}  # noqa: RUF012
     support = constraints.nonnegative_integer
     expects = "counts 0, 1, 2, ..."
-    instead = "Poisson takes counts without a total"
+    instead = "Poisson accepts counts without a total"
 
     def __post_init__(self, *_: Any) -> None:
         super().__post_init__()
@@ -243,7 +279,7 @@ class Multinomial(ConjugateEmission):
             where = place(bad).rsplit(",", 1)[0]
             raise ValueError(
                 f"x: got counts that sum to {got:g} at {where}; expected the total {self.total} (Multinomial). "
-                "Poisson takes counts without a total."
+                "Poisson accepts counts without a total."
             )
 
     def default_prior(self, n_states: int, x: Tensor | None) -> Parameters:

@@ -16,7 +16,7 @@ log-likelihood at $\theta'$ plus c:
 | Categorical | $\propto e^{E \log p}$ | log of their sum |
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import InitVar, dataclass, field
 from typing import Any, ClassVar
 
@@ -30,6 +30,7 @@ from torch.distributions import constraints
 from ...inference.families import Beta, Dirichlet, Gamma
 from ...inference.numerics.arrays import floating
 from ...inference.numerics.checks import broadcast_shapes
+from ...inference.numerics.logs import log_sigmoid
 from ...inference.numerics.op import Variants
 from ...inference.numerics.scalars import check_integer
 from ..inputs import Inputs
@@ -37,6 +38,11 @@ from ..parameters import Parameter, Parameters, concentration
 from ..user_priors import read as read_priors
 from .conjugate import ConjugateEmission, Representative
 from .generalized import TakesInputs
+
+FEW = 10  # observed values below which the spread of counts is not judged
+FOUR_DIGITS = 1000.0
+NORMAL_MEDIAN = 0.6745  # the median size of a standard normal number
+FAR = 10.0  # how many times the mean the variance of amounts is at least
 
 
 @dataclass(frozen=True)
@@ -90,6 +96,9 @@ class Bernoulli(TakesInputs, ConjugateEmission):
     def log_prob(self, x: Tensor, values: Parameters) -> Tensor:
         one, zero = x == 1, x == 0  # neither where missing
         # a probability whose logarithm does not count gets no slope, which could be 0 / 0
+        if "logits" in values:  # inputs move it so far that the probability may round to 0 or 1
+            logits = values["logits"]
+            return log_sigmoid(torch.where(one, logits, (-logits).where(zero, torch.inf))).sum(-1)
         terms = values["probs"].where(one, 1.0).log() + torch.log1p(-values["probs"].where(zero, 0.0))
         return terms.sum(-1)
 
@@ -102,7 +111,9 @@ class Bernoulli(TakesInputs, ConjugateEmission):
         return _shaped(_unless(log_prob, (ones, never), (zeros, always)), x)
 
     def distribution(self, values: Parameters) -> TorchDistributionMixin:
-        return dist.Bernoulli(values["probs"]).to_event(1)
+        known = "logits" if "logits" in values else "probs"
+        given: dict[str, Any] = {known: values[known]}
+        return dist.Bernoulli(**given).to_event(1)
 
     def marginal_cdf(self, x: Tensor, values: Parameters) -> Tensor:
         return torch.where(x < 0, 0.0, torch.where(x < 1, 1 - values["probs"], 1.0))
@@ -152,7 +163,22 @@ class Poisson(TakesInputs, ConjugateEmission):
     parameters = {"rate": Parameter(("state", "feature"), constraints.nonnegative)}  # noqa: RUF012
     support = constraints.nonnegative_integer
     expects = "counts 0, 1, 2, ..."
-    instead = "Gamma or LogNormal take positive numbers, and Normal or StudentT any number"
+    instead = "Gamma or LogNormal accept positive numbers, and Normal or StudentT any number"
+
+    def doubts(self, rows: Tensor, names: Sequence[str], first: int = 0) -> Iterator[str]:
+        """Numbers of four digits that vary much more from step to step than counts of their size."""
+        for column, x in enumerate(rows.unbind(-1), start=first):
+            seen = x[~x.isnan()].double()
+            if len(seen) < FEW or float(seen.amax()) < FOUR_DIGITS:
+                continue
+            # a change of state is rare, so half of the steps show the variance within states
+            ratio = (seen.diff().abs().median() / NORMAL_MEDIAN).square() / (2 * seen.median().clamp_min(1.0))
+            if ratio > FAR:
+                yield (
+                    f"x: {names[column]} has numbers up to {float(seen.amax()):g}, whose variance from step to step is "
+                    f"{float(ratio):.0f} times their size, but the variance of Poisson counts is their mean; so states "
+                    "would follow the noise. Use NegativeBinomial for counts; Normal, Gamma or LogNormal for amounts."
+                )
 
     def default_prior(self, n_states: int, x: Tensor | None) -> Parameters:
         """A vague rate below some times the mean of the data, with the weight of at most half a step without counts."""
@@ -170,7 +196,9 @@ class Poisson(TakesInputs, ConjugateEmission):
     def log_prob(self, x: Tensor, values: Parameters) -> Tensor:
         observed = ~torch.isnan(x)
         filled = torch.where(observed, x, 0.0)
-        terms = torch.xlogy(filled, values["rate"]) - values["rate"] - torch.lgamma(filled + 1)
+        rate = values["rate"]
+        logs = torch.where(filled > 0, filled * values["log_rate"], 0.0) if "log_rate" in values else filled.xlogy(rate)
+        terms = logs - rate - torch.lgamma(filled + 1)
         return torch.where(observed, terms, 0.0).sum(-1)
 
     def table(self, x: Tensor, values: Parameters) -> Tensor:
@@ -283,13 +311,15 @@ class Categorical(TakesInputs, ConjugateEmission):
     def log_prob(self, x: Tensor, values: Parameters) -> Tensor:
         observed = ~torch.isnan(x[..., 0])
         symbol = torch.where(observed, x[..., 0], 0.0).long().unsqueeze(-1)
-        log_probs = values["probs"].log()
+        log_probs = values["logits"] if "logits" in values else values["probs"].log()
         batch = broadcast_shapes(symbol.shape[:-1], log_probs.shape[:-1])
         log_density = log_probs.expand(*batch, -1).gather(-1, symbol.expand(*batch, -1)).squeeze(-1)
         return torch.where(observed, log_density, 0.0)
 
     def distribution(self, values: Parameters) -> TorchDistributionMixin:
-        return dist.Categorical(probs=values["probs"].unsqueeze(-2)).to_event(1)
+        known = "logits" if "logits" in values else "probs"
+        given: dict[str, Any] = {known: values[known].unsqueeze(-2)}
+        return dist.Categorical(**given).to_event(1)
 
     def moments(self, values: Parameters) -> tuple[Tensor, Tensor]:
         """Mean and variance of the symbols as numbers."""

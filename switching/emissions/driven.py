@@ -83,6 +83,9 @@ class DrivenEmission(Emission):
         """Of an observation whose inputs are 0."""
         return self.plain.moments(self.at_zero(values))
 
+    def narrowness(self, values: Parameters) -> Tensor:
+        return self.plain.narrowness(self.at_zero(values))
+
     def marginal_cdf(self, x: Tensor, values: Parameters) -> Tensor:
         """Of an observation whose inputs are 0."""
         return self.plain.marginal_cdf(x, self.at_zero(values))
@@ -162,6 +165,13 @@ def scored(emission: Emission, series: Series) -> Bool[Tensor, "*b T F"]:
     if not emission.order:
         return ~torch.isnan(series.observations)
     return ~torch.isnan(rows_read(emission, series)[..., : emission.n_features])
+
+
+def scored_rows(emission: Emission, series: Series) -> Bool[Tensor, "n F"]:
+    """`scored` of all steps, one sequence after another."""
+    if not emission.order:
+        return ~torch.isnan(series.rows)
+    return series.joined([scored(emission, part)[part.inside] for part in series.grouped()])
 
 
 def emission_at(emission: Emission, series: Series, drive: Drive) -> Emission:

@@ -21,7 +21,7 @@ arbitrage pricing theory*).
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, cast
 
 import pyro.distributions as dist
@@ -31,6 +31,7 @@ from pyro.distributions.torch_distribution import TorchDistributionMixin
 from torch import Tensor
 from torch.distributions import biject_to, constraints
 
+from ...inference.families.peak import NEAR_FLOOR
 from ...inference.gaussian.op import Moments
 from ...inference.numerics.cholesky import cholesky, cholesky_inverse, cholesky_solve, log_det
 from ...inference.numerics.scalars import check_integer
@@ -43,7 +44,6 @@ from .multivariate_normal import weighted_moments
 from .spread import spread
 
 STEPS = 20  # of EM on the factors in one M-step
-SINGULAR = 10.0  # times the floor: a variance of some sum of features that is no greater counts as 0
 
 
 def turned(loadings: Float[Tensor, "*n F q"]) -> Float[Tensor, "*n F q"]:
@@ -78,7 +78,7 @@ class FactorAnalysis(Emission):
         n_features: F.
         n_factors: q, less than F.
         prior: distributions of Pyro by name of a parameter, in place of its default prior; each is of one number or of
-            a whole table. EM, SVI and NUTS take any. Message passing does not take this emission.
+            a whole table. EM, SVI and NUTS accept any. Message passing does not support this emission.
 
     Raises:
         TypeError: a size that is not an integer.
@@ -190,6 +190,14 @@ class FactorAnalysis(Emission):
     def moments(self, values: Parameters) -> tuple[Tensor, Tensor]:
         return values["loc"], values["loadings"].square().sum(-1) + values["noise"]
 
+    def collapsed(self, values: Parameters, floor: Tensor) -> Tensor:
+        """A noise of 0 does not make the covariance singular by itself."""
+        scaled, noise = values["loadings"] / floor.sqrt().unsqueeze(-1), values["noise"] / floor
+        if not bool((noise <= NEAR_FLOOR).any()):
+            return torch.zeros_like(noise[..., 0], dtype=torch.bool)
+        covariance = scaled @ scaled.mT + torch.diag_embed(noise)
+        return torch.linalg.eigvalsh(covariance)[..., 0] <= NEAR_FLOOR
+
     def marginal_cdf(self, x: Tensor, values: Parameters) -> Tensor:
         mean, variance = self.moments(values)
         return torch.special.ndtr((x - mean) / variance.sqrt())
@@ -220,7 +228,7 @@ class FactorAnalysis(Emission):
         for _ in range(STEPS):
             values = kept(_improved(known, values, own, floor), values)
         values |= {"loc": values["loc"] + now["loc"], "loadings": turned(values["loadings"])}
-        return Maximized({name: values[name].to(near[name]) for name in self.parameters}, _singular(values, floor))
+        return Maximized({name: values[name].to(near[name]) for name in self.parameters})
 
     def maximize_beside(
         self,
@@ -235,8 +243,7 @@ class FactorAnalysis(Emission):
             values = {"loadings": near["loadings"].double(), "noise": near["noise"].double()}
             begun = _begun(self._moments(x, weights, near), values, floor.double())
             near = near | {"loadings": begun["loadings"].to(near["loadings"])}
-        best = super().maximize_beside(fixed, x, weights, near, prior, floor)
-        return replace(best, collapsed=_singular(best.values, floor))
+        return super().maximize_beside(fixed, x, weights, near, prior, floor)
 
     def _moments(self, x: Tensor, weights: Tensor, near: Parameters) -> Moments:
         """Moments about the locations, in float64, with missing features imputed under the parameters."""
@@ -342,13 +349,3 @@ def _located(known: Moments, values: Parameters, prior: Parameters | None) -> Fl
     chol = cholesky(covariance + torch.diag_embed(count * prior["loc_scale"].square()))
     away = (mean - prior["loc"]).unsqueeze(-1)
     return mean - (covariance @ cholesky_solve(away, chol)).squeeze(-1)
-
-
-def _singular(values: Parameters, floor: Tensor) -> Tensor:
-    """The states in which the variance of some sum of features has fallen to the floor. A noise of 0 does not make the
-    covariance singular by itself."""
-    scaled, noise = values["loadings"] / floor.sqrt().unsqueeze(-1), values["noise"] / floor
-    if not bool((noise <= SINGULAR).any()):
-        return torch.zeros_like(noise[..., 0], dtype=torch.bool)
-    covariance = scaled @ scaled.mT + torch.diag_embed(noise)
-    return torch.linalg.eigvalsh(covariance)[..., 0] <= SINGULAR

@@ -17,7 +17,7 @@ The background's parameters have the prefix `background_`. Their state axis has 
 state.
 """
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
@@ -30,6 +30,7 @@ from ...inference.numerics.scalars import check_flag
 from ..inputs import Inputs, all_inputs, columns_of, select_columns
 from ..parameters import PREFIX, Parameter, Parameters, prefixed
 from ..priors import Site, prefixed_sites
+from ..responses import Response
 from .contract import ByGate, Emission, Maximized, Part, check_no_inputs
 from .tied import Joined, NormalEmission, tied_parts
 
@@ -48,7 +49,7 @@ class Gated(Emission):
             `background_loc [K, F]` for held ones. False: one background, `background_loc [1, F]`.
         tied: `{"scale": "all states"}` gives two `Normal` one scale for each feature, at redrawn and at held steps;
             `{"covariance": "all states"}` gives two `MultivariateNormal` one covariance. The background then has only a
-            `background_loc`, and `as_rnn` takes the model of any fit (with `by_state`, in `space="logit"`).
+            `background_loc`, and `as_rnn` accepts the model of any fit (with `by_state`, in `space="logit"`).
 
     Raises:
         TypeError: a part that is no emission, or gated itself; `by_state` that is not True or False.
@@ -123,6 +124,10 @@ class Gated(Emission):
         return self.emission.inputs_of | _of_background(self.background.inputs_of)
 
     @property
+    def responses(self) -> tuple[Response, ...]:
+        return self.emission.responses + tuple(one.prefixed(PREFIX) for one in self.background.responses)
+
+    @property
     def joined(self) -> Joined | None:
         return Joined(cast(NormalEmission, self.emission), self.by_state) if self.tied is not None else None
 
@@ -174,6 +179,9 @@ class Gated(Emission):
     def check(self, x: Tensor, names: Sequence[str] | None = None, first: int = 0) -> None:
         self.emission.check(x, names, first)
         self.background.check(x, names, first)
+
+    def doubts(self, rows: Tensor, names: Sequence[str], first: int = 0) -> Iterator[str]:
+        yield from self.emission.doubts(rows, names, first)
 
     def default_prior(self, n_states: int, x: Tensor | None) -> Parameters:
         held = prefixed(self.background.prior_scaled(n_states if self.by_state else 1, x), PREFIX)

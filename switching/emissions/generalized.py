@@ -9,9 +9,9 @@ $$g(\theta_t) = g(\theta_s) + \beta_s^\top u_t + \gamma^\top v_t$$
 | Categorical | `probs` | logits of the categories after the first one, relative to that |
 | Normal, with shared coefficients | `loc` | identity |
 
-$\theta_s$ is the parameter where all inputs are 0, with the prior of the plain emission. $\beta_s$ are the
-coefficients of the state, and $\gamma$ coefficients that all states share, both with normal priors of scale 2.5 (Gelman
-et al. 2008, for inputs of about unit variance).
+$\theta_s$ is the parameter where all inputs are 0. At the means of the inputs it has the prior of the plain emission.
+$\beta_s$ are the coefficients of the state, and $\gamma$ coefficients that all states share, both with normal priors of
+scale 2.5 for inputs of unit variance (Gelman et al. 2008), to which a fit scales them.
 """
 
 from collections.abc import Mapping, Sequence
@@ -28,6 +28,7 @@ from ...inference.numerics.user_warnings import warn_user
 from ..inputs import COEFFICIENT_SCALE, Inputs, count_inputs, named_or_counted
 from ..parameters import Parameter, Parameters
 from ..priors import Site
+from ..responses import Response
 from .contract import Emission, Maximized
 from .driven import DrivenEmission
 from .links import Identity, Link, Log, Logit, Logits
@@ -57,7 +58,7 @@ class GeneralizedLinear(DrivenEmission):
 
     Raises:
         TypeError: a plain emission that is no emission; inputs that are neither names nor a number.
-        ValueError: an emission that takes no inputs; no inputs; shared inputs that are not among the inputs.
+        ValueError: an emission that supports no inputs; no inputs; shared inputs that are not among the inputs.
 
     See Also:
         `Poisson` and `Categorical`, which make it; `LinearRegression`, for normal features; docs/guides/inputs.md.
@@ -87,7 +88,8 @@ class GeneralizedLinear(DrivenEmission):
         check_kind("plain_emission", self.plain_emission, Emission, "an emission such as Poisson(n_features)")
         if self.plain_emission.name not in self.links:
             raise ValueError(
-                f"plain_emission: got {self.plain_emission!r}, which takes no inputs; expected {', '.join(self.links)}."
+                f"plain_emission: got {self.plain_emission!r}, which supports no inputs; expected "
+                f"{', '.join(self.links)}."
             )
         if self.link.size(self.plain_emission) < 1:
             raise ValueError(
@@ -153,6 +155,15 @@ class GeneralizedLinear(DrivenEmission):
             return {"regressor": self.inputs}
         return {"regressor": tuple(self.inputs[c] for c in self._by_state), "shared_regressor": tuple(self.shared)}
 
+    @property
+    def responses(self) -> tuple[Response, ...]:
+        by_axis, coefficients = self.inputs_of, {}
+        for name in (name for name in COEFFICIENTS if name in self.parameters):
+            coefficients[name] = by_axis[self.parameters[name].dims[-1]]
+        main = self.link.parameter
+        chosen = main in self.plain_emission.user_priors
+        return (Response(main, self.link.range, coefficients, self.link.stated_by, user_stated=chosen),)
+
     def respond(self, values: Parameters, inputs: Tensor) -> Parameters:
         predictor: Tensor | float = 0.0
         for name, columns in (("coefficients", self._by_state), ("shared_coefficients", self._by_all)):
@@ -161,7 +172,7 @@ class GeneralizedLinear(DrivenEmission):
         of_plain = {name: values[name] for name in self.plain_emission.parameters if name in values}
         main = self.link.parameter
         assert isinstance(predictor, Tensor)
-        return of_plain | {main: self.link.moved(values[main], predictor)}
+        return of_plain | self.link.moved(values[main], predictor)
 
     def in_units(self, table: Parameters, unit: Tensor) -> Parameters:
         scaled = self.plain_emission.in_units(table, unit)
@@ -225,18 +236,6 @@ class GeneralizedLinear(DrivenEmission):
             return replace(best, values={name: value.to(near[name]) for name, value in best.values.items()})
         return self.maximize_beside({}, x, weights, near, prior, floor)
 
-    def maximize_beside(
-        self,
-        fixed: Parameters,
-        x: Tensor,
-        weights: Tensor,
-        near: Parameters,
-        prior: Parameters | None,
-        floor: Tensor,
-    ) -> Maximized:
-        best = super().maximize_beside(fixed, x, weights, near, prior, floor)
-        return best if self.have_unit else replace(best, collapsed=torch.zeros_like(best.collapsed))
-
     def _scored(
         self, x: Tensor, weights: Tensor, near: Parameters, prior: Parameters | None, floor: Tensor
     ) -> Maximized:
@@ -260,13 +259,13 @@ class GeneralizedLinear(DrivenEmission):
             self.ridge(prior, near[self.link.parameter].shape[-2], x),
             1 if self.link.independent else self.link.size(self.plain_emission),
             len(self._by_all),
+            not self.have_unit,
         )
         flat = scoring.climbed(begin)
         values = {name: near[name] for name in self.parameters} | self.unstacked(flat)
         if self.have_unit:
             return self._with_precision(rows=x, weighted=unscaled, values=values, prior=prior, floor=floor)
-        none = torch.zeros((*flat.shape[:-2], weights.shape[-1]), dtype=torch.bool, device=x.device)
-        return Maximized(values, none)
+        return Maximized(values)
 
     def _with_precision(
         self, rows: Tensor, weighted: Tensor, values: Parameters, prior: Parameters | None, floor: Tensor
@@ -283,9 +282,7 @@ class GeneralizedLinear(DrivenEmission):
         if prior is not None:
             square, count = square + 2 * prior["rate"], count + 2 * prior["shape"] - 2
         variance = square / count
-        held = variance.maximum(floor)
-        collapsed = (variance <= floor).any(-1).expand(weighted.shape[:-3] + weighted.shape[-1:])
-        return Maximized(values | {"precision": 1 / held}, collapsed)
+        return Maximized(values | {"precision": 1 / variance.maximum(floor)})
 
     # ---- the numbers of predictors ---------------------------------------------------------------------------------
 

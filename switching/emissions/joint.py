@@ -46,7 +46,7 @@ class Joint(Emission):
     dictionary of columns, are found by name, in any order; those of other data come in the order of the keywords. An
     emission of several features has
     the columns whose names start with its own, such as `wind_u` and `wind_v` of `wind=Normal(2)`. Each column may be
-    missing on its own. EM, SVI and NUTS fit it; message passing does not take it.
+    missing on its own. EM, SVI and NUTS fit it; message passing does not support it.
 
     Arguments:
         emissions: by the name of their columns, as keywords.
@@ -77,6 +77,11 @@ class Joint(Emission):
         whole = named.get("emissions")
         if emissions is None and len(named) == 1 and isinstance(whole, Mapping):
             emissions, named = whole, {}  # from a file, or a changed copy
+        if emissions is not None and not isinstance(emissions, Mapping):
+            raise TypeError(
+                f"Joint: got {type(emissions).__name__}, expected an emission by the name of each column, as "
+                "Joint(step=Gamma(), angle=VonMises())."
+            )
         parts = {**(emissions or {}), **named}
         if not parts:
             raise TypeError("Joint: got no emission; give some by the names of their columns, as Joint(step=Gamma()).")
@@ -212,6 +217,10 @@ class Joint(Emission):
         for _, part, place in self._places:
             part.check(x[..., place], names or self.column_names, first + place.start)
 
+    def doubts(self, rows: Tensor, names: Sequence[str], first: int = 0) -> Iterator[str]:
+        for _, part, place in self._places:
+            yield from part.doubts(rows[:, place], names, first + place.start)
+
     def log_prob(self, x: Tensor, values: Parameters) -> Tensor:
         return _sum(part.log_prob(x[..., place], own) for part, place, own in self._each(values))
 
@@ -227,6 +236,9 @@ class Joint(Emission):
 
     def narrowness(self, values: Parameters) -> Tensor:
         return torch.cat([part.narrowness(own) for part, _, own in self._each(values)], -1)
+
+    def collapsed(self, values: Parameters, floor: Tensor) -> Tensor:
+        return torch.stack([part.collapsed(own, floor[place]) for part, place, own in self._each(values)]).any(0)
 
     def averages(self, values: Parameters) -> ByGate:
         averages = torch.cat([part.averages(own).redrawn for part, _, own in self._each(values)], -1)
@@ -360,13 +372,12 @@ class Joint(Emission):
 
     def _by_column(self, best: Callable[..., Maximized], near: Parameters, prior: Parameters | None) -> Maximized:
         """The M-step of each part, from its columns, values and prior."""
-        values, collapsed = {}, []
+        values: Parameters = {}
         for prefix, part, place in self._places:
             own_prior = None if prior is None else self._own(prior, prefix)
             found = best(prefix, part, place, self._own(near, prefix), own_prior)
             values |= prefixed(found.values, prefix)
-            collapsed.append(found.collapsed)
-        return Maximized(values, torch.stack(collapsed).any(0))
+        return Maximized(values)
 
 
 class _SideBySide(TorchDistribution):

@@ -14,6 +14,7 @@ from ...inference.numerics.scalars import check_choice, check_integer, check_kin
 from ..inputs import Inputs, named_or_counted
 from ..parameters import Parameter, Parameters
 from ..priors import Site, moved_site
+from ..responses import Real, Response
 from ..user_priors import as_text
 from .contract import Emission
 from .regression import NormalRegression
@@ -105,6 +106,19 @@ class Lagged(NormalRegression):
     def inputs_of(self) -> dict[str, Inputs]:
         return {}
 
+    @property
+    def responses(self) -> tuple[Response, ...]:
+        if not self.n_inputs:
+            return ()
+        stated, chosen = ("loc", "count"), bool(self.user_priors.keys() & {"loc", "coefficients"})
+        inputs: Any = {"coefficients": self.inputs}
+        return (Response("loc", Real(), inputs, stated, self._fixed_origin, chosen),)
+
+    @property
+    def _fixed_origin(self) -> bool:
+        """Whether another origin of the regressors would need an intercept of each state."""
+        return "intercept" not in self.switching and "coefficients" in self.switching
+
     def regressor_names(self, features: Sequence[Any], inputs: Sequence[str] | None) -> list[str]:
         """What the entries of an axis of regressors are called.
 
@@ -184,8 +198,7 @@ class Lagged(NormalRegression):
 
     def shifts(self, fixed: Collection[str]) -> bool:
         """Whether the parameters of x + a are of the same form: all that are shared or fixed stay so."""
-        alike = "intercept" not in self.switching and "coefficients" in self.switching
-        return "loc" not in fixed and not alike
+        return "loc" not in fixed and not self._fixed_origin
 
     def shifted(self, table: Parameters, by: Tensor) -> Parameters:
         if "coefficients" not in table or "loc" not in table:

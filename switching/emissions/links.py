@@ -15,6 +15,7 @@ from torch.nn.functional import softplus
 
 from ...inference.numerics.logs import log_sigmoid
 from ..parameters import Parameters
+from ..responses import AfterFirst, Odds, Positive, Range, Real
 from .scoring import Curve
 
 LEAST = 1e-300  # of a probability or a rate, so that its logarithm is finite
@@ -25,21 +26,28 @@ class Link(ABC):
 
     Attributes:
         parameter: the parameter of the plain emission that depends on inputs.
+        range: how a predictor moves it.
+        stated_by: the hyperparameters of its prior.
         axis: the axis of its coefficients.
         independent: whether outputs are independent blocks.
+        log_name: the name of the parameter's logarithm or log odds, by which observations far in a tail stay possible.
     """
 
     parameter: str
+    range: Range
+    stated_by: tuple[str, ...] = ()
     axis: str = "feature"
     independent: bool = True
+    log_name: str = ""
 
     def size(self, plain: Any) -> int:
         """The length of the axis, from the plain emission."""
         return plain.n_features
 
-    @abstractmethod
-    def moved(self, table: Tensor, predictor: Tensor) -> Tensor:
+    def moved(self, table: Tensor, predictor: Tensor) -> Parameters:
         """The parameter at inputs, from its table at inputs 0 and the linear predictor of the inputs."""
+        moved = {self.parameter: self.range.moved(table, predictor)}
+        return moved | ({self.log_name: self.range.moved_logs(table, predictor)} if self.log_name else {})
 
     @abstractmethod
     def constant(self, table: Tensor) -> Tensor:
@@ -84,11 +92,7 @@ def _targets(x: Tensor) -> Tensor:
 class Log(Link):
     """The logarithm of a rate of counts."""
 
-    parameter = "rate"
-
-    def moved(self, table: Tensor, predictor: Tensor) -> Tensor:
-        most = 0.5 * float(torch.tensor(torch.finfo(predictor.dtype).max, dtype=torch.float64, device="cpu").log())
-        return table * predictor.clamp_max(most).exp()  # no rate is infinite
+    parameter, range, stated_by, log_name = "rate", Positive(), ("shape", "rate"), "log_rate"
 
     def constant(self, table: Tensor) -> Tensor:
         return table.clamp_min(LEAST).log()
@@ -118,12 +122,7 @@ class Log(Link):
 class Logit(Link):
     """The log odds of a 1."""
 
-    parameter = "probs"
-
-    def moved(self, table: Tensor, predictor: Tensor) -> Tensor:
-        shift = predictor.detach().clamp_min(0.0)  # no exponential is above 1
-        one, zero = table * (predictor - shift).exp(), (1 - table) * (-shift).exp()
-        return one / (one + zero)
+    parameter, range, stated_by, log_name = "probs", Odds(), ("successes", "failures"), "logits"
 
     def constant(self, table: Tensor) -> Tensor:
         return table.clamp_min(LEAST).log() - torch.log1p(-table).clamp_min(-700.0)
@@ -161,14 +160,10 @@ class Logits(Link):
     """The logits of the categories after the first one, relative to that."""
 
     parameter, axis, independent = "probs", "category_after_first", False
+    range, stated_by, log_name = AfterFirst(), ("concentration",), "logits"
 
     def size(self, plain: Any) -> int:
         return plain.n_categories - 1
-
-    def moved(self, table: Tensor, predictor: Tensor) -> Tensor:
-        wide = torch.nn.functional.pad(predictor, (1, 0))
-        weights = table * (wide - wide.detach().amax(-1, keepdim=True)).exp()
-        return weights / weights.sum(-1, keepdim=True)
 
     def constant(self, table: Tensor) -> Tensor:
         logs = table.clamp_min(LEAST).log()
@@ -206,10 +201,7 @@ def _multinomial(predictor: Tensor, counts: Tensor, total: Tensor) -> Curve:
 class Identity(Link):
     """The mean of a normal feature."""
 
-    parameter = "loc"
-
-    def moved(self, table: Tensor, predictor: Tensor) -> Tensor:
-        return table + predictor
+    parameter, range, stated_by = "loc", Real(), ("loc", "count")
 
     def constant(self, table: Tensor) -> Tensor:
         return table

@@ -25,7 +25,7 @@ from typing import Any, cast
 
 import pyro.distributions as dist
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from pyro.distributions.torch_distribution import TorchDistributionMixin
 from torch import Tensor
 from torch.distributions import constraints
@@ -33,9 +33,9 @@ from torch.distributions import constraints
 from ...inference.families import LocPrecision, NormalWishart, SharedPrecision
 from ...inference.families.normal import expected_normal
 from ...inference.families.numerics import pack
-from ...inference.families.peak import peak
+from ...inference.families.peak import NEAR_FLOOR, peak
 from ...inference.gaussian.op import Moments, multivariate_normal_log_density, multivariate_normal_moments
-from ...inference.numerics.cholesky import cholesky, cholesky_inverse
+from ...inference.numerics.cholesky import cholesky, cholesky_inverse, rounding
 from ...inference.numerics.remembered import remembered
 from ...inference.numerics.scalars import check_choice
 from ..parameters import Parameter, Parameters, Shown
@@ -209,13 +209,25 @@ class MultivariateNormal(NormalEmission):
 
     def peak_of(self, message: Tensor, floor: Tensor) -> Maximized:
         maximum = peak(message, floor)
-        return Maximized({"loc": maximum.loc, "precision": maximum.precision}, maximum.collapsed)
+        return Maximized({"loc": maximum.loc, "precision": maximum.precision})
+
+    def collapsed(self, values: Parameters, floor: Tensor) -> Tensor:
+        return in_planes(values["precision"], floor).expand(values["loc"].shape[:-1])
 
     def representative(self, statistics: Tensor) -> Representative:
         dim, each = self.n_features, self.to_each(statistics)
         expected, precision = expected_normal(each), each[..., dim + 2 :].unflatten(-1, (dim, dim))
         precision = precision if self.tied is None else precision[..., :1, :, :]
         return Representative({"loc": expected.loc, "precision": precision}, expected.constant[..., None])
+
+
+def in_planes(precision: Float[Tensor, "*n F F"], floor: Float[Tensor, "F"]) -> Bool[Tensor, "*n"]:
+    """Whether the variance of some sum of features has fallen to its floor, or to rounding."""
+    unit, covariance = floor.sqrt(), _inverse(precision)
+    size = covariance.diagonal(dim1=-2, dim2=-1).sqrt()
+    narrow = torch.linalg.eigvalsh(covariance / unit.unsqueeze(-1) / unit)[..., 0] <= NEAR_FLOOR
+    correlations = covariance / size.unsqueeze(-1) / size.unsqueeze(-2)
+    return narrow | (torch.linalg.eigvalsh(correlations)[..., 0] <= 2 * rounding(precision))
 
 
 def _log_density(residual: Tensor, chol_precision: Tensor) -> Tensor:

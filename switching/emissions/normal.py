@@ -59,7 +59,7 @@ class Normal(NormalEmission):
         covariance: "diagonal", or "spherical" for one scale of all features; `precision` and `scale` then are [K, 1],
             or [1, 1] if they are tied. Features should have one unit.
         prior: distributions of Pyro by name of a parameter, in place of its default prior; each is of one number or of
-            a table `[K, F]`. EM, SVI and NUTS take any; message passing takes those of the default's form.
+            a table `[K, F]`. EM, SVI and NUTS accept any; message passing accepts those of the default's form.
 
     Raises:
         TypeError: a number of features that is not an integer; a prior that is no mapping.
@@ -183,6 +183,9 @@ class Normal(NormalEmission):
     def distribution(self, values: Parameters) -> TorchDistributionMixin:
         return dist.Normal(values["loc"], values["precision"].rsqrt()).to_event(1)
 
+    def narrowness(self, values: Parameters) -> Tensor:
+        return (1 / values["precision"]).expand_as(values["loc"])
+
     def marginal_cdf(self, x: Tensor, values: Parameters) -> Tensor:
         return torch.special.ndtr((x - values["loc"]) * values["precision"].sqrt())
 
@@ -200,7 +203,7 @@ class Normal(NormalEmission):
         point = NormalGamma().expected(message)
         variance = 1 / point.precision
         held = variance.clamp_min(0.0).maximum(floor)  # NaN stays NaN
-        return Maximized({"loc": point.loc, "precision": 1 / held}, (variance <= floor).any(-1))
+        return Maximized({"loc": point.loc, "precision": 1 / held})
 
     def representative(self, statistics: Tensor) -> Representative:
         first, second, log_precision, precision = self.to_each(statistics).unbind(-1)
@@ -211,9 +214,10 @@ class Normal(NormalEmission):
 
 
 def _true_moments(
-    x: Float[Tensor, "N F"], noise: Float[Tensor, "N F"], weights: Float[Tensor, "*r N K"], near: Parameters
+    x: Float[Tensor, "*s N F"], noise: Float[Tensor, "*s N F"], weights: Float[Tensor, "*rs N K"], near: Parameters
 ) -> Moments:
-    """Weighted moments about the locations, of the posterior of true values under parameters `[*r, K, F]`."""
+    """Weighted moments about the locations, of the posterior of true values under parameters `[*r, K, F]`; with an axis
+    of subjects before all others, of each subject alone."""
     seen = ~x.isnan()
     loc, precision = near["loc"].unsqueeze(-3), near["precision"].unsqueeze(-3)
     gain = 1 / (1 + precision * noise.unsqueeze(-2))
@@ -314,7 +318,7 @@ class SphericalNormal(Normal):
         each = residuals if self.tied is None else residuals.unsqueeze(-2)
         best = self.peak_of(each.unsqueeze(-2), floor.mean(-1, keepdim=True))
         loc = self._apart(loc.squeeze(-1), -1)
-        return Maximized(best.values | {"loc": loc}, best.collapsed.expand(loc.shape[:-1]))
+        return Maximized(best.values | {"loc": loc})
 
     def representative(self, statistics: Tensor) -> Representative:
         values, constant = super().representative(statistics)

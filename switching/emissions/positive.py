@@ -36,7 +36,7 @@ from .separate import Summarized, by_scipy
 from .spread import least_mean, spread
 
 POSITIVE = "positive numbers"
-INSTEAD = "ZeroInflated({name}(...)) takes 0 too, and Normal or StudentT take any number"
+INSTEAD = "ZeroInflated({name}(...)) accepts 0 too, and Normal or StudentT accept any number"
 WIDE = 2.0  # the standard deviation of log rate under its weak prior, whose mode has e^(WIDE^2 / 2) times the density
 
 
@@ -50,14 +50,14 @@ class Gamma(Summarized):
     Arguments:
         n_features: F.
         prior: distributions of Pyro by name of a parameter, in place of its default prior; each is of one number or of
-            a table `[K, F]`. EM, SVI and NUTS take any. Message passing does not take this emission.
+            a table `[K, F]`. EM, SVI and NUTS accept any. Message passing does not support this emission.
 
     Raises:
         TypeError: a number of features that is not an integer.
         ValueError: no features; a prior of another parameter.
 
     See Also:
-        `Exponential`, whose shape is 1; `LogNormal`, which message passing takes; `ZeroInflated`, for exact zeros;
+        `Exponential`, whose shape is 1; `LogNormal`, which message passing supports; `ZeroInflated`, for exact zeros;
         docs/guides/emissions.md.
 
     Example:
@@ -169,7 +169,7 @@ class Exponential(ConjugateEmission):
     parameters = {"rate": Parameter(("state", "feature"), constraints.positive)}  # noqa: RUF012
     support = constraints.nonnegative
     expects = "numbers of at least 0"
-    instead = "Normal or StudentT take any number"
+    instead = "Normal or StudentT accept any number"
 
     def default_prior(self, n_states: int, x: Tensor | None) -> Parameters:
         """The weight of half an observation, with the mean of the state that waits least."""
@@ -191,6 +191,9 @@ class Exponential(ConjugateEmission):
     def distribution(self, values: Parameters) -> TorchDistributionMixin:
         return dist.Exponential(values["rate"]).to_event(1)
 
+    def narrowness(self, values: Parameters) -> Tensor:
+        return values["rate"] ** -2
+
     def marginal_cdf(self, x: Tensor, values: Parameters) -> Tensor:
         return -torch.expm1(-values["rate"] * x.clamp_min(0.0))
 
@@ -200,7 +203,7 @@ class Exponential(ConjugateEmission):
 
     def limit(self, message: Tensor, floor: Tensor) -> Maximized:
         rate, most = super().limit(message, floor).values["rate"], floor.rsqrt()
-        return Maximized({"rate": rate.clamp(max=most)}, (rate >= most).any(-1))
+        return Maximized({"rate": rate.clamp(max=most)})
 
     def representative(self, statistics: Tensor) -> Representative:
         expected_log, rate = statistics.unbind(-1)

@@ -56,7 +56,7 @@ class Beta(Summarized):
 
     support = _Inside(0.0, 1.0)
     expects = "proportions between 0 and 1, without these"
-    instead = "ZeroInflated(Beta(...)) takes 0 too, and Gamma or LogNormal take numbers above 1"
+    instead = "ZeroInflated(Beta(...)) accepts 0 too, and Gamma or LogNormal accept numbers above 1"
     typical = 0.5
     parameters = {  # noqa: RUF012 the same for all instances
         "concentration1": Parameter(("state", "feature"), constraints.positive),

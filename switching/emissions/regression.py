@@ -3,7 +3,7 @@ r"""Linear regression on inputs: $x_{tf} \mid s, u_t \sim N(d_t^\top M_{sf}, 1/\
 $M = (\mu, \beta)$ are the location where all inputs are 0 and the coefficients. The prior is that of `Normal` with one
 more axis,
 
-$$\tau \sim \text{Gamma}(a_0, b_0), \qquad M \mid \tau \sim N((m_0, 0), I / (\kappa_0 \tau)),$$
+$$\tau \sim \text{Gamma}(a_0, b_0), \qquad M \mid \tau \sim N((m_0, 0), \text{diag}(\kappa)^{-1} / \tau),$$
 
 a matrix-normal-Wishart distribution of one output. Residuals $r = x - d^\top M'$ about any $M'$ add $\sum w\, d\, r$,
 $\sum w\, d d^\top$, $\sum w$ and $\sum w\, r^2$ to the natural parameters of $M - M'$, so that no digits are lost.
@@ -27,6 +27,7 @@ from ...inference.families.restricted import given
 from ..inputs import Inputs, named_or_counted
 from ..parameters import Parameter, Parameters
 from ..priors import Site, normal_gamma_sites
+from ..responses import Real, Response
 from .conjugate import ConjugateEmission, Representative
 from .contract import Maximized
 from .driven import DrivenEmission
@@ -53,6 +54,10 @@ class NormalRegression(DrivenEmission, ConjugateEmission):
         return MatrixNormalWishart(1 + self.sizes["regressor"])
 
     @property
+    def responses(self) -> tuple[Response, ...]:
+        return (Response("loc", Real(), {"coefficients": self.inputs}, ("loc", "count")),)
+
+    @property
     def plain(self) -> Normal:
         return Normal(self.n_features)
 
@@ -70,6 +75,7 @@ class NormalRegression(DrivenEmission, ConjugateEmission):
         return design, (design.unsqueeze(-1) * design.unsqueeze(-2)).flatten(-2)
 
     def in_units(self, table: Parameters, unit: Tensor) -> Parameters:
+        """`coefficients_count` has the unit of the coefficients alone."""
         scaled = self.plain.in_units(table, unit)
         return scaled | {n: table[n] / unit.unsqueeze(-1) for n in ("coefficients",) if n in table}
 
@@ -77,25 +83,29 @@ class NormalRegression(DrivenEmission, ConjugateEmission):
 
     def default_prior(self, n_states: int, x: Tensor | None) -> Parameters:
         """That of `Normal`; coefficients are as vague as locations."""
-        return self.plain.default_prior(n_states, None if x is None else x[..., : self.n_features])
+        prior = self.plain.default_prior(n_states, None if x is None else x[..., : self.n_features])
+        return prior | {"coefficients_count": self._counts(prior)}
+
+    def _counts(self, prior: Parameters) -> Float[Tensor, "*r K F P"]:
+        """The weights of the prior of the coefficients: that of the location, unless there are others."""
+        count = prior.get("coefficients_count", prior["count"].unsqueeze(-1))
+        return count.expand(*prior["count"].shape, self.sizes["regressor"])
 
     def natural(self, prior: Parameters) -> Tensor:
         loc, count, shape, rate = (prior[name] for name in ("loc", "count", "shape", "rate"))
         size = self.family.n_inputs
         first = torch.nn.functional.pad(loc.unsqueeze(-1), (0, size - 1)).unsqueeze(-1)
-        weight = count[..., None, None] * torch.eye(size).to(loc)
+        weight = torch.diag_embed(torch.cat([count.unsqueeze(-1), self._counts(prior)], -1))
         return self.family.natural(first, weight, 2 * shape, (0.5 / rate)[..., None, None])
 
     def sites(self, prior: Parameters) -> list[Site]:
         of_precision, of_loc = normal_gamma_sites(
             ("loc", "precision"), *(prior[name] for name in ("loc", "count", "shape", "rate"))
         )
-        count = prior["count"].unsqueeze(-1)
 
         def coefficients(values: Parameters) -> TorchDistributionMixin:
-            scale = (count * values["precision"].unsqueeze(-1)).rsqrt()
-            wide = scale.expand(*scale.shape[:-1], self.sizes["regressor"])
-            return dist.Normal(torch.zeros_like(wide), wide).to_event(3)
+            scale = (self._counts(prior) * values["precision"].unsqueeze(-1)).rsqrt()
+            return dist.Normal(torch.zeros_like(scale), scale).to_event(3)
 
         return [of_precision, of_loc, Site("coefficients", coefficients)]
 
@@ -151,9 +161,8 @@ class NormalRegression(DrivenEmission, ConjugateEmission):
             total = self.family.tilted(self.family.moved(self.natural(prior), -about)) + message
             best = self.family.expected(total)
             shift, variance = best.loc, 1 / best.precision[..., 0, 0]
-        held = variance.maximum(floor)
-        values = self.values(LocPrecision(about + shift, (1 / held)[..., None, None]))
-        return Maximized(values, (variance <= floor).any(-1))
+        precision = 1 / variance.maximum(floor)
+        return Maximized(self.values(LocPrecision(about + shift, precision[..., None, None])))
 
     def _least_squares(self, message: Tensor) -> tuple[Tensor, Tensor]:
         """Coefficients and variances of maximum likelihood, from the message about some coefficients."""
@@ -166,7 +175,8 @@ class NormalRegression(DrivenEmission, ConjugateEmission):
     @staticmethod
     def _solved(squares: Tensor, first: Tensor) -> Tensor:
         """The coefficients of least squares."""
-        ridge = 1e-14 * squares.diagonal(dim1=-2, dim2=-1).unsqueeze(-1) * torch.eye(squares.shape[-1]).to(squares)
+        size = squares.diagonal(dim1=-2, dim2=-1)
+        ridge = torch.diag_embed(1e-14 * torch.where(size == 0, 1.0, size))  # a column of zeros has no coefficient
         return torch.linalg.solve_ex(squares + ridge, first)[0]
 
     def representative(self, statistics: Tensor) -> Representative:
@@ -206,7 +216,7 @@ class LinearRegression(NormalRegression):
 
     Arguments:
         n_features: F.
-        inputs: the names of C inputs, or their number. Use inputs of about unit variance, which their prior assumes.
+        inputs: the names of C inputs, or their number. A fit scales its weak prior to them.
         shared: the names of inputs whose coefficients all states share.
         tied: `{"scale": "all states"}` for one scale of each feature, as in `Normal`. An emission with shared
             coefficients or tied scales is a `GeneralizedLinear`, whose coefficients have normal priors of their own.

@@ -21,7 +21,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from ..ascent import LONGEST_STEP, chunk_size, newton
+from ..ascent import chunk_size, inside, newton, shortened
 
 MAX_STEPS = 25
 
@@ -47,6 +47,7 @@ class Scoring:
         weights: `[*r, B, N, K]`, 0 where an output is missing.
         ridge: the precision of the normal prior of each coefficient; 0 for the first column, whose prior is `prior`.
         n_outputs: J.
+        bounded: whether predictors are logarithms or log odds, which may not grow without end.
     """
 
     likelihood: Callable[[Tensor], Callable[[Tensor], Curve]]
@@ -57,6 +58,7 @@ class Scoring:
     ridge: Float[Tensor, "B P"]
     n_outputs: int
     n_shared: int
+    bounded: bool
 
     @cached_property
     def places(self) -> Float[Tensor, "K J Q P"]:
@@ -80,7 +82,7 @@ class Scoring:
         for x, design, weights in self._chunks:
             each = self.likelihood(x)(_predictors(local, design)).value
             total = total + torch.where(weights > 0, weights * each, 0.0).sum((-2, -1))
-        return total
+        return inside(total, flat) if self.bounded else total
 
     @cached_property
     def _chunks(self) -> list[tuple[Tensor, Tensor, Tensor]]:
@@ -109,8 +111,12 @@ class Scoring:
         whole = torch.einsum("kjqp,...bkjiqc,kico->...bpo", places, hessian, places)
         diagonal = whole.diagonal(dim1=-2, dim2=-1)
         whole = whole + torch.diag_embed(self.ridge + 1e-12 * (diagonal + 1e-3))
-        step = torch.linalg.solve_ex(whole, gradient.unsqueeze(-1))[0].squeeze(-1).clamp(-LONGEST_STEP, LONGEST_STEP)
-        return step.nan_to_num(0.0), (step * gradient).sum(-1).nan_to_num(0.0)
+        step = torch.linalg.solve_ex(whole, gradient.unsqueeze(-1))[0].squeeze(-1).nan_to_num(0.0)
+        if self.n_shared:
+            step = shortened(step)
+        else:  # states do not depend on each other, so none shortens the steps of others
+            step = shortened(step.unflatten(-1, (self.weights.shape[-1], -1))).flatten(-2)
+        return step, (step * gradient).sum(-1)
 
     def climbed(self, flat: Float[Tensor, "*r B P"]) -> Float[Tensor, "*r B P"]:
         """The coefficients at the maximum, or near it after many steps; no step lowers the objective."""

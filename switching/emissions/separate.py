@@ -14,7 +14,7 @@ observations (`Summarized`), so its M-step needs only sums over the data.
 
 from abc import abstractmethod
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, NamedTuple, Protocol, cast, runtime_checkable
 
@@ -23,6 +23,7 @@ from jaxtyping import Float
 from pyro.distributions.torch_distribution import TorchDistributionMixin
 from torch import Tensor
 
+from ...inference.families.peak import NEAR_FLOOR
 from ..ascent import newton
 from ..definite import free_coordinates
 from ..parameters import Parameter, Parameters
@@ -32,8 +33,8 @@ from .contract import Emission, Maximized
 
 MAX_STEPS = 12  # of Newton's method in one M-step; the next M-step continues
 LONGEST_STEP = 3.0  # in free coordinates
+ROUNDING = 1e-6  # of a variance that is at the floor
 FLAT = 1e-10  # share of the greatest curvature, below which a direction counts as flat
-NEAR_FLOOR = 10.0  # times the floor: where a climb towards a variance of 0 ends
 
 
 @dataclass(frozen=True, repr=False)
@@ -84,10 +85,6 @@ class Separate(Emission):
     ) -> Maximized:
         """The maximum by Newton's method."""
         return maximized(self, Expected.of(self, x, weights), near, prior, floor)
-
-    def maximize_beside(self, *arguments: Any) -> Maximized:
-        best = super().maximize_beside(*arguments)
-        return replace(best, collapsed=(self.narrowness(best.values) <= NEAR_FLOOR * arguments[-1]).any(-1))
 
     def guess(self, x: Float[Tensor, "N F"], weights: Float[Tensor, "*r N K"], least: Float[Tensor, "F"]) -> Parameters:
         """Parameters `[*r, K, F]` from which Newton's method may begin, with variances of at least these."""
@@ -182,10 +179,11 @@ def maximized(
     priors = {site.name: _of_numbers(site.distribution({})) for site in sites}
     begin, floor = {name: near[name].double() for name in emission.parameters}, floor.double()
     supports = {name: emission.parameters[name].support for name in begin}
+    least = (1 - ROUNDING) * floor.minimum(emission.narrowness(begin))  # a state at the floor stays there
 
     def objective(values: Parameters) -> Tensor:
         total = expected.log_density(values) + sum(one.log_prob(values[name]) for name, one in priors.items())
-        return total if priors else total.where(emission.narrowness(values) > floor, -torch.inf)
+        return total if priors else total.where(emission.narrowness(values) >= least, -torch.inf)
 
     def of_tables(values: Parameters) -> Tensor:
         return expected.log_density(values).sum((-2, -1)) + log_prior(sites, values)
@@ -195,7 +193,7 @@ def maximized(
     else:
         best = _climbed(emission, objective, _begun(objective, begin, expected.guess(NEAR_FLOOR * floor), supports))
     values = {name: value.to(near[name]) for name, value in best.items()}
-    return Maximized(values, (emission.narrowness(best) <= NEAR_FLOOR * floor).any(-1))
+    return Maximized(values)
 
 
 def _begun(

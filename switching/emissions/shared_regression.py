@@ -54,8 +54,7 @@ class Sharing:
         residual = (total - 2 * (of_state * first).sum(-1) + fitted).clamp_min(0.0)
         values = self._tables(old + change, near) | {"precision": near["precision"]}
         variance = self._variance(residual, count, values)
-        collapsed = (variance <= floor).any(-1).expand(*count.shape[:-1])
-        return Maximized(values | {"precision": 1 / variance.maximum(floor)}, collapsed)
+        return Maximized(values | {"precision": 1 / variance.maximum(floor)})
 
     def _pick(self, near: Parameters, n_states: int) -> Float[Tensor, "K Q J"]:
         """E, which picks intercept and coefficients of each state from those of all."""

@@ -20,7 +20,7 @@ that are linear in them. With $E[\tau (x - \mu)^2] = \bar\tau (x - m)^2 + 1/\kap
 distribution at $m$, $\bar\nu$ and the precision $\bar\tau \bar\nu / (\bar\nu + 1/\kappa)$, plus a constant.
 """
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
@@ -33,6 +33,7 @@ from torch import Tensor
 from torch.distributions import constraints
 
 from ...inference.families import Degrees, LocPrecisionDf, Tailed
+from ...inference.families.peak import NEAR_FLOOR
 from ...inference.numerics.gammas import stirling_rest
 from ..parameters import Parameter, Parameters
 from .conjugate import ConjugateEmission, Representative
@@ -42,7 +43,6 @@ from .scale_mixture import TailStep, log_density
 from .separate import by_scipy, weighted_moments
 
 PAIRS = 2  # of the steps of one M-step; the next M-step continues
-NEAR_FLOOR = 10.0  # times the floor: where a climb towards a scale of 0 ends
 
 
 @dataclass(frozen=True, repr=False)
@@ -59,7 +59,7 @@ class StudentT(ConjugateEmission):
     Arguments:
         n_features: F.
         prior: distributions of Pyro by name of a parameter, in place of its default prior; each is of one number or of
-            a table `[K, F]`. EM, SVI and NUTS take any; message passing takes a Gamma of `precision` or `df`.
+            a table `[K, F]`. EM, SVI and NUTS accept any; message passing accepts a Gamma of `precision` or `df`.
 
     Raises:
         TypeError: a number of features that is not an integer; a prior that is no mapping.
@@ -166,14 +166,7 @@ class StudentT(ConjugateEmission):
         for _ in range(PAIRS):
             values = step.of_df(step.of_normal(values))
         best = {name: value.to(near[name]) for name, value in values.items()}
-        return Maximized(best, self._on_points(best, floor))
-
-    def maximize_beside(self, *arguments: Any) -> Maximized:
-        best = super().maximize_beside(*arguments)
-        return replace(best, collapsed=self._on_points(best.values, arguments[-1]))
-
-    def _on_points(self, values: Parameters, floor: Tensor) -> Tensor:
-        return (self.narrowness(values) <= NEAR_FLOOR * floor).any(-1)
+        return Maximized(best)
 
     def by_moments(self, mean: Tensor, variance: Tensor) -> Parameters:
         """Parameters `[*r, K, F]` of a mean and a variance, with five degrees of freedom."""

@@ -114,9 +114,7 @@ class NormalEmission(ConjugateEmission):
             return self.peak_of(message, floor)
         loc, residuals = self.family.within(message)  # type: ignore[attr-defined]
         best = self.peak_of(residuals.unsqueeze(-3 if self.by_feature else -2), floor)
-        loc = loc.squeeze(-1).mT if self.by_feature else loc
-        # a shared variance falls to its floor only if all states are on points
-        return Maximized(best.values | {"loc": loc}, best.collapsed.expand(loc.shape[:-1]))
+        return Maximized(best.values | {"loc": loc.squeeze(-1).mT if self.by_feature else loc})
 
     def sites(self, prior: Parameters) -> list[Site]:
         if not self.shares:
@@ -220,7 +218,7 @@ class Joined(Conjugate):
         """The M-step of a gated emission from its sums."""
         begin, whole_prior = self.whole(near), None if prior is None else self.whole_prior(prior)
         best = self.emission.maximize_sums(sums, begin, whole_prior, floor)
-        return Maximized(self.apart(kept(best.values, begin)), best.collapsed[..., : near["loc"].shape[-2]])
+        return Maximized(self.apart(kept(best.values, begin)))
 
     def natural(self, prior: Parameters) -> Tensor:
         return self.emission.natural(self.whole_prior(prior))

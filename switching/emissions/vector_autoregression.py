@@ -39,7 +39,7 @@ from ..priors import Site
 from .conjugate import Representative
 from .contract import Maximized
 from .lagged import Lagged
-from .multivariate_normal import MultivariateNormal, completion, in_place, patterns
+from .multivariate_normal import MultivariateNormal, completion, in_place, in_planes, patterns
 
 
 def _inverse(matrix: Tensor) -> Tensor:
@@ -54,7 +54,7 @@ class VectorAutoRegressive(Lagged):
     switch has one row. A step whose lags are known may lack some of its features.
 
     Arguments:
-        order, n_features, inputs, switching, prior: as for `AutoRegressive`; `lags` is "all". Message passing takes a
+        order, n_features, inputs, switching, prior: as for `AutoRegressive`; `lags` is "all". Message passing accepts a
             Wishart of `precision`.
 
     Example:
@@ -217,7 +217,10 @@ class VectorAutoRegressive(Lagged):
             return self._limit(message, about, floor)
         total = self.family.tilted(self.family.moved(self.natural(prior), -about)) + message
         best = self.family.expected(total)
-        return self._none_collapsed(self.values(replace(best, loc=about + best.loc)))
+        return Maximized(self.values(replace(best, loc=about + best.loc)))
+
+    def collapsed(self, values: Parameters, floor: Tensor) -> Tensor:
+        return in_planes(values["precision"], floor)
 
     def _limit(self, message: Tensor, about: Tensor, floor: Float[Tensor, "F"]) -> Maximized:
         """Maximum likelihood, with covariances above the floor."""
@@ -227,4 +230,4 @@ class VectorAutoRegressive(Lagged):
         scatter = -2 * rest - shift.mT @ first - first.mT @ shift + shift.mT @ squares @ shift
         none, count = torch.zeros_like(first[..., 0, :]), half_count.unsqueeze(-1)
         best = peak(pack(none, -count, count, -scatter.flatten(-2) / 2), floor)
-        return Maximized(self.values(LocPrecision(about + shift, best.precision)), best.collapsed)
+        return Maximized(self.values(LocPrecision(about + shift, best.precision)))

@@ -72,7 +72,7 @@ class VonMises(Summarized):
 
     support = constraints.interval(-END, END)
     expects = "angles in radians, from -pi to pi"
-    instead = "Turn others into this range by (x + pi) % (2 * pi) - pi; Normal or StudentT take any number"
+    instead = "Turn others into this range by (x + pi) % (2 * pi) - pi; Normal or StudentT accept any number"
     typical = 0.0
     angular = True
     parameters = {  # noqa: RUF012 the same for all instances

@@ -19,6 +19,7 @@ from pyro.distributions.torch_distribution import TorchDistributionMixin
 from torch import Tensor
 from torch.distributions import constraints
 
+from ...inference.families.peak import NEAR_FLOOR
 from ...inference.numerics.delegation import delegated
 from ...inference.numerics.user_warnings import warn_user
 from ..parameters import Parameter, Parameters
@@ -113,7 +114,7 @@ class ZeroInflated(Emission):
 
     @property
     def instead(self) -> str:  # type: ignore[override]
-        return "Normal or StudentT take any number"
+        return "Normal or StudentT accept any number"
 
     @property
     def _counts(self) -> bool:
@@ -222,11 +223,10 @@ class ZeroInflated(Emission):
 
     def _maximized(self, best: Maximized, sums: Parameters, prior: Parameters | None) -> Maximized:
         zeros, count = sums["zeros"], sums["seen"]
-        collapsed = best.collapsed & (count > zeros).any(-1)  # zeros alone say nothing of the emission
         if prior is not None:
             successes, failures = (prior[name] for name in HYPERPARAMETERS)
             zeros, count = zeros + successes - 1, count + successes + failures - 2
-        return Maximized(best.values | {ZERO: zeros / count}, collapsed)
+        return Maximized(best.values | {ZERO: zeros / count})
 
     def check_fitted(self, values: Parameters, rows: Tensor) -> None:
         """Warn if a state has only zeros, which leave some parameters free."""
@@ -262,9 +262,10 @@ class ZeroInflated(Emission):
             return torch.full_like(values[ZERO], torch.inf)
         return self.emission.narrowness({name: values[name] for name in self.emission.parameters})
 
-    def maximize_beside(self, *arguments: Any) -> Maximized:
-        best = super().maximize_beside(*arguments)
-        return replace(best, collapsed=best.collapsed & (not self._counts))
+    def collapsed(self, values: Parameters, floor: Tensor) -> Tensor:
+        """Zeros alone say nothing of the emission."""
+        narrow = self.narrowness(values) <= NEAR_FLOOR * floor
+        return (narrow & (values[ZERO] < 1 - NOTHING)).any(-1)
 
 
 class _Inflated(TorchDistribution):

@@ -4,6 +4,7 @@ States of a draw and of a reference are matched one to one. The match maximises 
 both agree, $\sum_t P(s_t = i \mid x, \theta_{ref})\, P(s_t = j \mid x, \theta)$ (Kuhn 1955; Stephens 2000).
 """
 
+import numpy as np
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
@@ -14,7 +15,7 @@ from ..parameters import Parameters
 from ..problem import Problem
 
 NEAR, UNLIKE = 0.5, 1.25  # means nearer than this share of a scale, and scales in this ratio
-FIRST_DECIDES = 1e-3  # what the first feature counts more than later ones: more than rounding
+ROUNDING = 1e-9  # share of a location or of a scale, below which two states are equal in it
 
 
 def match_states(problem: Problem, draws: Parameters, reference: Parameters) -> Int[Tensor, "n K"]:
@@ -40,15 +41,13 @@ def match_shared(problem: Problem, shared: Float[Tensor, "n K K"]) -> Int[Tensor
 
 
 def state_levels(emission: Emission, values: Parameters) -> Float[Tensor, "K"]:
-    """One number per state to order states by: the sum over features of its means in units of their spread.
-
-    If the states of a feature differ only in scale, its standard deviations replace its means. The sums of two states
-    that differ in opposite directions are equal; earlier features, which count a little more, then decide.
-    """
-    level = torch.where(only_scales(emission, values), _scale(emission, values), emission.mean(values).redrawn)
-    spread = level.std(0, correction=0)
-    weights = 1 + FIRST_DECIDES * 0.5 ** torch.arange(len(spread)).to(level)
-    return (level / torch.where(spread > 0, spread, 1.0) * weights).sum(-1)
+    """The rank of each state, by which states are ordered: by the location of the first feature. Equal ones are
+    ordered by the locations of the next features, then by the scales of the features."""
+    mean, scale = emission.mean(values).redrawn.double(), _scale(emission, values).double()
+    unit = ROUNDING * torch.maximum(mean.abs(), scale.nan_to_num(0.0, posinf=0.0)).amax(0)
+    keys = torch.cat([mean / unit, scale / unit], -1).nan_to_num(0.0).round()
+    order = np.lexsort(keys.mT.flip(0).detach().cpu().numpy())  # whose last key comes first
+    return torch.from_numpy(order.argsort()).to(mean)
 
 
 def only_scales(emission: Emission, values: Parameters) -> Bool[Tensor, "F"]:

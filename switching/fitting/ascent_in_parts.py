@@ -15,13 +15,12 @@ from torch import Tensor
 
 from ..ascent import Ascent
 from ..definite import free_coordinates
-from ..emissions.separate import NEAR_FLOOR
 from ..known import whole_parameters
 from ..parameters import Parameters
 from ..problem import Problem
 from .chains_in_parts import Piece, log_evidence, summed
 from .density import FreeDensity
-from .em import occupancy_of
+from .em import collapsed_at, occupancy_of
 from .starts import opened, variance_floor
 from .whole import Whole
 
@@ -69,9 +68,9 @@ class LogPosterior(FreeDensity):
         parts = [part for part in self._problem.emission.parts if not part.alike]
         return torch.stack([part.emission.narrowness(part.own(values)) for part in parts]).amin(0)
 
-    def narrow(self, values: Parameters) -> Bool[Tensor, "*r K"]:
-        """The states with a variance that is close to the floor."""
-        return (self.narrowness(values) <= NEAR_FLOOR * self._floor).any(-1)
+    def collapsed(self, values: Parameters) -> Bool[Tensor, "*r K"]:
+        """See `Emission.collapsed`."""
+        return collapsed_at(self._problem, values, self._floor)
 
     @property
     def at_once(self) -> int:
@@ -102,11 +101,10 @@ class AscentInParts(Ascent):
 
     @property
     def collapsed(self) -> Bool[Tensor, "R K"]:
-        return self._posterior.narrow(self.tables)
+        return self._posterior.collapsed(self.tables)
 
-    @property
-    def occupancy(self) -> Float[Tensor, "R K"]:
-        """See `EM.occupancy`."""
+    def counted(self) -> Float[Tensor, "R K"]:
+        """See `EM.counted`."""
         zero = torch.zeros(len(self.point), self._problem.n_states, dtype=torch.float64, device=self.point.device)
 
         def steps(piece: Piece) -> list[Tensor]:

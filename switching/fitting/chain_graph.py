@@ -87,7 +87,9 @@ class ChainGraph(SeriesGraph):
         """
         dynamics, series, prior = problem.dynamics, problem.series, problem.prior
         if series.noise is not None:
-            raise ValueError('noise: was given, but message passing takes none; use method="em", "svi" or "nuts".')
+            raise ValueError(
+                'noise: was given, but message passing does not support it; use method="em", "svi" or "nuts".'
+            )
         if dynamics.no_messages:
             raise TypeError(
                 f"dynamics: {dynamics.no_messages}, so {dynamics.name} has no conjugate family, which message "

@@ -3,10 +3,6 @@
 A fit is a sequence of loops: a batch of restarts, a chain of draws. Between loops everything follows from the data, the
 options and the results of earlier loops. The file has the result of each loop that has ended and the newest state of
 the one that runs, so a resumed fit walks the same way, takes what is known from the file, and goes on within the loop.
-
-Operators serve plain forms until their work repays compiling a kernel (`numerics.costs`), and both round differently.
-So a state has the work of the process too, and a step at which some operator changed its form is not kept: whatever is
-computed again from a state has the form that it had.
 """
 
 import time
@@ -18,7 +14,6 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from ...inference.numerics.costs import count_from, repaid, spent
 from ..data.sealed import sealed
 from ..data.writing import write_output
 from .trees import copied, read, written
@@ -35,12 +30,10 @@ class Loop:
     Attributes:
         name: of its kind.
         tree: its result if it has ended, otherwise its newest state; see `trees`.
-        work: of the process at this time.
     """
 
     name: str
     tree: Any = None
-    work: dict[str, float] | None = None
     ended: bool = False
 
 
@@ -51,7 +44,6 @@ class Checkpoint:
         path: of the file; None: there is none.
         identity: JSON that says of what fit it is.
         every: seconds between two writes.
-        work: of the process at the start of the fit.
         loops: those of the file.
         writes: whether this process writes the file; another one of those that share the data may.
 
@@ -62,7 +54,6 @@ class Checkpoint:
     path: Path | None
     identity: Any
     every: float
-    work: dict[str, float]
     loops: list[Loop]
 
     tell: Callable[[Exception], None] | None = None
@@ -72,14 +63,13 @@ class Checkpoint:
         path: Path | None = None,
         identity: Any = None,
         every: float = 0.0,
-        work: dict[str, float] | None = None,
         loops: list[Loop] | None = None,
         writes: bool = True,
     ) -> None:
-        self.path, self.identity, self.every, self.work = path, identity, every, dict(work or {})
+        self.path, self.identity, self.every = path, identity, every
         self.loops, self._place = loops or [], 0
         self._written_at, self._is_written, self._writes = time.monotonic(), True, writes
-        self._repaid, self._keeps = repaid(), path is not None
+        self._keeps = path is not None
 
     def stop(self) -> None:
         """Keep the file as it is from now on: the fit was interrupted."""
@@ -91,7 +81,6 @@ class Checkpoint:
             return None
         loop = self._next(name)
         self._place += 1
-        self._count_from(loop)
         return copied(loop.tree, deep=False)
 
     def begun(self, name: str) -> Any:
@@ -100,9 +89,7 @@ class Checkpoint:
             return None
         if self._place == len(self.loops):
             self.loops.append(Loop(name))
-        loop = self._next(name)
-        self._count_from(loop)
-        return copied(loop.tree)
+        return copied(self._next(name).tree)
 
     def note(self, state: Callable[[], Any]) -> None:
         """Keep the state of the loop that runs, and write it if it is time.
@@ -111,16 +98,14 @@ class Checkpoint:
         """
         if not self._keeps:
             return
-        before, self._repaid = self._repaid, repaid()
-        if before == self._repaid:
-            self.loops[self._place] = Loop(self.loops[self._place].name, state(), dict(spent))
-            self._changed()
+        self.loops[self._place] = Loop(self.loops[self._place].name, state())
+        self._changed()
 
     def end(self, result: Callable[[], Any]) -> None:
         """Keep the result of the loop that runs."""
         if not self._keeps:
             return
-        self.loops[self._place] = Loop(self.loops[self._place].name, result(), dict(spent), ended=True)
+        self.loops[self._place] = Loop(self.loops[self._place].name, result(), ended=True)
         self._place += 1
         self._changed()
 
@@ -143,11 +128,11 @@ class Checkpoint:
             return
         tensors: dict[str, Tensor] = {}
         loops = [
-            {"name": loop.name, "ended": loop.ended, "work": loop.work, "tree": written(loop.tree, tensors)}
+            {"name": loop.name, "ended": loop.ended, "tree": written(loop.tree, tensors)}
             for loop in self.loops
-            if loop.work is not None
+            if loop.ended or loop.tree is not None
         ]
-        structure = {"identity": self.identity, "work": self.work, "loops": loops}
+        structure = {"identity": self.identity, "loops": loops}
         try:
             write_output(self.path, sealed(structure, tensors, FORMAT))
         except OSError as error:
@@ -167,11 +152,6 @@ class Checkpoint:
             )
         return loop
 
-    def _count_from(self, loop: Loop) -> None:
-        if loop.work is not None:
-            count_from(loop.work)
-        self._repaid = repaid()
-
     def _changed(self) -> None:
         self._is_written = False
         if time.monotonic() - self._written_at < self.every:
@@ -186,4 +166,4 @@ class Checkpoint:
 
 def loops_of(plain: Any, tensors: dict[str, Tensor], device: torch.device) -> list[Loop]:
     """The loops of a file."""
-    return [Loop(p["name"], read(p["tree"], tensors, device), p["work"], p["ended"]) for p in plain]
+    return [Loop(p["name"], read(p["tree"], tensors, device), p["ended"]) for p in plain]

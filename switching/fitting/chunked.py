@@ -111,7 +111,7 @@ class ChunkedVMP:
     @property
     def occupancy(self) -> Tensor:
         """Expected number of steps in each state, `[R, K]`."""
-        none = self.elbo().new_zeros(len(self.elbo()), self.graph.problem.n_states)
+        none = self._data.like.new_zeros(len(self.elbo()), self.graph.problem.n_states)
 
         def occupancy() -> list[Tensor]:
             return [sum((occupancy_of(one.engine, one.counted) for one in self._chunks(self.etas, None)), none)]
@@ -148,7 +148,7 @@ class ChunkedVMP:
     def _raised(self, etas: Etas, now: Contribution) -> tuple[Etas, Contribution]:
         """The way to these natural parameters, halved in each restart until the bound does not fall."""
         for i in range(HALVINGS + 1):
-            rounding = ROUNDINGS * torch.finfo(now.elbo.dtype).eps * now.elbo.abs()
+            rounding = ROUNDINGS * torch.finfo(self._data.like.dtype).eps * now.elbo.abs()
             risen = now.elbo >= self._now.elbo - rounding  # False for NaN
             if bool(risen.all()):
                 break
@@ -192,7 +192,7 @@ class ChunkedVMP:
 
     def _contribution(self, etas: Etas, under: Etas | None = None) -> Contribution:
         """The bound and the messages under these parameters; for the first update, under other statistics of them."""
-        zeros = [self._data.like.new_zeros(_restarts(etas)), *map(torch.zeros_like, etas.values())]
+        zeros = [self._data.like.new_zeros(_restarts(etas)).double(), *map(torch.zeros_like, etas.values())]
         elbo, *messages = self._data.ranks.summed(lambda: self._local(etas, under, zeros), zeros)
         return Contribution(elbo, dict(zip(etas, messages, strict=True)))
 

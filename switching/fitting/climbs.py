@@ -29,8 +29,10 @@ class Climb:
     trace: list[float] = field(default_factory=list)
     tables: dict[str, Any] = field(default_factory=dict)
     collapsed: Tensor | None = None
+    occupancy: Tensor | None = None
+    """`[K]`, expected number of steps in each state, if it is known from the last step."""
     sound: bool = True
-    """Whether no state has collapsed. A likelihood that is unbounded at a collapsed state does not count as better."""
+    """Whether no state has collapsed: see `unbounded`."""
     ended: str = ""
     independent: bool = True
     """Whether its start does not come from the end of another restart."""
@@ -107,7 +109,9 @@ class SearchResult:
     def reason(self) -> str:
         """Why the best restart ended, and whether few kinds of start have reached it."""
         fall = f"; the objective fell by {self.fall:.2g} nats at a step" if self.fall else ""
-        return self._ending + fall + self._doubt
+        n_failed = sum(climb.ended == "failed" for climb in self.climbs)
+        failed = f"; {n_failed} of {len(self.climbs)} starts failed and were dropped" if n_failed else ""
+        return self._ending + fall + self._doubt + self._unbounded + failed
 
     @property
     def agreement(self) -> tuple[int, int]:
@@ -130,13 +134,26 @@ class SearchResult:
         if self.interrupted or not self.doubted:
             return ""
         n, tried = self.agreement
-        n_points = sum(not climb.sound for climb in self.climbs)
-        unbounded = (
-            f"; {n_points} of {len(self.climbs)} starts ended with a state on a single point, where the likelihood is "
-            'unbounded: prior="weak" bounds it'
+        if n:
+            return (
+                f"; only {n} of {tried} kinds of start reached this optimum, so a better one may exist: raise restarts="
+            )
+        return (
+            f"; none of the {tried} kinds of first guess reached this optimum, only changed copies of other ends did, "
+            "so a better one may exist: raise restarts="
         )
-        doubt = f"; {n or 'none'} of {tried} kinds of start reached it, so a better optimum may exist: raise restarts"
-        return doubt + unbounded * bool(n_points)
+
+    @property
+    def _unbounded(self) -> str:
+        """Whether starts ended higher, or this one did, where the likelihood is unbounded."""
+        points = [climb for climb in self.climbs if not climb.sound]
+        if self.best.sound and all(climb.final <= self.best.final for climb in points):
+            return ""
+        which = "the best of the others is kept" if self.best.sound else "this one too"
+        return (
+            f"; {len(points)} of {len(self.climbs)} starts ended with a state on a single point, where the likelihood "
+            f'is unbounded ({which}): prior="weak" bounds it'
+        )
 
     @property
     def fall(self) -> float:

@@ -1,4 +1,4 @@
-r"""Standard errors at a maximum, from the curvature of the objective.
+r"""Standard errors and draws at a maximum, from the curvature of the objective.
 
 Let y be free coordinates of the parameters, and $\ell(y)$ the log-likelihood plus the log prior, if there is one. With
 the observed information $H = -\nabla^2 \ell(\hat y)$ a number $g(y)$ has, to first order, the variance
@@ -9,6 +9,10 @@ $$\nabla g^\top H^{-1}\, \nabla g$$
 hundredth of a standard error, all in one batch, like restarts. There is no standard error if the maximum lies on the
 boundary of a parameter's range, which is infinitely far away in free coordinates. There is none along a direction in
 which $\ell$ is flat, such as the parameters of a state without steps.
+
+Draws are of the normal $N(\hat y, H^{-1})$, mapped back to the parameters (Laplace's approximation). Probabilities at
+0 or 1, or so near that the objective has its limit there, stay as they are in all draws. There are no draws if some
+other free number has no standard error, or if the point is not a maximum: a normal would then claim too much.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -20,6 +24,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 from torch.distributions import constraints
 
+from ...inference.numerics.randomness import Seed, generator_of
 from ..definite import free_coordinates
 from ..entries import Entries
 from ..parameters import Parameter, Parameters, described, is_simplex
@@ -34,31 +39,117 @@ ROUNDS = 2  # that estimate the standard errors, the unit of the steps
 AT_BOUNDARY = 0.5  # Newton step of a logarithm or log odds, beyond which it diverges to infinity
 VAGUE = 10.0  # standard error of a logarithm or log odds, from which on the data say nothing of it
 FLAT = 1e-7  # eigenvalue of the information, scaled to a diagonal of 1
+GAIN = 0.1  # nats above the point from which on it is no maximum
+NEAR = 1e-3  # distance of a probability from 0 or 1, below which it may have its maximum there
 LEANS = 1e-3  # share of a number's gradient along flat directions, above which the number has no standard error
 
 
-def standard_errors(
+def errors_of(factors: Parameters) -> Parameters:
+    """The standard errors of numbers with these factors."""
+    return {name: table.norm(dim=-1) for name, table in factors.items()}
+
+
+@dataclass(frozen=True)
+class Curvature:
+    """The normal of the curvature at a point, in free coordinates.
+
+    Attributes:
+        coordinates: about the point.
+        spread: `[P, P]`, a factor of the covariance of the coordinates, without the flat directions.
+        blind: `[P, D]`, directions of the scaled coordinates along which there is no standard error.
+        scale: `[P]`, the unit of the scaled coordinates.
+        at_end: `[P]`, the coordinates of probabilities at the boundary.
+        gain: the nats that the quadratic form of the objective rises above the point.
+        back: from the parameters of the coordinates to those whose numbers have errors.
+    """
+
+    coordinates: "Coordinates"
+    spread: Float[Tensor, "P P"]
+    blind: Float[Tensor, "P D"]
+    scale: Float[Tensor, "P"]
+    at_end: Bool[Tensor, "P"]
+    gain: float
+    back: Callable[[Parameters], Parameters]
+
+    @staticmethod
+    def of(
+        objective: Callable[[Parameters], Float[Tensor, "r"]],
+        turns: Callable[[Parameters], Iterator[Parameters]],
+        known: Mapping[str, Parameter],
+        values: Parameters,
+        unit: Float[Tensor, "F"],
+        free: Mapping[str, Bool[Tensor, "..."]] | None = None,
+        back: Callable[[Parameters], Parameters] = dict,
+    ) -> "Curvature":
+        """The curvature of a function at its maximum.
+
+        Arguments:
+            objective: the function of parameters `[r, ...]` that was maximised.
+            turns: splits parameters `[n, ...]` into parts for one evaluation.
+            known: the axes and supports of the parameters, by name.
+            values: the parameters at the maximum.
+            unit: the spread of each feature of the data, the unit of the first steps.
+            free: which entries of the parameters are free; None: all.
+            back: from these parameters to those whose numbers have errors.
+        """
+        coordinates = Coordinates.of(known, values, unit, free or {})
+        information, slope = _information(_gradient(objective, turns, coordinates), coordinates)
+        information = torch.where(information.isfinite(), information, 0.0)  # a step leads outside: no standard error
+        curvature = information.diagonal()
+        lost = coordinates.bounded & ((slope.abs() > AT_BOUNDARY * curvature) | (curvature < VAGUE**-2))
+        lost = lost | (curvature <= 0)
+        scale = torch.where(lost, 1.0, curvature).rsqrt()
+        scaled = scale.unsqueeze(-1) * information * scale
+        both = ~lost.unsqueeze(-1) & ~lost
+        scaled = torch.where(both, scaled, torch.diag(lost.to(scaled)))
+        level, axes = torch.linalg.eigh(scaled)
+        flat = level < FLAT
+        spread = axes * torch.where(flat, 0.0, level.clamp_min(FLAT)).rsqrt().masked_fill(flat, 0.0)
+        vague = lost | coordinates.bounded & (scale * spread.norm(dim=-1) > VAGUE)
+        blind = torch.cat([axes[:, flat], torch.eye(len(lost)).to(axes)[:, vague]], -1)
+        gain = float((spread.mT @ (scale * slope)).square().sum() / 2)
+        at_end = lost & coordinates.near & (slope.abs() < GAIN)  # which is what is gained on the way to the boundary
+        return Curvature(coordinates, spread, blind, scale, at_end, gain, back)
+
+    def error_factors(self) -> Parameters:
+        r"""The error of each number in its displayed form, as a row $r$ of numbers: its variance is $r^\top r$, and
+        the covariance of two numbers that of their rows. NaN where a number has no standard error; none if no number
+        can move."""
+        factors: Parameters = {}
+        if not len(self.scale):
+            return factors
+        for name, table in self.coordinates.jacobian(self.back).items():
+            rows = table * self.scale
+            length = rows.norm(dim=-1)
+            leans = (rows @ self.blind).norm(dim=-1) > LEANS * length
+            factors[name] = torch.where((leans | (length == 0)).unsqueeze(-1), torch.nan, rows @ self.spread)
+        return factors
+
+    def sample(self, n: int, seed: Seed = 0) -> Parameters | None:
+        """Draws `[n, ...]` of the parameters from the normal, with the same probabilities at the boundary in all; None
+        if some other coordinate has no standard error, or if the point is not a maximum.
+
+        Arguments:
+            n: the number of draws.
+            seed: a number, a `torch.Generator`, or None, torch's global generator.
+        """
+        if bool((self.blind[~self.at_end] != 0).any()) or not self.gain < GAIN:
+            return None
+        generator, device = generator_of(seed, self.scale.device), self.scale.device
+        normal = torch.randn(n, len(self.scale), generator=generator, dtype=self.scale.dtype, device=device)
+        steps = (normal @ self.spread.mT * self.scale).masked_fill(self.at_end, 0.0)
+        return self.back(self.coordinates.values(steps))
+
+
+def _gradient(
     objective: Callable[[Parameters], Float[Tensor, "r"]],
     turns: Callable[[Parameters], Iterator[Parameters]],
-    known: Mapping[str, Parameter],
-    values: Parameters,
-    unit: Float[Tensor, "F"],
-    free: Mapping[str, Bool[Tensor, "..."]] | None = None,
-) -> Parameters:
-    """The standard error of each number in its displayed form; NaN if there is none.
-
-    Arguments:
-        objective: the function of parameters `[r, ...]` that was maximised.
-        turns: splits parameters `[n, ...]` into parts for one evaluation.
-        known: the axes and supports of the parameters, by name.
-        values: the parameters at the maximum.
-        unit: the spread of each feature of the data, the unit of the first steps.
-        free: which entries of the parameters are free; None: all.
-    """
-    coordinates = Coordinates.of(known, values, unit, free or {})
+    coordinates: "Coordinates",
+) -> Callable[[Tensor], Tensor]:
+    """The gradient at points `[n, P]`; NaN at one that is outside the range of the parameters, as of a joint
+    boundary."""
 
     def gradient(points: Tensor) -> Tensor:
-        """At points `[n, P]`; NaN at one that is outside the range of the parameters, as of a joint boundary."""
         try:
             return inside(points)
         except IMPOSSIBLE:
@@ -74,27 +165,7 @@ def standard_errors(
                 gradients += torch.autograd.grad(objective(coordinates.values(y)).sum(), y)
         return torch.cat(gradients)
 
-    information, slope = _information(gradient, coordinates)
-    information = torch.where(information.isfinite(), information, 0.0)  # a step leads outside: no standard error
-    curvature = information.diagonal()
-    lost = coordinates.bounded & ((slope.abs() > AT_BOUNDARY * curvature) | (curvature < VAGUE**-2)) | (curvature <= 0)
-    scale = torch.where(lost, 1.0, curvature).rsqrt()
-    scaled = scale.unsqueeze(-1) * information * scale
-    both = ~lost.unsqueeze(-1) & ~lost
-    scaled = torch.where(both, scaled, torch.diag(lost.to(scaled)))
-    level, axes = torch.linalg.eigh(scaled)
-    flat = level < FLAT
-    spread = axes * torch.where(flat, 0.0, level.clamp_min(FLAT)).rsqrt().masked_fill(flat, 0.0)
-    vague = lost | coordinates.bounded & (scale * spread.norm(dim=-1) > VAGUE)
-    blind = torch.cat([axes[:, flat], torch.eye(len(lost)).to(axes)[:, vague]], -1)
-    errors = {}
-    for name, table in coordinates.jacobian().items():
-        rows = table * scale
-        length = rows.norm(dim=-1)
-        sd = (rows @ spread).norm(dim=-1)
-        leans = (rows @ blind).norm(dim=-1) > LEANS * length
-        errors[name] = torch.where(leans | (length == 0), torch.nan, sd)
-    return errors
+    return gradient
 
 
 @dataclass(frozen=True)
@@ -107,6 +178,7 @@ class Coordinates:
         moving: by name, which entries of a table have a coordinate. For other supports than the usual ones, they are
             entries of torch's free coordinates.
         bounded: `[P]`, whether the range of a coordinate's number is bounded.
+        near: `[P]`, whether it is that of a probability near 0 or 1.
         first: `[P]`, a small step.
     """
 
@@ -115,6 +187,7 @@ class Coordinates:
     free: Mapping[str, Bool[Tensor, "..."]]
     moving: dict[str, Bool[Tensor, "..."]]
     bounded: Bool[Tensor, "P"]
+    near: Bool[Tensor, "P"]
     first: Float[Tensor, "P"]
 
     @staticmethod
@@ -125,15 +198,16 @@ class Coordinates:
         free: Mapping[str, Bool[Tensor, "..."]],
     ) -> "Coordinates":
         moving = {name: _moving(known[name].support, value, free.get(name)) for name, value in values.items()}
-        bounded, first = [], []
+        bounded, near, first = [], [], []
         for name, mask in moving.items():
-            real, dims = _is_real(known[name].support), known[name].dims
+            real, dims = is_real(known[name].support), known[name].dims
             size = unit.new_ones(())
             if real and "feature" in dims:
                 size = unit.reshape(-1, *[1] * (len(dims) - 1 - dims.index("feature")))
             first.append((FIRST * size).expand(mask.shape)[mask])
             bounded.append(torch.full_like(first[-1], not real, dtype=torch.bool))
-        return Coordinates(known, values, free, moving, torch.cat(bounded), torch.cat(first))
+            near.append(_near(known[name].support, values[name], mask)[mask])
+        return Coordinates(known, values, free, moving, torch.cat(bounded), torch.cat(near), torch.cat(first))
 
     def values(self, steps: Float[Tensor, "*r P"]) -> Parameters:
         """The parameters after these steps from the point."""
@@ -146,13 +220,13 @@ class Coordinates:
             values[name] = _stepped(self.known[name].support, self.at[name], step, self.free.get(name))
         return values
 
-    def jacobian(self) -> dict[str, Float[Tensor, "... P"]]:
-        """The derivative of each number in its displayed form."""
+    def jacobian(self, back: Callable[[Parameters], Parameters]) -> dict[str, Float[Tensor, "... P"]]:
+        """The derivative of each number in its displayed form, after another map."""
         zero = torch.zeros_like(self.first)
         shown = {name: parameter.shown.name if parameter.shown else name for name, parameter in self.known.items()}
         return {
             shown[name]: torch.autograd.functional.jacobian(  # pyright: ignore[reportReturnType]
-                lambda y, name=name: described(self.known, {name: self.values(y)[name]})[shown[name]], zero
+                lambda y, name=name: described(self.known, {name: back(self.values(y))[name]})[shown[name]], zero
             )
             for name in self.at
         }
@@ -179,12 +253,23 @@ def _moving(support: constraints.Constraint, value: Tensor, free: Tensor | None)
     return torch.ones_like(cast(Tensor, free_coordinates(support).inv(value)), dtype=torch.bool)
 
 
+def _near(support: constraints.Constraint, value: Tensor, moving: Tensor) -> Tensor:
+    """Which entries of a table are probabilities near 0 or 1."""
+    if isinstance(support, Entries):
+        return _near(support.of, value, moving)
+    if is_simplex(support):
+        return value < NEAR
+    if _ends(support) == (0.0, 1.0):
+        return (value < NEAR) | (value > 1 - NEAR)
+    return torch.zeros_like(moving)
+
+
 def _stepped(support: constraints.Constraint, value: Tensor, step: Tensor, free: Tensor | None = None) -> Tensor:
     """A parameter after a step of its coordinates; the step is 0 at entries that do not move. Free probabilities of a
     row keep their sum."""
     if isinstance(support, Entries):
         return _stepped(support.of, value, step)
-    if _is_real(support):
+    if is_real(support):
         return value + step
     if is_simplex(support):
         held = value == 0 if free is None else (value == 0) | ~free
@@ -204,7 +289,7 @@ def _stepped(support: constraints.Constraint, value: Tensor, step: Tensor, free:
     return torch.where(inside, low + (high - low) * torch.sigmoid(torch.logit(middle) + step), value)
 
 
-def _is_real(support: constraints.Constraint) -> bool:
+def is_real(support: constraints.Constraint) -> bool:
     """Whether free numbers have no bounds."""
     return support is constraints.real or (isinstance(support, Entries) and support.of is constraints.real)
 

@@ -54,9 +54,9 @@ class FreeDensity(ABC):
         """The number of points that fit into memory together."""
 
     def potential(self, free: Parameters) -> Tensor:
-        """Minus the log density; infinite if the data are impossible."""
+        """Minus the log density; infinite if the data are impossible. Pyro draws momenta in its dtype."""
         try:
-            return -self.log_prob(free)
+            return -self.log_prob(free).to(next(iter(free.values())))
         except IMPOSSIBLE:
             return torch.stack([(0.0 * value).sum() for value in free.values()]).sum() + torch.inf
 
@@ -137,7 +137,7 @@ class Density(FreeDensity):
     units: Units
 
     def __init__(self, problem: Problem, near: Parameters) -> None:
-        self.problem, self.units = problem, Units.of(problem.emission, problem.series, problem.fixed)
+        self.problem, self.units = problem, Units.of_problem(problem)
         self._inner = self.units.problem(problem)
         near = self.units.values(near)
         self._inner.objective(near)
@@ -163,6 +163,23 @@ class Density(FreeDensity):
         values = self._values(free)
         volume = [to.log_abs_det_jacobian(free[name], values[name]) for name, to in self._transforms.items()]
         return self._inner.objective(values) + torch.stack(volume).sum(0)
+
+    def hessian(self, flat: Float[Tensor, "P"]) -> Float[Tensor, "P P"]:
+        """The Hessian at a point. If all parameters are of subjects, it has a block for each, and differences move
+        the same coordinate of all subjects at once."""
+        known = self.problem.parameters
+        if self.problem.series.subjects is None or any(known[name].dims[:1] != ("subject",) for name in self.start):
+            return super().hessian(flat)
+        of_subject = torch.cat(
+            [torch.arange(len(v), device=flat.device).repeat_interleave(v[0].numel()) for v in self.start.values()]
+        )
+        place = torch.zeros_like(of_subject)  # of a coordinate among those of its subject
+        for subject in range(int(of_subject.max()) + 1):
+            place[of_subject == subject] = torch.arange(int((of_subject == subject).sum()), device=flat.device)
+        moves = STEP * torch.nn.functional.one_hot(place).mT.to(flat)
+        above, below = self.gradient(torch.cat([flat + moves, flat - moves])).chunk(2)
+        table = ((above - below) / (2 * STEP))[place].mT * (of_subject[:, None] == of_subject)
+        return (table + table.mT) / 2
 
     @property
     def at_once(self) -> int:

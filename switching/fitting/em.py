@@ -28,7 +28,7 @@ from ..problem import Problem
 from .bucketing import Bucketing
 from .starts import variance_floor
 
-LEFT = 1e-4  # share of what an M-step gains that it may leave to the next one
+LEFT = 0.1  # share of what an M-step gains that it may leave to the next one
 
 
 class EM:
@@ -117,9 +117,18 @@ class EM:
         return there
 
     @property
-    def occupancy(self) -> Float[Tensor, "R K"]:
-        """Expected number of steps in each state, without held steps whose emission is the same in all states."""
-        return occupancy_of(self._expected(self.tables))
+    def occupancy(self) -> Float[Tensor, "R K"] | None:
+        """Expected number of steps in each state, without held steps whose emission is the same in all states; None
+        before the E-step."""
+        return None if self._marginals is None else self._occupancy(self._marginals)
+
+    def counted(self) -> Float[Tensor, "R K"]:
+        """`occupancy`, after the E-step."""
+        self._marginals = self._expected(self.tables) if self._marginals is None else self._marginals
+        return self._occupancy(self._marginals)
+
+    def _occupancy(self, marginals: Marginals) -> Float[Tensor, "R K"]:
+        return occupancy_of(marginals)
 
     def _expected(self, values: Parameters) -> Marginals:
         """The E-step."""
@@ -147,7 +156,15 @@ def maximized(
     moved = problem.dynamics.maximize(marginals, problem.prior, values, problem.series.drive, problem.fixed)
     rows, weights = weighted_rows(problem, marginals)
     best = problem.emission.maximize_parts(rows, weights, values, problem.prior, floor, problem.fixed)
-    return moved | best.values, best.collapsed
+    return moved | best.values, collapsed_at(problem, best.values, floor)
+
+
+def collapsed_at(problem: Problem, values: Parameters, floor: Float[Tensor, "F"]) -> Bool[Tensor, "R K"]:
+    """The states that have collapsed at parameters `[R, ...]`: see `Emission.collapsed`. None under a prior."""
+    if problem.prior is None:
+        return problem.emission.collapsed_parts(values, floor)
+    n = len(next(iter(values.values())))
+    return torch.zeros(n, problem.n_states, dtype=torch.bool, device=problem.series.like.device)
 
 
 def weighted_rows(problem: Problem, marginals: Marginals) -> tuple[Float[Tensor, "N R"], list[Tensor]]:

@@ -15,7 +15,7 @@ from ..known import whole_parameters
 from ..parameters import Parameters
 from ..problem import Problem
 from .chains_in_parts import Piece, summed
-from .em import EM, occupancy_of, weighted_rows
+from .em import EM, collapsed_at, occupancy_of, weighted_rows
 from .starts import variance_floor
 from .whole import Whole
 
@@ -67,10 +67,6 @@ class EMInParts(EM):
         self._little = problem.of(first.stretch(0, 2))
         self._begin(values, None)
 
-    @property
-    def occupancy(self) -> Float[Tensor, "R K"]:
-        return self._expected(self.tables).occupancy
-
     @torch.no_grad()
     def _expected(self, values: Parameters) -> Totals:
         form = Totals.of(Piece(self._little, self._little.chain(values), 0), values)
@@ -82,7 +78,11 @@ class EMInParts(EM):
         problem = self.problem
         moved = problem.dynamics.maximize_counts(now.counts, problem.prior, self.tables, problem.fixed)
         best = problem.emission.maximize_parts_sums(now.sums, self.tables, problem.prior, self._floor)
-        return problem.hold(moved | best.values), best.collapsed
+        values = problem.hold(moved | best.values)
+        return values, collapsed_at(problem, values, self._floor)
+
+    def _occupancy(self, now: Totals) -> Float[Tensor, "R K"]:
+        return now.occupancy
 
     def _evidence(self, now: Totals) -> Float[Tensor, "R"]:
         return now.evidence

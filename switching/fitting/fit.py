@@ -19,6 +19,7 @@ from ..problem import Problem
 from .alignment import match_states, state_levels
 from .ascent_in_parts import AscentInParts
 from .chain_graph import check_held, is_curved, renumbered
+from .climbs import Climb
 from .em import EM
 from .em_in_parts import EMInParts, adds_up
 from .gibbs import check_gibbs, fit_gibbs
@@ -29,11 +30,12 @@ from .perturbation import End
 from .points import RESTS
 from .posterior import VariationalPosterior
 from .progress import reported
-from .result import Result, result_of
+from .result import Result, only_start, result_of
 from .sampling import fit_nuts, fit_svi
 from .search import continued, search
 from .spread import spread
 from .starts import opened
+from .unbounded import shows_points
 from .whole import Whole, jointly, together
 
 
@@ -94,25 +96,28 @@ def _climb(by_messages: bool) -> Callable[[Initialization, Options], Result]:
 def _by_draws(begin: Initialization, options: Options, by_messages: bool, whole: Whole | None) -> Result:
     """Samplers continue from a fit by message passing, or by EM if the emission has no conjugate prior; of more data,
     from that of the sample."""
-    problem = begin.problem
 
     def begun() -> tuple[Result, Parameters]:
         start = _climb(by_messages)(begin, options.before_draws("vmp" if by_messages else "em"))
+        problem = begin.problem.about_inputs(start.origin)
         # the mode may have probabilities of 0, which are infinitely far away in free coordinates
         return start, start.values if by_messages else problem.hold(opened(problem, start.values))
 
     start, near = jointly(whole, begun)
     if whole is not None:
-        there = whole.ranks.gathered(lambda: (near, start.interrupted))
-        near = {name: table.to(whole.like) for name, table in there[0][0].items()}  # see `continued`
-        sampled = None if any(interrupted for _, interrupted in there) else fit_svi(problem, options, near, whole)
+        there = whole.ranks.gathered(lambda: (near, start.origin, start.interrupted))
+        near, origin = there[0][:2]  # see `continued`
+        near, problem = {name: table.to(whole.like) for name, table in near.items()}, begin.problem.about_inputs(origin)
+        interrupted = any(one for _, _, one in there)
+        sampled = None if interrupted else fit_svi(problem, options, near, whole.about_inputs(problem.series))
         if sampled is None:
             raise KeyboardInterrupt  # nothing of all data has been reached yet
-        return sampled
-    if start.interrupted:
-        return start
-    sampled = SAMPLED[options.method](problem, options, near)
-    return sampled if sampled is not None else replace(start, interrupted=True)
+        return replace(sampled, origin=origin)
+    here = begin.problem.about_inputs(start.origin)
+    sampled = None if start.interrupted else SAMPLED[options.method](here, options, near)
+    if sampled is None:
+        return replace(start, **only_start(options.method, start.method))
+    return replace(sampled, origin=start.origin)
 
 
 SAMPLED: dict[str, Any] = {"svi": fit_svi, "nuts": fit_nuts, "gibbs": fit_gibbs}
@@ -141,25 +146,33 @@ def _by_em(begin: Initialization, options: Options) -> Result:
     def end(values: Parameters) -> End:
         return End(values, scaled.chain(values).smooth().state)
 
+    def points(sound: Climb, narrow: Climb) -> bool:
+        return shows_points(scaled, sound.tables, narrow.tables)
+
     with reported(options, -volume, whole) as report:
         begun = spread(optimizer, begin.sharing)
-        found = jointly(begin.sharing, lambda: search(scaled, begun, end, options, report, begin.start))
+        found = jointly(begin.sharing, lambda: search(scaled, begun, end, options, report, begin.start, points))
         if whole is not None:
             optimizer = partial(AscentInParts, scaled, whole, rest=RESTS * options.tol)
             optimizer = partial(EMInParts, scaled, whole) if adds_up(scaled) else optimizer
             found = continued(found, lambda climb: climb.tables, optimizer, options, whole, report)
     climbs = found.raised(-volume, -begin.sample_volume - prior_volume)
     best = climbs.best
-    order = _order(scaled, begin.start, best.tables)
+    order = order_of(scaled, begin.start, best.tables)
     ended = {name: table.to(problem.series.like) for name, table in best.tables.items()}
     values = reordered(problem.parameters, ended, order)
-    occupancy = optimizer({name: value.unsqueeze(0) for name, value in values.items()}).occupancy[0]
+    occupancy = best.occupancy
+    if occupancy is None:
+        occupancy = optimizer({name: value.unsqueeze(0) for name, value in ended.items()}).counted()[0]
+    origin = units.stated(values)
+    back = problem.about_inputs(origin).hold(units.about_inputs(origin).back(values))
     return result_of(
         climbs,
         "em",
-        {name: value.clone() for name, value in problem.hold(units.back(values)).items()},
-        empty=occupancy < 1.0,
+        {name: value.clone() for name, value in back.items()},
+        empty=occupancy[order] < 1.0,
         collapsed=None if best.collapsed is None else best.collapsed[order],
+        origin=origin,
     )
 
 
@@ -172,15 +185,18 @@ def _by_message_passing(begin: Initialization, options: Options) -> Result:
     with reported(options, -begin.volume, begin.whole) as report:
         ended = fit_vmp(wide, options, report, start, begin.whole, begin.sharing)
     known = problem if begin.whole is None else None  # the density of draws would take all data
+    centered = VariationalPosterior.of_chain(ended.etas, ended.graph.blocks, units.centered)
+    mean = units.centered.values(centered.mean)
+    order, origin = order_of(scaled, begin.start, mean), units.stated(mean)
+    units, known = units.about_inputs(origin), known and known.about_inputs(origin)
     posterior = VariationalPosterior.of_chain(ended.etas, ended.graph.blocks, units, known)
-    order = _order(scaled, begin.start, units.values(posterior.mean))
     posterior = replace(posterior, blocks=renumbered(ended.graph.blocks, ended.etas, order))
     empty = ended.occupancy[order] < 1.0
     climbs = ended.search.raised(-begin.volume, -begin.sample_volume)
-    return result_of(climbs, "vmp", posterior.mean, empty, posterior)
+    return result_of(climbs, "vmp", posterior.mean, empty, posterior, origin=origin)
 
 
-def _order(problem: Problem, start: Parameters | None, values: Parameters) -> Int[Tensor, "K"]:
+def order_of(problem: Problem, start: Parameters | None, values: Parameters) -> Int[Tensor, "K"]:
     """The order of the states: by location, unless the user's start, fixed values or known states number them."""
     if problem.numbered:
         return torch.arange(problem.n_states, device=problem.series.like.device)

@@ -20,8 +20,6 @@ from torch import Tensor
 
 from ...inference.chains.contract import Sampled
 from ...inference.families import CopyTables, FactoredTables, MarkovTables
-from ...inference.message_passing.factor_graph import Factor
-from ...inference.numerics.costs import expected_calls
 from ...inference.numerics.interrupts import may_interrupt
 from ..dynamics.contract import PATHS
 from ..emissions.conjugate import ConjugateEmission, is_complete
@@ -31,6 +29,7 @@ from ..problem import Problem
 from ..seeding import draw_from, drawn_so_far, seeded
 from .alignment import match_shared
 from .chain_graph import ChainGraph
+from .graph import Etas
 from .options import Options
 from .posterior import DrawnPosterior
 from .progress import Progress
@@ -50,7 +49,7 @@ def check_gibbs(problem: Problem) -> None:
     """
     dynamics, series = problem.dynamics, problem.series
     if series.noise is not None:
-        raise ValueError('noise: was given, but Gibbs sampling takes none; use method="nuts".')
+        raise ValueError('noise: was given, but Gibbs sampling does not support it; use method="nuts".')
     if series.weights is not None:
         raise ValueError(
             'weights: was given for sequences, but Gibbs sampling draws whole sequences; use method="nuts".'
@@ -59,7 +58,7 @@ def check_gibbs(problem: Problem) -> None:
     if reason:
         raise TypeError(f"dynamics: {reason}, so {dynamics.name} has no conjugate prior, {INSTEAD}")
     if not dynamics.paths_tell:
-        raise TypeError(f'dynamics: Gibbs sampling does not take {dynamics.name}; use method="nuts" or "vmp".')
+        raise TypeError(f'dynamics: Gibbs sampling does not support {dynamics.name}; use method="nuts" or "vmp".')
     for factor in dynamics.factors(series, None, gated=len(problem.emission.parts) > 1):
         bounded = {
             name
@@ -132,7 +131,7 @@ class _Run:
 
     @staticmethod
     def of(problem: Problem, start: Parameters) -> "_Run":
-        units = Units.of(problem.emission, problem.series, problem.fixed).near_prior(problem)
+        units = Units.of_problem(problem).near_prior(problem)
         inner = units.problem(problem).double().padded()
         here = {name: table.double() for name, table in units.values(start).items()}
         reference = inner.chain(here).smooth().state.reshape(-1, inner.n_states)
@@ -148,7 +147,7 @@ class _Run:
             begin = self._set(known, problem)
         if finished is not None:
             return False
-        with Progress("Gibbs", total, options.progress) as shown, expected_calls(total):
+        with Progress("Gibbs", total, options.progress) as shown:
             try:
                 with may_interrupt():
                     for sweep in range(begin, total):
@@ -167,16 +166,9 @@ class _Run:
 
     def _sweep(self) -> Sampled:
         """Draw the paths given the parameters, then the parameters given the paths."""
-        graph, problem = self.graph, self.graph.problem
-        sampled = problem.chain(self.values).sample(1)
-        zero: Any = graph.paths[0].eta
-        under: dict[str, Any] = {PATHS: statistics(sampled, zero, problem.n_states)} | graph.point(self.values)
-        values = dict(self.values)
-        for name, (prefix, block) in graph.blocks.items():
-            messages = [_message(factor, name, under) for factor in graph.factors if name in factor.blocks]
-            eta = graph.priors[name] + sum(messages)
-            values |= prefixed(block.drawn(eta, with_prefix(values, prefix)), prefix or "")
-        self.values = {name: values[name] for name in self.values}
+        sampled, messages = path_messages(self.graph, self.values)
+        natural = {name: self.graph.priors[name] + message for name, message in messages.items()}
+        self.values = draw_blocks(self.graph, natural, self.values)
         return sampled
 
     def _keep(self, sampled: Sampled, problem: Problem) -> None:
@@ -207,9 +199,28 @@ class _Run:
         return state["i"]
 
 
-def _message(factor: Factor, block: str, under: dict[str, Any]) -> Tensor:
-    """The message of a factor to a block, whose expectations are exact."""
-    return factor.message(block, *(under[name] for name in factor.blocks))
+def path_messages(graph: ChainGraph, values: Parameters) -> tuple[Sampled, Etas]:
+    """A draw of the paths given parameters `[C, ...]`, and what it adds to the natural parameters of each block."""
+    problem = graph.problem
+    sampled = problem.chain(values).sample(1)
+    zero: Any = graph.paths[0].eta
+    under: dict[str, Any] = {PATHS: statistics(sampled, zero, problem.n_states)} | graph.point(values)
+
+    def message(block: str) -> Tensor:
+        """The sum over factors, whose expectations are exact."""
+        factors = [factor for factor in graph.factors if block in factor.blocks]
+        messages = (factor.message(block, *(under[name] for name in factor.blocks)) for factor in factors)
+        return sum(messages, torch.zeros_like(graph.priors[block]))
+
+    return sampled, {block: message(block) for block in graph.blocks}
+
+
+def draw_blocks(graph: ChainGraph, natural: Etas, values: Parameters) -> Parameters:
+    """A draw of each block with these natural parameters `[C, ...]`; `values`: the parameters before it."""
+    drawn = dict(values)
+    for name, (prefix, block) in graph.blocks.items():
+        drawn |= prefixed(block.drawn(natural[name], with_prefix(drawn, prefix)), prefix or "")
+    return {name: drawn[name] for name in values}
 
 
 def statistics(sampled: Sampled, like: Any, n_states: int) -> CopyTables | FactoredTables | MarkovTables:

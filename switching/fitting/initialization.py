@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.distributions.constraints import Constraint
 
 from ..data.cells import to_tensor
+from ..data.series import Series
 from ..dynamics.any_prior import check_start
 from ..entries import Entries, PossibleRows
 from ..known import is_whole, known_rows
@@ -58,7 +59,7 @@ class Initialization:
         Raises:
             ValueError: `start` does not fit the problem.
         """
-        units = Units.of(problem.emission, problem.series, problem.fixed)
+        units = Units.of_problem(problem)
         units = units.near_prior(problem) if near_prior else units
         start = None if options.start is None else start_values(problem, units, options.start)
         volume = float(units.log_volume(problem.series).sum())
@@ -76,7 +77,7 @@ def with_fixed(problem: Problem, fixed: Any) -> Problem:
     """
     if not fixed:
         return problem
-    units = Units.of(problem.emission, problem.series)
+    units = Units.of_problem(problem)
     tables = {name: read_table(value, f"fixed[{name!r}]") for name, value in fixed.items()}
     tables = {name: table for name, table in tables.items() if not bool(table.isnan().all())}
     free = {name: table.isnan() for name, table in tables.items()}
@@ -107,13 +108,21 @@ def start_values(problem: Problem, units: Units, start: Any) -> Parameters:
     Raises:
         ValueError: they do not fit the problem, or a user's prior excludes them.
     """
-    start = values_of_model(start)
+    other, start = getattr(getattr(start, "model", start), "origin", None), values_of_model(start)
     if isinstance(start, Mapping):
         whole = _completed(problem, units, "start", start)[0]
         if problem.prior is not None:
             check_start(problem.dynamics.any_priors, whole, problem.fixed)
-        return units.values(whole)
+        return units.about_inputs(_apart(other, problem.series)).values(whole)
     return from_labels(units.problem(problem), _labels(problem, start))
+
+
+def _apart(origin: Tensor | None, series: Series) -> Tensor | None:
+    """The inputs at which a start is stated, in those of the problem; None: they are the same."""
+    if origin is None and series.scaling is None:
+        return None
+    ours = 0.0 if series.scaling is None else series.scaling.origin
+    return (torch.zeros_like(ours) if origin is None else origin) - ours  # type: ignore[arg-type]
 
 
 def values_of_model(start: Any) -> Any:

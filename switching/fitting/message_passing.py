@@ -15,6 +15,7 @@ from ...inference.message_passing.engine import VMP, Block, Run, per_restart
 from ...inference.message_passing.factor_graph import check_proper
 from ...inference.numerics.deferred import passed
 from ..data.series import Series
+from ..dynamics.contract import PATHS
 from ..parameters import Parameters
 from ..problem import Problem
 from . import points
@@ -64,6 +65,11 @@ class Passing:
     def collapsed(self) -> None:
         """No state collapses under a prior."""
 
+    @property
+    def occupancy(self) -> Tensor | None:
+        known = isinstance(self.engine, VMP) and PATHS in self.engine.blocks and self.engine.knows(PATHS)
+        return occupancy_of(self.engine) if known else None
+
     def run(self, max_steps: int) -> Run:
         if self.graph.rebase is not None and not self.fresh:
             self.graph.rebase(self.engine)
@@ -72,14 +78,13 @@ class Passing:
 
     def select(self, restarts: Tensor) -> "Passing":
         selected = Passing(self.engine.select(restarts), self.graph, self.fresh)
-        if isinstance(self.engine, VMP) and not {block.name for block in self.graph.paths} <= {*self.graph.kept}:
+        if isinstance(self.engine, VMP):
             whole, rows = (self.engine.state(self.graph.kept), restarts) if self._rows is None else self._rows
             selected._rows = whole, rows if self._rows is None else rows[restarts]
         return selected
 
     def state(self) -> dict[str, Any]:
-        """That of the engine. If its paths follow from other blocks, it is the engine of all restarts of the last step,
-        on which the rounding of the paths depends."""
+        """That of the engine of all restarts of the last step, on which the rounding of the paths depends."""
         whole, rows = (self.engine.state(self.graph.kept), None) if self._rows is None else self._rows
         return {"engine": whole, "rows": rows, "fresh": self.fresh}
 
@@ -271,11 +276,12 @@ def fit_vmp(
 
 def ended(graph: ChainGraph, result: SearchResult) -> Fitted:
     """The best q of a search, checked, and its states."""
-    etas = result.best.tables
+    etas, occupancy = result.best.tables, result.best.occupancy
     for name, eta in etas.items():
         check_proper(Block(name, graph.families[name], graph.priors[name], eta))
-    engine = engine_of(graph, {name: eta.unsqueeze(0) for name, eta in etas.items()})
-    return Fitted(graph, etas, occupancy_of(engine)[0], result)
+    if occupancy is None:
+        occupancy = occupancy_of(engine_of(graph, {name: eta.unsqueeze(0) for name, eta in etas.items()}))[0]
+    return Fitted(graph, etas, occupancy, result)
 
 
 def _by_batches(graph: ChainGraph, starts: Starts, options: Options, report: Reporting) -> SearchResult:

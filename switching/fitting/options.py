@@ -65,7 +65,7 @@ class Options:
         self._check_draws()
         size = self.batch_size
         if size is not None and self.method != "vmp":
-            raise ValueError(f'batch_size: got {size}, but method="{self.method}" takes all data; use method="vmp".')
+            raise ValueError(f'batch_size: got {size}, but method="{self.method}" uses all data; use method="vmp".')
         if size is not None:
             object.__setattr__(self, "batch_size", check_integer("batch_size", size))
         object.__setattr__(self, "number", number_of(self.seed))
@@ -81,7 +81,7 @@ class Options:
                 object.__setattr__(self, name, check_integer(name, value))
         if self.method in SAMPLERS and self.max_steps != SAMPLES:
             raise ValueError(
-                f'max_steps: got {self.max_steps}, but method="{self.method}" takes num_samples, the draws of each '
+                f'max_steps: got {self.max_steps}, but method="{self.method}" uses num_samples, the draws of each '
                 "chain, and warmup_steps before them."
             )
 

@@ -12,7 +12,7 @@ gradient, from where they were before, so they keep up with the steps, which are
 """
 
 from collections.abc import Collection, Mapping, Sequence
-from contextlib import nullcontext
+from copy import copy
 from functools import partial
 from typing import Any
 
@@ -30,13 +30,12 @@ from ...inference.families import (
     tree_map,
 )
 from ...inference.message_passing.engine import VMP, Block
-from ...inference.numerics.costs import repeated
 from ...inference.numerics.deferred import deferred
 from ...inference.numerics.interrupts import may_interrupt
 from ..ascent import Ascent
 from ..definite import DefiniteTransform
 from .chunked import ChunkedVMP
-from .climbs import Climb
+from .climbs import SAME, Climb
 from .density import IMPOSSIBLE
 from .graph import Graph
 from .search import MultiStart, chosen
@@ -77,36 +76,77 @@ def finish(search: MultiStart, climbs: Sequence[Climb], graph: Graph, max_steps:
 
 
 def _climb(search: MultiStart, climbs: Sequence[Climb], graph: Graph, max_steps: int) -> None:
-    known = search.saving.begun(ENDS)
-    with nullcontext() if known is None else repeated():
-        surface = AtPoints(graph, tables_of(climbs, graph.kept))
-    ascent, steps = Ascent(surface, surface.start, RESTS * search.tol), len(climbs[0].trace)
-    going = list(range(len(climbs)))
-    if known is not None:
+    known, steps = search.saving.begun(ENDS), len(climbs[0].trace)
+    if known is None:
+        going = _apart(climbs, range(len(climbs)), STRIDE)
+    else:
         search.set(climbs, known["climbs"])
+        going, steps = known["going"], known["steps"]
+        if not going:  # it was noted as the last ones ended
+            return
+    surface = AtPoints(graph, tables_of([climbs[i] for i in going], graph.kept))
+    ascent = Ascent(surface, surface.start, RESTS * search.tol)
+    if known is not None:
         surface.set(known["surface"])
-        ascent, going, steps = ascent.resumed(known["ascent"]), known["going"], known["steps"]
+        ascent = ascent.resumed(known["ascent"])
     while going and steps < max_steps:
         run = ascent.run(min(STRIDE, max_steps - steps))
         tables, ends = surface.tables(ascent.point)
         steps += run.steps
-        risen, ends = run.elbo.T.tolist(), ends.tolist()
-        going = [i for i in going if ends[i] >= risen[i][-1] - search.tol]  # elsewhere rounding counts more than steps
-        gains = [ends[i] - climbs[i].final for i in going]
-        for i, gain in zip(going, gains, strict=True):
-            before, last = climbs[i].final, max(climbs[i].final, ends[i])
-            climbs[i].trace += [min(max(height, before), last) for height in risen[i][:-1]] + [last]
-            if gain >= 0:
-                climbs[i].tables = {name: tree_map(lambda part: part[i], table) for name, table in tables.items()}  # noqa: B023
+        rising = _noted([climbs[i] for i in going], run.elbo.T.tolist(), ends.tolist(), tables, search.tol)
         search.report(steps, search.best.final)
         if run.interrupted:
             raise KeyboardInterrupt
-        if max(gains, default=0.0) <= search.tol:
-            for i in going:
-                climbs[i].ended = "converged"
-            return
+        before, going = going, _apart(climbs, [i for i, rises in zip(going, rising, strict=True) if rises], run.steps)
+        if len(going) < len(before) and going:
+            some = torch.tensor([before.index(i) for i in going], device=ascent.point.device)
+            surface, ascent = surface.select(some), ascent.select(some)
+            ascent.density = surface
         parts = {"going": going, "steps": steps, "ascent": ascent, "surface": surface}
         search.saving.note(partial(_state, search, climbs, parts))
+
+
+def _noted(
+    climbs: Sequence[Climb],
+    risen: Sequence[Sequence[float]],
+    ends: Sequence[float],
+    tables: Mapping[str, Any],
+    tol: float,
+) -> list[bool]:
+    """Note some steps of restarts, and their tables. Returns which gained more than `tol`.
+
+    A restart for which rounding counts more than its steps keeps its old ones.
+    """
+    rising = []
+    for place, (climb, heights, end) in enumerate(zip(climbs, risen, ends, strict=True)):
+        before, last = climb.final, max(climb.final, end)
+        rising.append(end > before + tol and end >= heights[-1] - tol)
+        if end >= heights[-1] - tol:
+            climb.trace += [min(max(height, before), last) for height in heights[:-1]] + [last]
+            if end >= before:
+                climb.tables = {name: tree_map(lambda part: part[place], table) for name, table in tables.items()}  # noqa: B023
+            climb.ended = climb.ended if rising[-1] else "converged"
+    return rising
+
+
+def _apart(climbs: Sequence[Climb], going: Sequence[int], n: int) -> list[int]:
+    """The restarts that go on: those that are not at the height of a better one, now and n steps before."""
+    order, stay = sorted(range(len(climbs)), key=lambda i: -climbs[i].final), []
+    for i in going:
+        better = (climbs[j] for j in order[: order.index(i)])
+        climbs[i].leader = next((other for other in better if _alike(other, climbs[i], n)), None)
+        if climbs[i].leader is None:
+            stay.append(i)
+        else:
+            climbs[i].ended = "merged"
+    return stay
+
+
+def _alike(better: Climb, climb: Climb, n: int) -> bool:
+    """Whether two restarts had the same height after the last step of the second, and n steps before."""
+    steps = len(climb.trace)
+    heights = ((better.trace[min(len(better.trace), k) - 1], climb.trace[k - 1]) for k in (steps - n, steps))
+    return better.leader is None and all(abs(one - other) <= SAME for one, other in heights)
 
 
 def _state(search: MultiStart, climbs: Sequence[Climb], parts: dict[str, Any]) -> dict[str, Any]:
@@ -159,6 +199,13 @@ class AtPoints:
 
     def set(self, state: Mapping[str, Any]) -> None:
         self.best, self.highest = dict(state["best"]), state["highest"]
+
+    def select(self, restarts: Tensor) -> "AtPoints":
+        """The bound of some of the restarts."""
+        some, there = {name: tree_map(lambda part: part[restarts], eta) for name, eta in self.best.items()}, copy(self)
+        there.points_near = {name: family.expected(some[name]) for name, family in self.families.items()}
+        there.start, there.best, there.highest, there._last = self.start[restarts], some, self.highest[restarts], None
+        return there
 
     def flat(self, points: Mapping[str, LocPrecision]) -> Float[Tensor, "R P"]:
         """The coordinates of points."""

@@ -1,14 +1,14 @@
 r"""Populations: priors of the parameters of subjects, whose hyperparameters are fitted too (empirical Bayes).
 
-With parameters $\theta_i$ of subject i, and $q = \prod_i q_i(\theta_i)\, q(\text{paths})$, the bound depends on the
+With parameters $\theta_i$ of subject i, $q = \prod_i q_i(\theta_i)\, q(\text{paths})$, and the messages $m_i$ of the
+paths, the bound is greatest at $q_i \propto \exp \langle \eta_0 + m_i, t(\theta_i) \rangle$. It then depends on the
 prior $\eta_0$ of a block only through
 
-$$\sum_i E_{q_i}[\log p(\theta_i \mid \eta_0)] = S (\langle \eta_0, \bar\mu \rangle - A(\eta_0)) + c, \qquad
-\bar\mu = \tfrac1S \textstyle\sum_i E_{q_i}[t(\theta_i)],$$
+$$\sum_i A(\eta_0 + m_i) - A(\eta_0).$$
 
-so its maximum matches the mean statistics of the subjects (`inference.families.matched`). Each step of message passing
-is followed by this one, and the bound never falls: this is EM over the hyperparameters, with the parameters of subjects
-among what is hidden. Hyperparameters are points. Samplers then draw the parameters of subjects under them.
+Each step of message passing follows the maximum of this sum (`hyperparameters`), so the bound never falls. At the
+maximum the population has the mean statistics of its members. Hyperparameters are points. Samplers then draw the
+parameters of subjects under them.
 """
 
 from collections.abc import Sequence
@@ -26,8 +26,10 @@ from ..problem import Problem
 from .chain_graph import Blocks, ChainGraph, blocks_of
 from .chunked import ChunkedVMP, engine_in, engine_of
 from .graph import Etas
+from .hyperparameters import best_population
 from .message_passing import Passing
 from .options import Options
+from .population_posterior import PopulationPosterior
 from .posterior import VariationalPosterior
 from .progress import reported
 from .result import Result, result_of
@@ -77,9 +79,10 @@ class Populations(Passing):
         interrupted = False
         try:
             while len(trace) < max_steps and not interrupted:
+                self._refit(anew=not trace)
                 run = self.engine.run(1, tol=0.0)
                 interrupted = run.interrupted
-                trace.append(run.elbo[-1] + self._refit())
+                trace.append(run.elbo[-1])
         except KeyboardInterrupt:
             if not trace:
                 raise
@@ -106,6 +109,13 @@ class Populations(Passing):
         graph = self._under(state["populations"])
         return Populations(engine_in(graph, state["engine"]), graph, self.partial)
 
+    def settled(self, tables: Etas) -> Etas:
+        """The natural parameters of the subjects' blocks after one more step under the populations of a restart's
+        tables, so that their differences from these are the messages of the data."""
+        settled = self.at({name: table.unsqueeze(0) for name, table in tables.items()})
+        settled.engine.run(1, tol=0.0)
+        return {name: table[0] for name, table in without_populations(settled.tables).items()}
+
     def problem_at(self, tables: Etas) -> Problem:
         """The problem with the hyperparameters of a restart's tables."""
         return self._under({name: tables[OF_POPULATION + name] for name in self.partial}).problem
@@ -125,31 +135,34 @@ class Populations(Passing):
             priors[name] = eta.expand_as(priors[name])
         return replace(graph, problem=replace(problem, prior=hyper), priors=priors)
 
-    def _refit(self) -> Tensor:
-        """Set the hyperparameters to their optimum; the rise of the bound, `[1]`."""
+    def _refit(self, anew: bool) -> None:
+        """Set the hyperparameters to their optimum, given the paths. The next step sets the parameters to theirs."""
         before, tables, populations = self._chain_graph.priors, super().tables, {}
         for name, (_, block) in self.partial.items():
-            mean = block.family.mean(tables[name]).mean(1)[0]
-            populations[name] = matched(block.family, mean, before[name][0])
-            if not _proper(block.family, populations[name]):
+            messages = self.engine.message(name)[0]
+            try:
+                populations[name] = best_population(block.family, before[name][0], messages, anew)
+                proper = _proper(block.family, populations[name])
+            except ValueError:  # a matrix of it is not positive definite
+                proper = False
+            if not proper:
                 raise ValueError(
                     f"pooled: the population of {name!r} has no spread left; the observations of some subject hardly "
                     'vary. Use "none", or leave the subject out.'
                 )
         self.graph = graph = self._under(populations)
-        falls = [
-            (block.family.kl(tables[name], before[name]) - block.family.kl(tables[name], graph.priors[name])).sum()
-            for name, (_, block) in self.partial.items()
-        ]
-        gained = torch.stack(falls).sum().reshape(1)
         if isinstance(self.engine, ChunkedVMP):
+            falls = [
+                (block.family.kl(tables[name], before[name]) - block.family.kl(tables[name], graph.priors[name])).sum()
+                for name, (_, block) in self.partial.items()
+            ]
             engine = copy(self.engine)
-            engine.graph, engine._now = graph, engine._now._replace(elbo=engine._now.elbo + gained)
+            elbo = engine._now.elbo + torch.stack(falls).sum()
+            engine.graph, engine._now = graph, engine._now._replace(elbo=elbo)
             self.engine = engine
         else:
             for name in self.partial:
                 self.engine.put(replace(self.engine.blocks[name], prior=graph.priors[name]))
-        return gained
 
 
 def _proper(family: VectorFamily[Any], eta: Tensor) -> bool:
@@ -173,9 +186,9 @@ def fit_population(problem: Problem, options: Options, begin: VariationalPosteri
     """
     units = begin.units
     assert units is not None
-    scaled = units.problem(problem)
+    scaled = units.problem(problem.double())  # data are differences from a population that may hardly vary
     graph = ChainGraph.of(scaled)
-    engine = engine_of(graph, {name: eta.unsqueeze(0) for name, eta in begin.blocks.items()})
+    engine = engine_of(graph, {name: eta.double().unsqueeze(0) for name, eta in begin.blocks.items()})
     volume = float(units.log_volume(problem.series).sum())
     with reported(options, -volume) as report:
         search = MultiStart(options, scaled.series, report)
@@ -183,10 +196,12 @@ def fit_population(problem: Problem, options: Options, begin: VariationalPosteri
         search.run(populations, ["pooled"], 1)
     prior = populations.problem_at(search.best.tables).prior
     assert prior is not None
-    fitted: Parameters = {name: table.detach() for name, table in units.back(prior).items()}
+    fitted: Parameters = {name: table.detach().to(problem.series.like) for name, table in units.back(prior).items()}
     problem = replace(problem, prior=fitted)
-    etas = without_populations(search.best.tables)
-    posterior = VariationalPosterior.of_chain(etas, graph.blocks, units, problem)
+    etas = populations.settled(search.best.tables)
+    posterior = PopulationPosterior.of_chain(etas, graph.blocks, units, problem)
+    fitted = {name: search.best.tables[OF_POPULATION + name] for name in populations.partial}
+    posterior = replace(posterior, populations=fitted)
     empty = problem.occupancy(posterior.mean) < 1.0
     result = result_of(search.result().raised(-volume), "vmp", posterior.mean, empty, posterior)
     return replace(result, fixed=tuple(problem.fixed), held=problem.fixed)

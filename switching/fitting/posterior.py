@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping
 from copy import copy
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
-from typing import Any, Protocol, Unpack, runtime_checkable
+from typing import Any, Protocol, TypeVar, Unpack, runtime_checkable
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -26,7 +26,8 @@ from ...inference.families import Gamma, Point, VectorFamily
 from ...inference.numerics.checks import naming
 from ...inference.numerics.randomness import Seed, generator_of
 from ...inference.numerics.scalars import check_flag, check_integer, check_probability
-from ..data.series import Given
+from ..data.ragged import by_sequence
+from ..data.series import Given, Series
 from ..emissions.contract import ByGate
 from ..emissions.driven import emission_at
 from ..forecast import Forecast, look_ahead
@@ -145,6 +146,10 @@ class Reader(Protocol):
         """The problem of the series x."""
         ...
 
+    def read(self, x: Any, *, horizon: int = 0, **given: Unpack[Given]) -> Series:
+        """The series x."""
+        ...
+
 
 class Posterior(ParameterPosterior):
     """The posterior of a `SwitchingSSM`, with predictions.
@@ -155,14 +160,28 @@ class Posterior(ParameterPosterior):
 
     model: Reader | None
 
-    def _problem_of(self, x: Any, **given: Any) -> Problem:
-        """The problem of the series x."""
+    together = False
+
+    @property
+    def _reader(self) -> Reader:
         if self.model is None:
             raise TypeError(
                 "posterior: it does not belong to a SwitchingSSM, so it has no predictions; "
                 "use the methods of the fit, which are those of its model."
             )
-        return self.model.problem(x, **given)
+        return self.model
+
+    def read(self, x: Any, **given: Any) -> Series:
+        """The series x, as the model reads it.
+
+        Arguments:
+            x: the series and the arguments beside it, as in `SwitchingSSM.read`.
+        """
+        return self._reader.read(x, **given)
+
+    def _problem_of(self, x: Any, **given: Any) -> Problem:
+        """The problem of the series x."""
+        return self._reader.problem(x, **given)
 
     @abstractmethod
     def smooth(self, x: Any, **given: Unpack[Given]) -> Smoothed:
@@ -230,6 +249,9 @@ class Posterior(ParameterPosterior):
         return tables
 
 
+SomeQ = TypeVar("SomeQ", bound="VariationalPosterior")
+
+
 @dataclass(frozen=True, repr=False)
 class VariationalPosterior(Posterior):
     """Independent blocks of conjugate families.
@@ -265,10 +287,15 @@ class VariationalPosterior(Posterior):
         geometric = frozenset(name for name, family in inner.items() if isinstance(family, Gamma))
         return VariationalPosterior({n: etas[n] for n in graph.families}, graph.families, graph.collect, geometric)
 
-    @staticmethod
+    @classmethod
     def of_chain(
-        etas: Etas, blocks: Blocks, units: Units, problem: Problem | None = None, model: Reader | None = None
-    ) -> "VariationalPosterior":
+        cls: type[SomeQ],
+        etas: Etas,
+        blocks: Blocks,
+        units: Units,
+        problem: Problem | None = None,
+        model: Reader | None = None,
+    ) -> SomeQ:
         """The distribution of a problem's parameters, with blocks in these units.
 
         Arguments:
@@ -277,7 +304,7 @@ class VariationalPosterior(Posterior):
         """
         collect = partial(_in_data, collected(blocks), units, problem)
         families = {name: block.family for name, (_, block) in blocks.items()}
-        return VariationalPosterior(etas, families, collect, units=units, problem=problem, model=model)
+        return cls(etas, families, collect, units=units, problem=problem, model=model)
 
     @cached_property
     def refined(self) -> ParameterPosterior:  # pyright: ignore[reportIncompatibleMethodOverride]
@@ -303,6 +330,7 @@ class VariationalPosterior(Posterior):
         n, generator = check_integer("n", n), generator_of(seed, next(iter(self.blocks.values())).device)
         return self.collect({name: f.sample(self.blocks[name], n, generator) for name, f in self.families.items()})
 
+    @by_sequence()
     def smooth(self, x: Any, **given: Unpack[Given]) -> Smoothed:
         """The best q(paths) given q(parameters): the exact chain under expected logs of all tables.
 
@@ -412,6 +440,7 @@ class DrawnPosterior(DrawnParameters, Posterior):
             return self
         return RefinedPosterior.of(self.problem, self.mean, self.model)  # type: ignore[arg-type]
 
+    @by_sequence()
     def smooth(self, x: Any, **given: Unpack[Given]) -> Smoothed:
         """The mean over the draws; log p(x) is the log density of the mixture of all draws."""
         problem = self._problem_of(x, **given)

@@ -30,8 +30,8 @@ LEAST = math.log(torch.finfo(torch.float64).tiny)
 NEAR = 1e-10  # remaining gain in nats at the peak
 
 
-def draw_posterior(problem: Problem, near: Parameters) -> tuple[Parameters, float]:
-    """Draws `[DRAWS, ...]` of the parameters, and Pareto's k of their weights; NaN if they were not weighted.
+def draw_posterior(problem: Problem, near: Parameters, n_draws: int = DRAWS) -> tuple[Parameters, float]:
+    """Draws `[n_draws, ...]` of the parameters, and Pareto's k of their weights; NaN if they were not weighted.
 
     Arguments:
         near: parameters from which the search for the peak starts.
@@ -40,11 +40,11 @@ def draw_posterior(problem: Problem, near: Parameters) -> tuple[Parameters, floa
     density = Density(problem.double(), {name: value.double() for name, value in near.items()})
     point, variances, axes = peak(density)
     generator, n = generator_of(0, like.device), len(point)
-    normal = torch.randn(DRAWS, n, generator=generator, device=like.device, dtype=torch.float64)
+    normal = torch.randn(n_draws, n, generator=generator, device=like.device, dtype=torch.float64)
     moves, points, k = normal * variances.sqrt() @ axes.mT, None, math.nan
-    if problem.size * DRAWS <= MOST:
+    if problem.size * n_draws <= MOST:
         freedom = 5.0 + n
-        halves = torch.full((DRAWS, 1), freedom / 2, dtype=normal.dtype, device=normal.device)
+        halves = torch.full((n_draws, 1), freedom / 2, dtype=normal.dtype, device=normal.device)
         wide = (halves.log() - log_gamma_draw(halves, generator)).mul(0.5).exp()  # sqrt(freedom / chi squared)
         proposed = point + wide * moves
         log_t = -(freedom + n) / 2 * ((wide * normal).square().sum(-1) / freedom).log1p()

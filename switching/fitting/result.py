@@ -27,9 +27,9 @@ class Result:
         steps: the number of steps of the best restart.
         restarts: a table with one row for each start: its kind, its steps, its last objective, how it ended
             ("converged"; "left behind": stopped, as others were better; "merged": stopped at the same point as a
-            better one; "max_steps"; "interrupted"), whether it reached the best objective within 0.01 nats, and
-            whether its start is independent of the ends of others. Of data in files or shared by processes, the search
-            is that on a sample.
+            better one; "failed": dropped, because it reached impossible numbers; "max_steps"; "interrupted"), whether
+            it reached the best objective within 0.01 nats, and whether its start is independent of the ends of others.
+            If data are in files or shared by processes, these are the restarts of the search on a sample.
         empty_states: `[K]`, states with less than one expected step. Their parameters have the values of the prior;
             under maximum likelihood, the last values with any support. For a model of several chains: one tensor for
             each.
@@ -44,6 +44,8 @@ class Result:
         updates: the number of batches with which `Fit.update` has continued the fit.
         shared: whether several processes shared the data.
         report: the time that the fit took, and the rows that it went through: see `Report`.
+        origin: the inputs at which the constants of `values` are stated, in those of the model; None: inputs 0.
+        kept: of a fit that was saved without its data, what it knows of them: see `stored_fit.Kept`.
         running: of a continued fit by EM, its statistics of all data so far: see `fitting.streaming`.
     """
 
@@ -64,7 +66,9 @@ class Result:
     updates: int = 0
     shared: bool = False
     report: Report = field(default=Report(), compare=False)
+    origin: Any = None
     running: Any = None
+    kept: Any = field(default=None, compare=False)
 
     @property
     def has_all(self) -> bool:
@@ -83,15 +87,38 @@ def result_of(
 ) -> Result:
     """The outcome of a search, with the states that are empty or have collapsed."""
     none = tuple(map(torch.zeros_like, empty)) if isinstance(empty, tuple) else torch.zeros_like(empty)
+    known = diagnostics(search)
     return Result(
         values=values,
         method=method,
         empty_states=empty,
         collapsed_states=none if collapsed is None else collapsed,
         posterior=posterior if method == "vmp" else None,
-        **diagnostics(search),
+        **known | {"reason": known["reason"] + _unused(empty)},
         **more,
     )
+
+
+def _unused(empty: Tensor | tuple[Tensor, ...]) -> str:
+    """The states without steps, and what to try."""
+    n = sum(int(some.sum()) for some in (empty if isinstance(empty, tuple) else (empty,)))
+    if not n:
+        return ""
+    states = "1 state has" if n == 1 else f"{n} states have"
+    return f"; {states} less than one expected step: try fewer states, or more restarts"
+
+
+def only_start(asked: str, method: str) -> dict[str, Any]:
+    """The fields that say that a fit was interrupted before its method had a result, so it is that of another method.
+
+    Arguments:
+        asked: the method, such as a sampler without a draw.
+        method: that of the fit from which it starts.
+    """
+    reason = (
+        f"not converged: interrupted before the first result of {asked}; this is the fit by {method} where it starts"
+    )
+    return {"method": method, "converged": False, "reason": reason, "interrupted": True}
 
 
 def diagnostics(search: SearchResult) -> dict[str, Any]:

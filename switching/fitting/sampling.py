@@ -21,7 +21,6 @@ from pyro.optim import ClippedAdam, PyroOptim
 from torch import Tensor
 from torch.distributions import biject_to
 
-from ...inference.numerics.costs import repeated
 from ...inference.numerics.deferred import deferred
 from ...inference.numerics.interrupts import may_interrupt
 from ..known import whole_parameters
@@ -56,10 +55,10 @@ def fit_svi(problem: Problem, options: Options, start: Parameters, whole: Whole 
     Arguments:
         whole: all data, if the series of the problem is a sample of them.
     """
-    units = Units.of(problem.emission, problem.series, problem.fixed)
+    units = Units.of_problem(problem)
     inner, data = units.problem(problem), whole and replace(whole, units=units)
     volume = float(units.log_volume(problem.series).sum()) if whole is None else whole.log_volume(units)
-    with seeded(options.number, problem.series.like), pyro.get_param_store().scope():
+    with seeded(options.number, problem.series.like):
         program, parameters = (
             pyro.condition(part, whole_parameters(inner.fixed))
             for part in (partial(_program, inner, data), partial(sample_sites, inner.sites))
@@ -154,8 +153,7 @@ def guide_state(optimiser: PyroOptim, losses: list[float]) -> dict[str, Any]:
 
 def set_guide(guide: AutoNormal, optimiser: PyroOptim, state: dict[str, Any]) -> list[float]:
     """Go on from a state of SVI; returns its trace."""
-    with repeated():
-        guide()  # makes the parameters
+    guide()  # makes the parameters
     store: Any = pyro.get_param_store()
     for name, param in store.named_parameters():
         param.data = state["free"][name].clone()
@@ -269,8 +267,7 @@ class Chained:
         known, i = saving.begun("chain"), 0
         if known is not None:
             self.set(known["chain"])
-            with repeated():
-                sampler.set(known["sampler"])
+            sampler.set(known["sampler"])
             draw_from(known["generators"], like)
             i = known["i"]
         for step in range(i, options.n_warmup + options.n_draws):

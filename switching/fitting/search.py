@@ -33,7 +33,6 @@ from torch import Tensor
 
 from ...inference.families import tree_map
 from ...inference.message_passing.engine import Run
-from ...inference.numerics.costs import repeated
 from ...inference.numerics.deferred import deferred
 from ...inference.numerics.interrupts import may_interrupt
 from ..data.series import Series
@@ -84,6 +83,11 @@ class Optimizer(Protocol):
         """`[R, K]`, the states that have collapsed onto a single point; None: states cannot collapse."""
         ...
 
+    @property
+    def occupancy(self) -> Tensor | None:
+        """`[R, K]`, the expected number of steps in each state; None: it takes another pass through the data."""
+        ...
+
     def run(self, max_steps: int) -> Run:
         """Take at most `max_steps` steps; the trace has one row per step."""
         ...
@@ -120,10 +124,12 @@ def search(
     options: Options,
     report: Reporting,
     user_start: Parameters | None = None,
+    shows_points: Callable[[Climb, Climb], bool] = lambda sound, narrow: False,
 ) -> SearchResult:
     """Run from first guesses, then from perturbations of the best ends.
 
     Arguments:
+        shows_points: whether a higher end with states on single points is preferred to the best one without.
         user_start: the user's start `[1, ...]`.
         begin: makes a batch of restarts from parameters `[R, ...]`.
         end: maps the final tables of a restart to its parameters and smoothed states.
@@ -150,6 +156,9 @@ def search(
     except KeyboardInterrupt:
         multi.interrupted = True
         multi.saving.stop()
+    best, highest = multi.best, multi.highest
+    if highest.final > best.final:  # a best one that was left behind would have collapsed too
+        multi.avoids_points = best.ended != "left behind" and not shows_points(best, highest)
     return multi.result()
 
 
@@ -172,6 +181,7 @@ def continued(
     """
     n_kept = options.n_kept if n_kept is None else n_kept
     multi, (interrupted,) = MultiStart(options, whole, report), whole.ranks.total(float(found.interrupted))
+    multi.avoids_points = whole.ranks.gathered(lambda: found.best.sound)[0]
     if interrupted:
         multi.max_steps = 1
 
@@ -232,16 +242,18 @@ class MultiStart:
         max_steps: of each run.
         report: takes the progress.
         saving: the checkpoint of the fit.
+        avoids_points: whether a restart with a state on a single point is passed over if there are others.
     """
 
     interrupted: bool
+    avoids_points: bool
     max_steps: int
     report: Reporting
     saving: Checkpoint
 
     def __init__(self, options: Options, series: Series | Whole, report: Reporting) -> None:
         self.climbs: list[Climb] = []
-        self.interrupted = False
+        self.interrupted, self.avoids_points = False, True
         self.tol: float = options.tol * float(series.n_observed)
         self.max_steps, self.report, self.saving = options.max_steps, report, options.saving
         self._rounding = ROUNDING[series.like.dtype]
@@ -249,14 +261,19 @@ class MultiStart:
 
     @property
     def best(self) -> Climb:
-        """The restart with the highest objective so far, without a collapsed state if possible. Among equally high
-        ones, a converged one."""
-        sound = [climb for climb in self.climbs if climb.sound] or self.climbs
+        """The restart with the highest objective so far; see `avoids_points`. Among equally high ones, a converged
+        one."""
+        sound = [climb for climb in self.climbs if climb.sound or not self.avoids_points] or self.climbs
         top = max(climb.final for climb in sound) - self.tol
         return max(
             (climb for climb in sound if climb.final >= top),
             key=lambda climb: (climb.ended == "converged", climb.final),
         )
+
+    @property
+    def highest(self) -> Climb:
+        """The restart with the highest objective, even if a state of it sits on a single point."""
+        return max(self.climbs, key=lambda climb: climb.final)
 
     def ends(self, most: int) -> list[Climb]:
         """The best restart and the next best at other heights, at most so many."""
@@ -330,11 +347,9 @@ class MultiStart:
         if known is not None:
             self.set(batch, known["climbs"])
             going, steps, look = [climb for climb in batch if not climb.ended], known["steps"], known["look"]
-            with repeated():
-                optimizer = resumed(optimizer, known["optimizer"])
+            optimizer = resumed(optimizer, known["optimizer"])
         while going and steps < self.max_steps and not self.interrupted:
-            before = optimizer.tables
-            run = optimizer.run(min(stride, self.max_steps - steps))
+            going, optimizer, before, run = self._risen(going, optimizer, min(stride, self.max_steps - steps))
             steps, self.interrupted = steps + run.steps, run.interrupted
             self._note(going, optimizer, run)
             self.report(steps, self.best.final)
@@ -352,10 +367,38 @@ class MultiStart:
                 stay = [i for i, out in enumerate(leave) if not out]
                 going = [going[i] for i in stay]
                 if going:
-                    optimizer = optimizer.select(torch.tensor(stay, device=self._device))
+                    optimizer = optimizer.select(self._numbers(stay))
             if going and not self.interrupted:
                 where = {"steps": steps, "look": look}
                 self.saving.note(partial(self._state, batch, optimizer, where))
+
+    def _risen(
+        self, going: list[Climb], optimizer: Optimizer, n_steps: int
+    ) -> tuple[list[Climb], Optimizer, dict[str, Any], Run]:
+        """The restarts after some steps, and their tables before. Those that fail are dropped, unless all do."""
+        before = optimizer.tables
+        try:
+            run = optimizer.run(n_steps)
+            failed = run.elbo[-1].isnan().tolist()
+        except IMPOSSIBLE:
+            failed = [_fails(optimizer.select(self._numbers([i]))) for i in range(len(going))]
+            if all(failed) or not any(failed):
+                raise
+            run = None
+        if not any(failed) or all(failed):
+            assert run is not None
+            return going, optimizer, before, run
+        for climb, out in zip(going, failed, strict=True):
+            climb.ended = "failed" if out else climb.ended
+        stay = [i for i, out in enumerate(failed) if not out]
+        going, optimizer = [going[i] for i in stay], optimizer.select(self._numbers(stay))
+        if run is None:
+            return self._risen(going, optimizer, n_steps)
+        before = {name: tree_map(lambda part: part[self._numbers(stay)], table) for name, table in before.items()}
+        return going, optimizer, before, replace(run, elbo=run.elbo[:, self._numbers(stay)])
+
+    def _numbers(self, some: list[int]) -> Tensor:
+        return torch.tensor(some, dtype=torch.long, device=self._device)
 
     def _extrapolate(
         self, optimizer: Optimizer, before: dict[str, Any], going: list[Climb]
@@ -385,13 +428,15 @@ class MultiStart:
         return there, torch.where(higher, gains, 0.0).tolist()
 
     def _note(self, going: list[Climb], optimizer: Optimizer, run: Run) -> None:
-        rows, tables, collapsed = run.elbo.double(), optimizer.tables, optimizer.collapsed
+        rows, tables = run.elbo.double(), optimizer.tables
+        collapsed, occupancy = optimizer.collapsed, optimizer.occupancy
         bad = torch.zeros_like(rows[:1]) if collapsed is None else collapsed.any(-1).to(rows).unsqueeze(0)
         for i, (climb, (unsound, *trace)) in enumerate(zip(going, torch.cat([bad, rows]).T.tolist(), strict=True)):
             climb.trace += trace
             climb.sound = not unsound
             climb.tables = {name: tree_map(lambda part: part[i], table) for name, table in tables.items()}  # noqa: B023
             climb.collapsed = None if collapsed is None else collapsed[i]
+            climb.occupancy = None if occupancy is None else occupancy[i]
 
     def _has_settled(self, climb: Climb, gain: float) -> bool:
         if max(climb.remaining_gain(self._rounding), gain) > self.tol:
@@ -433,6 +478,14 @@ class MultiStart:
         return leave
 
 
+def _fails(alone: Optimizer) -> bool:
+    """Whether one restart cannot take a step."""
+    try:
+        return bool(alone.run(1).elbo.isnan().any())
+    except IMPOSSIBLE:
+        return True
+
+
 def resumed(optimizer: Optimizer, state: dict[str, Any]) -> Optimizer:
     """The batch with a state of a checkpoint; one of processes that share the restarts is their tables."""
     return optimizer.at(state[SPREAD]) if SPREAD in state else optimizer.resumed(state)
@@ -442,7 +495,8 @@ def best_ends(best: Climb, climbs: list[Climb], most: int) -> list[Climb]:
     """The best restart and the next best at other heights, at most so many."""
     there = [best]
     for climb in sorted(climbs, key=lambda climb: -climb.final):
-        if len(there) < most and climb.sound and all(abs(climb.final - other.final) > SAME for other in there):
+        possible = climb.sound and climb.ended != "failed"
+        if len(there) < most and possible and all(abs(climb.final - other.final) > SAME for other in there):
             there.append(climb)
     return there
 

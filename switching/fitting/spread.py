@@ -45,6 +45,7 @@ class Spread:
         self, ranks: Ranks, members: Members, mine: Optimizer, tables: dict[str, Any], collapsed: Tensor | None
     ) -> None:
         self._ranks, self._members, self._mine = ranks, members, mine
+        self.occupancy = None  # known to one process alone
         self.tables, self.collapsed = tables, collapsed
         self._height: Tensor | None = None
 

@@ -36,7 +36,7 @@ from ..emissions.clusters import clusters_among
 from ..emissions.contract import Emission
 from ..emissions.driven import rows_read
 from ..entries import Entries, PossibleRows
-from ..known import KnownEntries
+from ..known import KnownEntries, held
 from ..parameters import Parameters, prefixed
 from ..problem import Problem
 from .spectral import predictive_states
@@ -49,6 +49,7 @@ AROUND = 3  # the context of a step has at most this many steps on either side
 OPEN = 1e-3  # the total probability that a start spreads evenly over all events
 SAMPLE = 2**18  # steps from which a start is computed
 STRETCH = 2**12  # steps of each stretch that is used from a longer sequence
+FIRST_STEPS = 4  # M-steps in which all states have equal shares
 VARIANCE_FLOOR = 1e-10  # share of the data's variance below which a state has collapsed onto a point
 
 
@@ -145,26 +146,46 @@ def guessed(problem: Problem, guesses: Iterable[Guess], kinds: Sequence[str]) ->
 
 
 def typical(problem: Problem) -> Parameters:
-    """Parameters of the emission `[1, ...]` near all observations, from which weighted moments start."""
+    """Parameters of the emission `[1, ...]` near all observations, from which weighted moments start.
+
+    A vague prior may be far from the data, and an M-step that is not exact does not lead far. So a few of them come
+    first, in which all states have equal shares.
+    """
     values: Parameters = {}
     for part in problem.emission.parts:
         default = part.emission.default_prior(1 if part.alike else problem.n_states, problem.series.rows)
         start = {name: value.unsqueeze(0) for name, value in part.emission.start(default).items()}
         values |= prefixed(start, part.prefix)
-    return {name: values[name] for name in problem.emission.parameters}
+    values = {name: values[name] for name in problem.emission.parameters}
+    if not all(part.emission.is_conjugate for part in problem.emission.parts):
+        inside = problem.series.inside.unsqueeze(-1).to(problem.series.like)
+        shares = (inside / problem.n_states).expand(1, *inside.shape[:-1], problem.n_states)
+        for _ in range(FIRST_STEPS):
+            values = _from_shares(problem, values, shares)
+    return values
 
 
 def _from_weights(
     problem: Problem, near: Parameters, weights: Float[Tensor, "R *b T K"], moves: Parameters
 ) -> Parameters:
+    return opened(problem, dict(moves) | _from_shares(problem, near, weights))
+
+
+def _from_shares(problem: Problem, near: Parameters, weights: Float[Tensor, "R *b T K"]) -> Parameters:
+    """The emission after an M-step without a prior."""
     series, n = problem.series, len(weights)
     rows = rows_read(problem.emission, replace(series, noise=None)).flatten(0, -2)
     begin = {name: value.expand(n, *value.shape[1:]) for name, value in near.items()}
     flat = [
         series.powered(table.reshape(n, len(rows), -1)) for table in problem.emission.weights(weights, 0.1 * weights)
     ]
-    best = problem.emission.maximize_parts(rows, flat, begin, None, variance_floor(series))
-    return opened(problem, dict(moves) | best.values)
+    floor, fixed = variance_floor(series), problem.fixed
+    values = problem.emission.maximize_parts(rows, flat, begin, None, floor).values
+    beside = [name for one in problem.emission.responses if one.constant in fixed for name in one.coefficients]
+    if beside:  # coefficients beside another constant would lead far from the data
+        plain = held(values | {name: torch.zeros_like(values[name]) for name in beside}, fixed, problem.parameters)
+        values = problem.emission.maximize_parts(rows, flat, plain, None, floor, fixed).values
+    return values
 
 
 def _opened(value: Tensor, support: Any) -> Tensor:
@@ -392,6 +413,7 @@ def stretches_of(alone: Series, most: int) -> Series:
         torch.cat([part.observations for part in parts]),
         inputs=joined([part.design for part in parts]),
         drivers=alone.drivers,
+        scaling=alone.scaling,
         dt=joined([part.gaps for part in parts]),
         states=joined([part.states for part in parts]),  # pyright: ignore[reportArgumentType] parts are not packed
         step_weights=joined([part.powers for part in parts]),

@@ -138,7 +138,7 @@ def _by_em(fit: Any, problem: Problem, rule: StepRule) -> Result:
     values = {name: value.double() for name, value in fit.values.items()}
     if running is None:
         first = problem.of(_informative(fit.series).to(problem.series.like))  # pyright: ignore[reportOptionalMemberAccess]
-        units = Units.of(problem.emission, fit.series, problem.fixed).near_prior(first)
+        units = Units.of_problem(first).near_prior(first)
         begun = _expected(_scaled(first, units), units.values(values))
         running = RunningStatistics(units, begun.sums, begun.n)
     units = running.units
@@ -245,6 +245,12 @@ def _check_method(fit: Any, rule: StepRule, max_steps: Any, tol: Any) -> None:
             'update: got a fit by "em" whose data several processes shared, but this process has no statistics of the '
             f'others; fit by method="vmp", which one process can update, or {AGAIN}.'
         )
+    if fit.running is None and (fit.updates if fit.method == "em" else not hasattr(fit.posterior, "blocks")):
+        raise ValueError(
+            f"update: got a fit from a file, which has no q of the parameters and no statistics of all data; {AGAIN}."
+        )
+    if fit.method == "em" and fit.series is None:
+        raise ValueError(f"update: got a fit that was saved without its data; save it with data=True, or {AGAIN}.")
     if fit.method == "vmp" and rule.exponent != 1:
         raise ValueError(
             f'exponent: got {rule.exponent:g}, but message passing has no steps; use forgetting, or a fit by "em".'
@@ -281,7 +287,9 @@ def _check_kind(fit: Any, problem: Any) -> None:
             f"fit.subject(name), or {AGAIN}."
         )
     if problem.series.noise is not None or fit.series.noise is not None:
-        raise ValueError(f"noise: was given to update or to its fit, but update takes none; leave it out, or {AGAIN}.")
+        raise ValueError(
+            f"noise: was given to update or to its fit, but update does not support it; leave it out, or {AGAIN}."
+        )
 
 
 def _check_conjugate(fit: Any, problem: Problem) -> None:

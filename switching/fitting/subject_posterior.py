@@ -6,6 +6,7 @@ from typing import Any
 from ..data.series import Series
 from ..parameters import of_subject
 from .chain_graph import blocks_of
+from .population_posterior import PopulationPosterior
 from .posterior import DrawnPosterior, VariationalPosterior
 
 
@@ -32,5 +33,7 @@ def subject_posterior(whole: Any, model: Any, alone: Any, series: Series, subjec
     own = {n for n, block in known.items() if all(p.dims[:1] == ("subject",) for p in block.parameters.values())}
     etas = {name: eta[subject] if name in own else eta for name, eta in whole.blocks.items()}
     blocks = blocks_of(alone.dynamics, alone.emission, fixed)
-    posterior = VariationalPosterior.of_chain(etas, blocks, whole.units, problem, alone)
+    posterior = type(whole).of_chain(etas, blocks, whole.units, problem, alone)
+    if isinstance(whole, PopulationPosterior):
+        posterior = replace(posterior, populations=whole.populations, together=whole, subject=subject)
     return (replace(posterior, problem=None) if common else posterior).labelled(alone, series)

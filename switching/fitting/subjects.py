@@ -12,6 +12,7 @@ meaning in all subjects.
 """
 
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -19,6 +20,7 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
+from ...inference.numerics.interrupts import may_interrupt
 from ...inference.numerics.scalars import check_choice
 from ..data.series import Series
 from ..dynamics.any_prior import first_in_words
@@ -26,10 +28,13 @@ from ..dynamics.contract import Dynamics
 from ..emissions.contract import Emission
 from ..parameters import Parameter, Parameters, read_table
 from ..problem import Problem
+from ..responses import CENTER
 from .fit import fit
+from .initialization import with_fixed
 from .options import Options
 from .population import fit_population, partial_blocks
-from .result import Result
+from .result import Result, only_start
+from .subject_starts import best_of_subjects
 
 POOLED = ("complete", "partial", "none")
 EMISSION, DYNAMICS = "emission", "dynamics"
@@ -77,7 +82,7 @@ class Pooling:
             )
         if dynamics.not_maximal:
             raise ValueError(
-                f"pooled: got {pooled!r}, but {dynamics.name} takes only parameters that all subjects share; leave "
+                f"pooled: got {pooled!r}, but {dynamics.name} supports only parameters that all subjects share; leave "
                 "pooled= out, or use Markov."
             )
         common = tuple(name for name in dynamics.blocks if words[name] == POOLED[0])
@@ -113,8 +118,8 @@ def check_subjects(
         )
     if dynamics.not_conjugate and not dynamics.no_messages and (pooling.partial or options.method == "vmp"):
         raise ValueError(
-            f"pooled: got parameters by subject, but {dynamics.not_conjugate}, which message passing takes only if all "
-            'parameters are common; use pooled="none", for some blocks or for all, with method="em", "svi" or "nuts".'
+            f"pooled: got parameters by subject, but {dynamics.not_conjugate}, which message passing supports only if "
+            'all parameters are common; use pooled="none", for some blocks or all, with method="em", "svi" or "nuts".'
         )
     if options.method == "gibbs":
         raise ValueError(
@@ -166,13 +171,23 @@ def fit_subjects(
     known = problem.parameters
     fixed = None if options.fixed is None else spread_out(known, options.fixed, n_subjects)
     begin = spread_out(known, start, n_subjects)
+    if not partial and options.start is None:
+        with suppress(KeyboardInterrupt), may_interrupt():
+            begin = best_of_subjects(with_fixed(problem, fixed), options, begin)
     alone = replace(options, restarts=1, start=begin, fixed=fixed, pooled="complete")
     if not partial:
         return fit(problem, alone), problem.prior
     quiet = alone if options.method == "vmp" else alone.before_draws("vmp")
     first = fit(problem, quiet)
-    whole = fit_population(replace(problem, fixed=first.held), quiet, first.posterior, partial)
-    problem = replace(problem, prior=whole.posterior.problem.prior)
+    here = problem.about_inputs(first.origin)
+    whole = fit_population(replace(here, fixed=first.held), quiet, first.posterior, partial)
+    whole = replace(whole, origin=first.origin)
+    here = replace(here, prior=whole.posterior.problem.prior)
+    assert here.prior is not None
+    prior = here.prior | ({CENTER: problem.prior[CENTER]} if problem.prior and CENTER in problem.prior else {})
     if options.method == "vmp" or whole.interrupted:
-        return whole, problem.prior
-    return fit(problem, replace(alone, start=whole.values)), problem.prior
+        as_asked = options.method == whole.method
+        return whole if as_asked else replace(whole, **only_start(options.method, whole.method)), prior
+    result = fit(here, replace(alone, start=whole.values))
+    origins = [origin for origin in (first.origin, result.origin) if origin is not None]
+    return replace(result, origin=sum(origins) if origins else None), prior

@@ -4,6 +4,9 @@ An offset of $10^8$ or a spread of $10^{-9}$ costs digits in sums of squares. So
 by their spread, and the fitted parameters are converted back:
 
 $$\tilde x = (x - a) / u, \qquad \log p(x) = \log p(\tilde x) - \sum_{t, f \text{ observed}} \log u_f.$$
+
+Inputs are centred and divided by their spread too, so that no fit depends on their origin and unit. They are centred at
+the inputs at which the priors of constants are stated; see `responses`.
 """
 
 from collections.abc import Collection
@@ -18,11 +21,12 @@ from ..data.packed import rows_of
 from ..data.series import Series
 from ..emissions.conjugate import ConjugateEmission
 from ..emissions.contract import Emission
-from ..emissions.driven import scored
+from ..emissions.driven import scored_rows
 from ..emissions.spread import check_squares, spread, varying
 from ..parameters import Parameters, moved
 from ..priors import log_prior
 from ..problem import Problem
+from ..responses import CENTER, Frame, spread_of_inputs
 
 
 @runtime_checkable
@@ -39,11 +43,19 @@ class Units:
     Attributes:
         emission: converts its parameters to these units and back.
         about, unit: location and spread in float64, which holds differences of float32 numbers exactly.
+        frame: the coordinates of inputs; None: those of the model.
     """
 
     emission: HasUnits
     about: Float[Tensor, "F"]
     unit: Float[Tensor, "F"]
+    frame: Frame | None = None
+
+    @staticmethod
+    def of_problem(problem: Problem) -> "Units":
+        """The units of the observed values and of the inputs of a problem."""
+        units = Units.of(problem.emission, problem.series, problem.fixed)
+        return replace(units, frame=frame_of(problem))
 
     @staticmethod
     def of(emission: Emission, series: Series, fixed: Collection[str] = ()) -> "Units":
@@ -78,7 +90,29 @@ class Units:
 
     def to(self, like: Tensor) -> "Units":
         """These units on another device."""
-        return replace(self, about=self.about.to(like.device), unit=self.unit.to(like.device))
+        frame = self.frame
+        if frame is not None:
+            frame = replace(frame, center=frame.center.to(like.device), scale=frame.scale.to(like.device))
+        return replace(self, about=self.about.to(like.device), unit=self.unit.to(like.device), frame=frame)
+
+    def stated(self, values: Parameters) -> Float[Tensor, "C"] | None:
+        """The inputs at which the constants of values in these units are stated: None, those of the model, if this
+        keeps their digits, otherwise the middle of the inputs."""
+        if self.frame is None or not bool(self.frame.center.any()):
+            return None
+        there = self.values(self.back(values))
+        return None if self.frame.close(values, there) else self.frame.center
+
+    @property
+    def centered(self) -> "Units":
+        """These units for parameters whose constants are stated at the middle of the inputs."""
+        return self if self.frame is None else self.about_inputs(self.frame.center)
+
+    def about_inputs(self, origin: Float[Tensor, "C"] | None) -> "Units":
+        """These units for parameters whose constants are stated at other inputs."""
+        if self.frame is None or origin is None:
+            return self
+        return replace(self, frame=replace(self.frame, center=self.frame.center - origin.to(self.frame.center)))
 
     def near_prior(self, problem: Problem) -> "Units":
         """These units, centred at the prior's location if its natural parameters would lose digits otherwise.
@@ -100,6 +134,7 @@ class Units:
 
     def series(self, series: Series) -> Series:
         """The series in these units, in its own dtype."""
+        series = series if self.frame is None else series.rescaled(self.frame.center, self.frame.scale)
         if not bool(self.about.any()) and bool((self.unit == 1).all()):
             return series
         # in place, so that it needs only one more table of the size of x
@@ -116,11 +151,13 @@ class Units:
     def values(self, table: Parameters) -> Parameters:
         """Values or hyperparameters in these units."""
         wide = {name: value.double() for name, value in table.items()}
-        return _like(table, self.emission.in_units(self._shifted(wide, -self.about), self.unit))
+        scaled = self.emission.in_units(self._shifted(wide, -self.about), self.unit)
+        return _like(table, scaled if self.frame is None else self.frame.into(scaled))
 
     def back(self, table: Parameters) -> Parameters:
         """Values in the units of the data."""
         wide = {name: value.double() for name, value in table.items()}
+        wide = wide if self.frame is None else self.frame.inverse.into(wide)
         return _like(table, self._shifted(self.emission.in_units(wide, 1 / self.unit), self.about))
 
     def _shifted(self, table: Parameters, by: Tensor) -> Parameters:
@@ -132,7 +169,7 @@ class Units:
         if series.lengths is None and series.powers is None and not lagged:
             total = (~torch.isnan(series.observations)).to(self.unit).sum(-2) @ self.unit.log()
         else:
-            seen = scored(self.emission, series)[series.inside] if lagged else ~torch.isnan(series.rows)  # pyright: ignore[reportArgumentType]
+            seen = scored_rows(self.emission, series) if lagged else ~torch.isnan(series.rows)  # pyright: ignore[reportArgumentType]
             each = seen.to(self.unit) @ self.unit.log()
             each = each if series.powers is None else each * series.powers[series.inside].to(each)
             total = each.new_zeros(series.n_sequences).index_add(0, series.sequence_of_rows, each)
@@ -147,7 +184,38 @@ class Units:
         typical = problem.emission.start(prior)
         emission = problem.emission.in_fit_units(self.about, self.unit)
         there = log_prior(emission.sites(self.values(prior)), self.values(typical))
-        return float(there - log_prior(problem.emission.sites(prior), typical))
+        return float(there - log_prior(problem.emission.sites(prior), typical)) + self._volume_of_weights(problem)
+
+    def _volume_of_weights(self, problem: Problem) -> float:
+        """The increase of the log density of the dynamics' weights of inputs."""
+        if self.frame is None:
+            return 0.0
+        known, sizes, prior = problem.dynamics.parameters, problem.dynamics.sizes, problem.prior or {}
+        names = {name for response in problem.dynamics.responses for name in response.coefficients}
+
+        def at_zero(prior: Parameters) -> float:
+            like, total = next(iter(prior.values())), 0.0
+            for site in problem.dynamics.sites(prior):
+                if site.name in names:
+                    zero = like.new_zeros([sizes[dim] for dim in known[site.name].dims])
+                    total += float(site.log_prob({site.name: zero}, inside=False))
+            return total
+
+        wide = {name: table.double() for name, table in prior.items()}
+        return at_zero(self.values(wide)) - at_zero(wide)
+
+
+def frame_of(problem: Problem) -> Frame | None:
+    """The coordinates in which the priors of a problem are stated at inputs 0, about which inputs have the spread 1."""
+    spread = spread_of_inputs(problem.series) if problem.responses else None
+    if spread is None:
+        return None
+    center, scale = mean, _ = spread
+    if problem.prior is not None and CENTER in problem.prior:
+        center = problem.prior[CENTER].to(scale)
+    elif not problem.moves_origin:
+        center = torch.zeros_like(scale)
+    return Frame(problem.responses, problem.inputs, center, torch.hypot(scale, mean - center))
 
 
 def _check_inputs(series: Series) -> None:

@@ -107,6 +107,10 @@ class Whole:
         """The same data, read in float64."""
         return replace(self, wide=True)
 
+    def about_inputs(self, like: Series) -> "Whole":
+        """The same data, whose inputs are read as those of another series."""
+        return replace(self, series=replace(self.series, scaling=like.scaling))
+
     @cached_property
     def lengths(self) -> Int[Tensor, "B"]:
         """The number of steps of each sequence of this process, on the CPU."""
@@ -254,6 +258,7 @@ def _joined(parts: list[Series]) -> Series:
         joined("inputs", 0.0),
         joined("dt", 0.0),
         drivers=first.drivers,
+        scaling=first.scaling,
         features=first.features,
         states=joined("states", -1),
         step_weights=joined("step_weights", 1.0),

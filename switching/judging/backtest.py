@@ -7,6 +7,7 @@ holds the value.
 """
 
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -16,8 +17,9 @@ import torch
 from torch import Tensor
 
 from ...inference.numerics.checks import ImpossibleError
+from ...inference.numerics.interrupts import importing, interruptible, may_interrupt
 from ...inference.numerics.randomness import Seed
-from ...inference.numerics.scalars import check_integer, check_probability
+from ...inference.numerics.scalars import check_integer, check_probability, what
 from ..data.series import Series
 from ..data.timeline import time_index
 from ..emissions.contract import ByGate
@@ -51,6 +53,7 @@ class Backtest:
         fits: the fits.
         level: probability of the intervals.
         series: the whole series.
+        interrupted: whether Ctrl-C ended it; then the origins are those of the fits that were complete.
     """
 
     forecasts: pd.DataFrame
@@ -59,6 +62,7 @@ class Backtest:
     fits: tuple[Any, ...]
     level: float
     series: Series
+    interrupted: bool = False
 
     @property
     def means(self) -> pd.DataFrame:
@@ -71,13 +75,17 @@ class Backtest:
     def plot(self) -> "Figure":
         """The series with the forecasts of the shortest horizon and their intervals, the filtered states, and for each
         horizon a histogram of the probability integral transforms, which is flat for the true model."""
-        from ..views.judging_figures import plot_backtest
+        with importing():
+            from ..views.judging_figures import plot_backtest
 
         return plot_backtest(self)
 
     def __repr__(self) -> str:
         n = self.forecasts.index.get_level_values("origin").nunique()
-        title = f"Backtest of {n} origins and {len(self.fits)} fits; means, with intervals of {100 * self.level:g}%:"
+        ended = ", interrupted" if self.interrupted else ""
+        title = (
+            f"Backtest of {n} origins and {len(self.fits)} fits{ended}; means, with intervals of {100 * self.level:g}%:"
+        )
         return "\n".join([title, *self.means.map(number).to_string().splitlines()])
 
     def _repr_html_(self) -> str:
@@ -85,6 +93,7 @@ class Backtest:
         return html(repr(self).splitlines()[0], self.means)
 
 
+@interruptible()
 def backtest(
     model: Any,
     x: Any,
@@ -100,10 +109,10 @@ def backtest(
     """Walk forward through one series: refit, filter the states, forecast, and score the forecasts.
 
     Nothing after an origin enters its fit, its states or its forecasts, except inputs and gaps of the steps that are
-    forecast, which are taken as known. Forecasts are those of the fitted values, or averages over the posterior if the
-    method has one that forecasts. Scores are exact, except `crps` where neither a mixture of normals nor whole numbers
-    are forecast, and `pit` of emissions without a distribution function: these come from 10,000 draws. After lags, the
-    scores of horizons above 1 are those of a mixture over 2,000 drawn paths; means are exact.
+    forecast, which are treated as known. Forecasts are those of the fitted values, or averages over the posterior if
+    the method has one that forecasts. Scores are exact, except `crps` where neither a mixture of normals nor whole
+    numbers are forecast, and `pit` of emissions without a distribution function: these come from 10,000 draws. After
+    lags, the scores of horizons above 1 are those of a mixture over 2,000 drawn paths; means are exact.
 
     Arguments:
         model: any model with `fit` and `forecast`.
@@ -115,8 +124,13 @@ def backtest(
         level: probability of the intervals.
         seed: of the fits, and of draws.
         options: those of `fit` (`method`, `restarts`, `prior`, ...), and data beside x (`inputs`, `dt`, ...).
+            `checkpoint` is a folder here, with a file for each fit.
+
+    Ctrl-C ends the walk and keeps the origins of the fits that are complete. With a checkpoint the same call then goes
+    on.
 
     Raises:
+        KeyboardInterrupt: Ctrl-C before the first fit is complete.
         TypeError: something else than a model.
         ValueError: several sequences; weights or noise; a window, or first steps, shorter than the model needs; a
             series without a step to forecast; see `fit`.
@@ -134,7 +148,7 @@ def backtest(
     (4, ['state', 'state_0', 'state_1'])
     """
     if not is_model(model):
-        raise TypeError(f"model: got {type(model).__name__}, expected a model such as a SwitchingSSM.")
+        raise TypeError(f"model: got {what(model)}, expected a model such as a SwitchingSSM.")
     refit_every, level = check_integer("refit_every", refit_every), check_probability("level", level, proper=True)
     horizons = _horizons(horizon)
     given, options = split(options)
@@ -149,20 +163,27 @@ def backtest(
     if first + horizons[0] > n:
         raise ValueError(f"{name}: the first origin has {first} steps before it, but x has {n}; no step is forecast.")
     seed = number_of(seed)
-    blocks = []
-    for origin in range(first, n - horizons[0] + 1, refit_every):
-        start = 0 if window is None else max(0, origin - window)
-        fit = fitted(model, series.cut(start, origin), options, seed)
-        if not blocks:
-            _check_parameters("first" if window is None else "window", origin - start, fit)
-        stop = min(origin + refit_every, n - horizons[0] + 1)
-        order = _order(fit, blocks[-1] if blocks else None)
-        blocks.append(Block(fit, order, series, start, range(origin, stop), horizons, level))
-    with torch.no_grad(), seeded(seed, series.like), possible(model, options):
-        forecasts = pd.concat([block.forecasts() for block in blocks])
-        states = pd.concat([block.states() for block in blocks])
-    refits = pd.concat([block.refit() for block in blocks])
-    return Backtest(forecasts, states, refits, tuple(block.fit for block in blocks), level, series)
+    refits_at, blocks = range(first, n - horizons[0] + 1, refit_every), []
+    with suppress(KeyboardInterrupt):
+        for origin in refits_at:
+            with may_interrupt():
+                start = 0 if window is None else max(0, origin - window)
+                fit = fitted(model, series.cut(start, origin), options, seed, file=str(origin))
+                if not blocks:
+                    _check_parameters("first" if window is None else "window", origin - start, fit)
+                stop = min(origin + refit_every, n - horizons[0] + 1)
+                order = _order(fit, blocks[-1] if blocks else None)
+                blocks.append(Block(fit, order, series, start, range(origin, stop), horizons, level))
+    tables: list[tuple[pd.DataFrame, ...]] = []
+    with torch.no_grad(), seeded(seed, series.like), possible(model, options), suppress(KeyboardInterrupt):
+        for block in blocks:  # those that are complete are scored after Ctrl-C too
+            with may_interrupt(anyway=True):
+                tables.append((block.forecasts(), block.states(), block.refit()))
+    if not tables:
+        raise KeyboardInterrupt
+    fits = tuple(block.fit for block in blocks[: len(tables)])
+    forecasts, states, refits = (pd.concat(part) for part in zip(*tables, strict=True))
+    return Backtest(forecasts, states, refits, fits, level, series, len(fits) < len(refits_at))
 
 
 def _horizons(horizon: Any) -> tuple[int, ...]:

@@ -6,6 +6,14 @@ from typing import Any, NamedTuple
 
 from .entropy import states_entropy
 
+WITH_STEPS = {"aicc", "bic", "hqic", "icl"}
+
+
+def n_scored(model: Any, series: Any) -> float:
+    """The number of steps with a density, each with its weight: not of those whose lags are missing."""
+    seen = model.scored(series).any(-1).sum(-1) if model.order else series.n_seen
+    return float(series.weighed(seen).sum())
+
 
 class Criteria(NamedTuple):
     """What the criteria of a point estimate are made of; see `judging.selection`.
@@ -33,9 +41,8 @@ class Criteria(NamedTuple):
         if not series.n_sequences:
             return Criteria(fit.n_parameters, 0.0, 0.0, 0.0)
         n_steps = entropy = math.nan
-        if {"bic", "icl"} & set(names):
-            seen = model.scored(series).any(-1).sum(-1) if model.order else series.n_seen
-            n_steps = float(series.weighed(seen).sum())
+        if WITH_STEPS & set(names):
+            n_steps = n_scored(model, series)
         if "icl" in names:
             entropy = states_entropy(model, series)
         return Criteria(fit.n_parameters, fit.loglik, n_steps, entropy)
@@ -49,6 +56,15 @@ class Criteria(NamedTuple):
     @property
     def aic(self) -> float:
         return 2 * self.n_parameters - 2 * self.loglik
+
+    @property
+    def aicc(self) -> float:
+        left = self.n_steps - self.n_parameters - 1
+        return self.aic + 2 * self.n_parameters * (self.n_parameters + 1) / left if left > 0 else math.inf
+
+    @property
+    def hqic(self) -> float:
+        return 2 * math.log(math.log(self.n_steps)) * self.n_parameters - 2 * self.loglik
 
     @property
     def bic(self) -> float:

@@ -2,10 +2,12 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 from ...inference.numerics.checks import ImpossibleError
 from ...inference.numerics.randomness import Seed
+from ...inference.numerics.scalars import check_path
 from ..data.series import Given, Series
 
 
@@ -18,20 +20,38 @@ def split(options: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     """The data beside x among keywords, and the options of a fit.
 
     Raises:
-        ValueError: a checkpoint, as there are several fits.
+        ValueError: a checkpoint that is not a folder.
     """
-    if options.get("checkpoint") is not None:
-        raise ValueError(
-            f"checkpoint: got {options['checkpoint']!r}, but a checkpoint holds one fit, and this call makes several; "
-            "fit each model by itself, with its own file."
-        )
     given = {name: value for name, value in options.items() if name in Given.__annotations__}
-    return given, {name: value for name, value in options.items() if name not in given}
+    options = {name: value for name, value in options.items() if name not in given}
+    if options.get("checkpoint") is not None:
+        options["checkpoint"] = _folder(check_path("checkpoint", options["checkpoint"]))
+    return given, options
 
 
-def fitted(model: Any, series: Series, options: dict[str, Any], seed: Seed = 0) -> Any:
-    """The fit of a series; Ctrl-C ends all fits, not only this one."""
-    fit = model.fit(series, **({"progress": False, "seed": seed} | options))
+def _folder(path: Path) -> Path:
+    """A folder for the checkpoints of several fits, which is made if there is none."""
+    try:
+        path.mkdir(exist_ok=True)
+    except OSError as error:
+        reason = "it is a file" if isinstance(error, FileExistsError) else error.strerror or str(error)
+        raise ValueError(
+            f"checkpoint: {path} is no folder ({reason}), but this call makes several fits, each with a file in it; "
+            "give the path of a folder."
+        ) from None
+    return path.absolute()
+
+
+def fitted(model: Any, series: Series, options: dict[str, Any], seed: Seed = 0, *, file: str) -> Any:
+    """The fit of a series; Ctrl-C ends all fits, not only this one.
+
+    Arguments:
+        file: the name of its checkpoint in the folder, if the options have one.
+    """
+    options = {"progress": False, "seed": seed} | options
+    if options.get("checkpoint") is not None:
+        options["checkpoint"] = options["checkpoint"] / file
+    fit = model.fit(series, **options)
     if fit.interrupted:
         raise KeyboardInterrupt
     return fit

@@ -19,6 +19,7 @@ from scipy.stats import chi2
 from torch import Tensor
 
 from ...inference.numerics.checks import naming
+from ...inference.numerics.interrupts import importing
 from ...inference.numerics.randomness import Seed, generator_of
 from ...inference.numerics.scalars import check_integer
 from ..data.frames import Frame
@@ -121,7 +122,8 @@ class Residuals:
         Raises:
             ValueError: as `acf`.
         """
-        from ..views.judging_figures import plot_residuals
+        with importing():
+            from ..views.judging_figures import plot_residuals
 
         return plot_residuals(self, check_integer("lags", lags))
 

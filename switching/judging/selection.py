@@ -1,14 +1,15 @@
 r"""Choosing among models: information criteria, and the log-likelihood of data that were left out.
 
 With k free parameters and n observed steps, aic $= 2k - 2 \log p(x)$, bic $= k \log n - 2 \log p(x)$, and icl is bic
-plus twice the entropy of the states given x. Lower is better. The held-out log-likelihood, in nats, is better if it is
-higher. With several sequences each fold leaves some out, $\sum_i \log p(x^{(i)} \mid \hat\theta_{-i})$. In one series
-each fold is a block of steps after those that were fitted,
+plus twice the entropy of the states given x; aicc and hqic are those of `Fit`. Lower is better. The held-out
+log-likelihood, in nats, is better if it is higher. With several sequences each fold leaves some out,
+$\sum_i \log p(x^{(i)} \mid \hat\theta_{-i})$. In one series each fold is a block of steps after those that were fitted,
 $\sum_i \log p(x_{a_i + 1 : a_{i + 1}} \mid x_{1 : a_i}, \hat\theta_{1 : a_i})$.
 """
 
 import re
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
@@ -20,8 +21,9 @@ from jaxtyping import Int
 from torch import Tensor
 from torch.distributions import constraints
 
+from ...inference.numerics.interrupts import importing, interruptible, may_interrupt
 from ...inference.numerics.ranks import Ranks
-from ...inference.numerics.scalars import check_choice, check_integer
+from ...inference.numerics.scalars import check_choice, check_integer, what
 from ..data.series import Series
 from ..fitting.agreement import check_equal
 from ..problem import Problem
@@ -33,7 +35,8 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 POINT = ("aic", "bic", "icl")
-CRITERIA = (*POINT, "heldout")
+SHORT = ("aicc", "hqic")  # in a table that was asked for them
+CRITERIA = (*POINT, *SHORT, "heldout")
 
 
 @dataclass(frozen=True, repr=False)
@@ -41,17 +44,19 @@ class Selection:
     """Fits of several candidates to the same data, and how they compare.
 
     Attributes:
-        criterion: the criterion that chooses: "aic", "bic", "icl" or "heldout".
+        criterion: the criterion that chooses: "aic", "bic", "icl", "aicc", "hqic" or "heldout".
         candidates: the arguments of the models, in their order.
         fits: the fit of each to all data.
         table: a row for each candidate: `candidate`, `loglik`, `n_parameters`, the criteria that its fit has (and
             `heldout` if it was asked for), `converged`, `agreeing` and `n_kinds` (see `Fit`).
+        interrupted: whether Ctrl-C ended it; then the candidates are those that were complete.
     """
 
     criterion: str
     candidates: tuple[Any, ...]
     fits: tuple[Any, ...]
     table: pd.DataFrame
+    interrupted: bool = False
 
     @property
     def place(self) -> int:
@@ -71,19 +76,26 @@ class Selection:
 
     def plot(self) -> "Figure":
         """The criteria of all candidates, with the best marked."""
-        from ..views.judging_figures import plot_selection
+        with importing():
+            from ..views.judging_figures import plot_selection
 
         return plot_selection(self)
 
     def __repr__(self) -> str:
         lines = self.table.map(number).to_string(index=False).splitlines()
-        return "\n".join([*lines, f"Best by {self.criterion}: {self.best!r}"])
+        return "\n".join([*lines, self._line])
 
     def _repr_html_(self) -> str:
         """The HTML that a notebook shows."""
-        return html(f"Best by {self.criterion}: {self.best!r}", self.table)
+        return html(self._line, self.table)
+
+    @property
+    def _line(self) -> str:
+        ended = "; interrupted before the next candidate" if self.interrupted else ""
+        return f"Best by {self.criterion}: {self.best!r}{ended}"
 
 
+@interruptible()
 def select(
     make: Callable[[Any], Any],
     x: Any,
@@ -99,19 +111,22 @@ def select(
         make: makes the model of a candidate, e.g. `lambda k: sh.SwitchingSSM(sh.Markov(k), sh.Normal(1))`.
         x: the data, as in `fit`.
         candidates: the arguments of `make`, such as numbers of states.
-        criterion: "aic", "bic" or "icl", of fits by EM, which are the mode under the weak prior unless `prior=None`;
-            or "heldout", for every method. See `judging.selection`.
+        criterion: "aic", "bic", "icl", "aicc" or "hqic", of fits by EM, which are the mode under the weak prior unless
+            `prior=None`; or "heldout", for every method. See `judging.selection`.
         folds: of "heldout". Several sequences are left out in turn, every `folds`-th at once. One series is fitted to
             its first half and more, and `folds` blocks of the second half are predicted, each after a fit to all
             steps before it.
         options: those of `fit` (`method`, `restarts`, `seed`, `prior`, ...), and data beside x (`inputs`, ...), of
-            which each model has what it reads.
+            which each model has what it reads. `checkpoint` is a folder here, with a file for each fit.
+
+    Ctrl-C ends the search and keeps the candidates that are complete. With a checkpoint the same call then goes on.
 
     If several processes share the data, each candidate is fitted by all of them, and the table is of all data, the same
     in all. Then held-out data are sequences, of all processes.
 
     Raises:
         TypeError: `make` makes something else than a model.
+        KeyboardInterrupt: Ctrl-C before the first candidate is complete.
         ValueError: no candidate; models that describe different data, whose likelihoods cannot be compared: other
             features, counts and measurements, or other steps whose lags are missing; a criterion that the fits do not
             have; too few sequences or steps for the folds; see `fit`.
@@ -141,26 +156,30 @@ def select(
     named = re.sub(r" at 0x[0-9a-fA-F]+", "", repr(tried))  # addresses of functions, which differ between processes
     arguments = {"candidates": named, "criterion": criterion, "folds": str(folds)}
     check_equal(ranks.gathered(lambda: arguments))
-    fits, rows = [], []
-    for one, model, series in zip(tried, models, whole, strict=True):
-        try:
-            fit = fitted(model, series, options)
-            row = _row(fit, criterion, ranks)
-            if criterion == "heldout":
-                row["heldout"] = _heldout(model, series, folds, options, ranks)
-        except ValueError as error:
-            raise ValueError(f"candidates: {one!r} fails. {error}") from error
-        fits.append(fit)
-        ends = {"converged": fit.converged, "agreeing": fit.agreeing, "n_kinds": fit.n_kinds}
-        rows.append({"candidate": one, **row, **ends})
-    return Selection(criterion, tried, tuple(fits), pd.DataFrame(rows))
+    done: list[tuple[Any, dict[str, Any]]] = []
+    with suppress(KeyboardInterrupt):
+        for number, (one, model, series) in enumerate(zip(tried, models, whole, strict=True)):
+            with may_interrupt():
+                try:
+                    fit = fitted(model, series, options, file=str(number))
+                    row = _row(fit, criterion, ranks)
+                    if criterion == "heldout":
+                        row["heldout"] = _heldout(model, series, folds, options, ranks, number)
+                except ValueError as error:
+                    raise ValueError(f"candidates: {one!r} fails. {error}") from error
+                ends = {"converged": fit.converged, "agreeing": fit.agreeing, "n_kinds": fit.n_kinds}
+                done.append((fit, {"candidate": one, **row, **ends}))
+    if not done:
+        raise KeyboardInterrupt
+    fits, rows = zip(*done, strict=True)
+    return Selection(criterion, tried[: len(done)], fits, pd.DataFrame(list(rows)), len(done) < len(tried))
 
 
 def _check(criterion: str, folds: int, options: dict[str, Any]) -> None:
     check_choice("criterion", criterion, CRITERIA)
     check_integer("folds", folds, least=2)
     method = options.get("method", "em")
-    if criterion in POINT and method != "em":
+    if criterion != "heldout" and method != "em":
         raise ValueError(
             f'criterion: got {criterion!r}, but a fit by {method!r} is no point estimate; use method="em", or '
             'criterion="heldout".'
@@ -187,7 +206,7 @@ def _model(make: Any, candidate: Any) -> Any:
         )
     model = make(candidate)
     if not is_model(model):
-        raise TypeError(f"make: got {type(model).__name__} for {candidate!r}, expected a model such as a SwitchingSSM.")
+        raise TypeError(f"make: got {what(model)} for {candidate!r}, expected a model such as a SwitchingSSM.")
     return model
 
 
@@ -230,6 +249,7 @@ def _row(fit: Any, criterion: str, ranks: Ranks) -> dict[str, Any]:
     names: tuple[str, ...] = ()
     if fit.posterior is None:
         names = POINT if isinstance(fit.model.problem(fit.series), Problem) else POINT[:2]
+        names += tuple(name for name in SHORT if name == criterion)
     try:
         parts = ranks.gathered(lambda: Criteria.of(fit, {*names, criterion}))
     except TypeError as error:  # with the cure
@@ -239,12 +259,16 @@ def _row(fit: Any, criterion: str, ranks: Ranks) -> dict[str, Any]:
     return row | {name: getattr(whole, name) for name in names}
 
 
-def _heldout(model: Any, series: Series, folds: int, options: dict[str, Any], ranks: Ranks) -> float:
+def _heldout(model: Any, series: Series, folds: int, options: dict[str, Any], ranks: Ranks, candidate: int) -> float:
     """log p of what each fold leaves out, added up."""
+
+    def of_fold(fold: int, kept: Series) -> Any:
+        return fitted(model, kept, options, file=f"{candidate}.{fold}").model
+
     sizes = ranks.gathered(lambda: series.n_sequences)
     if sum(sizes) > 1:
         number_of = torch.arange(series.n_sequences, device="cpu") + sum(sizes[: ranks.rank])
-        return _left_out(model, series, number_of, min(folds, sum(sizes)), options, ranks)
+        return _left_out(of_fold, series, number_of, min(folds, sum(sizes)), options, ranks)
     if ranks.n > 1:
         raise ValueError(
             f'criterion: got "heldout" and one sequence, which {ranks.n} processes cannot share; select in one '
@@ -255,9 +279,9 @@ def _heldout(model: Any, series: Series, folds: int, options: dict[str, Any], ra
         raise ValueError(f"folds: got {folds} for {one.n_steps} step(s); give fewer, or a longer series.")
     ends = [one.n_steps - (folds - i) * (one.n_steps // 2) // folds for i in range(folds + 1)]
     total = 0.0
-    for end, after in pairwise(ends):
+    for fold, (end, after) in enumerate(pairwise(ends)):
         past, longer = one.cut(0, end), one.cut(0, after)
-        past_only = fitted(model, past, options).model
+        past_only = of_fold(fold, past)
         with torch.no_grad(), possible(model, options):
             gain = past_only.log_evidence(longer) - past_only.log_evidence(past)
             total += float(longer.weighed(gain))
@@ -265,14 +289,19 @@ def _heldout(model: Any, series: Series, folds: int, options: dict[str, Any], ra
 
 
 def _left_out(
-    model: Any, series: Series, number_of: Int[Tensor, "B"], folds: int, options: dict[str, Any], ranks: Ranks
+    of_fold: Callable[[int, Series], Any],
+    series: Series,
+    number_of: Int[Tensor, "B"],
+    folds: int,
+    options: dict[str, Any],
+    ranks: Ranks,
 ) -> float:
     """log p of the sequences that each fold leaves out, of all processes; `number_of`: the number of each among all."""
     total = 0.0
     for fold in range(folds):
         left = number_of % folds == fold
         kept = ranks.together(lambda: series.subset((~left).nonzero().flatten()))  # noqa: B023
-        others = fitted(model, kept, options).model
+        others = of_fold(fold, kept)
         total += sum(ranks.gathered(partial(_evidence, others, series, left.nonzero().flatten(), options)))
     return total
 

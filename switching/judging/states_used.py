@@ -7,6 +7,7 @@ draw given parameters that are drawn from the posterior, or for EM given its val
 A model of a fixed number of states is forced to use most of them, so these numbers say most for `StickyHDP`.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,6 +19,7 @@ from ...inference.numerics.checks import naming
 from ...inference.numerics.randomness import Seed
 from ...inference.numerics.records import Record
 from ...inference.numerics.scalars import check_integer, check_probability
+from ..parameters import Parameters
 from ..problem import Problem
 from ..seeding import seeded
 
@@ -83,16 +85,20 @@ def states_used(fit: Any, x: Any, draws: int | None, least_steps: int, seed: See
 def _drawn_visits(fit: Any, x: Any, draws: int, seed: Seed) -> Int[Tensor, "n K"]:
     """The steps in each state of drawn paths of all sequences."""
     model = fit.model
-    problem = model.problem(x) if not getattr(model, "subjects", ()) else None
+    problem = None if model.subjects or model.chain_name else model.problem(x)
     if not isinstance(problem, Problem):
         raise TypeError(f"model: got a {model.name}, expected a SwitchingSSM without parameters by subject.")
-    like, problem = problem.series.like, problem.padded()
+    like = problem.series.like
+
+    def visits(values: Parameters, path: Callable[[Any], Tensor]) -> Int[Tensor, "n K"]:
+        by_group = problem.by_group(lambda part: _visits(path(part.chain(values)), part.n_states))
+        return torch.stack(by_group).sum(0)
+
     with seeded(seed, like), naming("x"):
         if fit.posterior is None:
-            return _visits(problem.chain(model.values_like(like)).sample(draws).path, problem.n_states)
+            return visits(model.values_like(like), lambda chain: chain.sample(draws).path)
         values = {name: table.to(like) for name, table in fit.posterior.sample(draws, None).items()}
-        some = [problem.chain(part).sample(1).path[0] for part in problem.in_turns(values)]
-        return torch.cat([_visits(path, problem.n_states) for path in some])
+        return torch.cat([visits(some, lambda chain: chain.sample(1).path[0]) for some in problem.in_turns(values)])
 
 
 def _visits(path: Int[Tensor, "n *b T"], n_states: int) -> Int[Tensor, "n K"]:

@@ -11,7 +11,7 @@ from ..fitting.fit import explains_singularity
 from ..fitting.initialization import values_of_model
 from ..fitting.options import Options
 from ..fitting.posterior import ParameterPosterior
-from ..fitting.result import Result, diagnostics
+from ..fitting.result import Result, diagnostics, only_start
 from ..fitting.units import Units
 from ..fitting.whole import Whole
 from ..parameters import Parameters
@@ -45,9 +45,9 @@ def fit_linear(problem: LinearProblem, options: Options, whole: Whole | None = N
     else:
         values, posterior, how = by_draws(problem, units, options, start)
     nothing = torch.zeros(0, dtype=torch.bool, device="cpu")
+    how.setdefault("method", options.method)
     return Result(
         values={name: values[name].to(series.like) for name in problem.parameters},
-        method=options.method,
         empty_states=nothing,
         collapsed_states=nothing,
         posterior=posterior,
@@ -83,11 +83,9 @@ def by_draws(problem: LinearProblem, units: Units, options: Options, user_start:
     method = "em" if isinstance(problem.emission, Irregular) or under_user_priors(problem) else "vmp"
     quiet = options.before_draws(method)
     values, posterior, how = by_climb(problem, units, quiet, user_start)
-    if how["interrupted"]:
-        return values, posterior, how
-    drawn = draw(problem, units, options, values)
+    drawn = None if how["interrupted"] else draw(problem, units, options, values)
     if drawn is None:
-        return values, posterior, how | {"interrupted": True}
+        return values, posterior, how | only_start(options.method, method)
     draws, how = drawn
     return draws.mean | problem.fixed, draws, how
 
@@ -102,7 +100,7 @@ def check_options(problem: LinearProblem, options: Options) -> None:
     if options.method == "vmp" and under_user_priors(problem):
         names = ", ".join(problem.emission.user_priors)
         raise ValueError(
-            f'method: got "vmp", which takes no distribution as a prior of {names}; use "em", "svi" or "nuts".'
+            f'method: got "vmp", which supports no distribution as a prior of {names}; use "em", "svi" or "nuts".'
         )
 
 

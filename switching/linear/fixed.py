@@ -25,7 +25,7 @@ from ...inference.families import LocPrecision, columns_apart
 from ..fitting.graph import Points
 from ..fitting.units import Units
 from ..known import known_rows
-from ..parameters import SYMMETRIC, Parameter, Parameters, read_table
+from ..parameters import SYMMETRIC, Parameter, Parameters, allocated, read_table
 from .priors import NAMES
 
 CURE = "give the whole group, or zeros that part it"
@@ -53,12 +53,13 @@ def read_fixed(known: Mapping[str, Parameter], sizes: Mapping[str, int], fixed: 
 def _read(called: str, parameter: Parameter, sizes: Mapping[str, int], value: Any) -> Tensor:
     table, shape = read_table(value, called).double(), tuple(sizes[dim] for dim in parameter.dims)
     try:
-        table = table.broadcast_to(shape).clone()
+        table = table.broadcast_to(shape)
     except RuntimeError:
         raise ValueError(
             f"{called}: got shape {tuple(table.shape)}, expected {shape}, with NaN where an entry is free; the first "
             "axes may be absent."
         ) from None
+    table = allocated(called, table)
     known = table[~table.isnan()]
     if bool(known.isinf().any()):
         raise ValueError(f"{called}: got an infinite number; give finite numbers, or NaN where an entry is free.")

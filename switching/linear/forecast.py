@@ -7,16 +7,15 @@ from jaxtyping import Float
 from scipy.special import ndtri
 from torch import Tensor
 
-from ...inference.numerics.records import Record
 from ...inference.numerics.scalars import check_probability
 from ..data.series import Series
-from ..forecast import AfterSeries, normal_mixture
-from ..intervals import Interval
+from ..forecast import AfterSeries, ForecastInterval, normal_mixture
 from ..mixture import StateMixture
+from ..peers import explains_options
 
 
 @dataclass(frozen=True, repr=False)
-class LinearForecast(AfterSeries, Record):
+class LinearForecast(AfterSeries):
     """Latents and observations at horizons 1..H after the last step of each sequence.
 
     Attributes:
@@ -50,7 +49,8 @@ class LinearForecast(AfterSeries, Record):
         """The variance of each feature."""
         return self.covariance.diagonal(dim1=-2, dim2=-1)
 
-    def interval(self, level: float = 0.9) -> Interval:
+    @explains_options
+    def interval(self, level: float = 0.9) -> ForecastInterval:
         """Lower and upper ends of the central interval of each feature, `[*b, H, F]`.
 
         Arguments:
@@ -61,13 +61,13 @@ class LinearForecast(AfterSeries, Record):
         """
         level = check_probability("level", level, proper=True)
         reach = float(ndtri((1 + level) / 2)) * self.variance.sqrt()
-        return Interval(self.mean - reach, self.mean + reach)
+        return self._labelled(self.mean - reach, self.mean + reach)
 
     @property
     def beliefs(self) -> dict[str, Float[Tensor, "*b H"]]:
         """The columns of a table for the latents, by their names."""
         spread = self.state_covariance.diagonal(dim1=-2, dim2=-1).sqrt()
         columns = {}
-        for place, name in enumerate(self.source.dynamics.latents):
-            columns |= {f"latent {name}": self.state_mean[..., place], f"latent {name}, sd": spread[..., place]}
+        for place, name in enumerate(() if self.source is None else self.source.dynamics.latents):
+            columns |= {f"latent_mean_{name}": self.state_mean[..., place], f"latent_sd_{name}": spread[..., place]}
         return columns

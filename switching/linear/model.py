@@ -10,7 +10,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
-import pyro
 import torch
 from jaxtyping import Float
 from torch import Tensor
@@ -19,6 +18,7 @@ from torch.distributions import constraints
 from ...inference.chains.linear_gaussian.chain import LinearGaussianChain
 from ...inference.chains.linear_gaussian.records import GaussianFiltered, GaussianSampled, GaussianSmoothed
 from ...inference.numerics.checks import naming
+from ...inference.numerics.interrupts import importing
 from ...inference.numerics.placement import constant
 from ...inference.numerics.randomness import Seed
 from ...inference.numerics.records import Record
@@ -33,7 +33,7 @@ from ..fitting.options import METHODS, Options
 from ..inputs import Inputs
 from ..parameters import Parameter, Parameters, check_parameters
 from ..peers import explains_options
-from ..seeding import seeded
+from ..seeding import in_turn, seeded
 from ..user_priors import as_text, is_distribution
 from .bases import n_bases
 from .contract import LinearDynamics, LinearGaussian
@@ -72,7 +72,7 @@ class LinearSSM(Model):
             the first argument, as in `LinearSSM(LocalLevel())`.
 
     Parameters are those of `LinearGaussian`, `emission` [F, L], `emission_offset` [F] and `observation_noise`, [F]
-    variances or an [F, F] covariance; or those of the structure and `sigma2.irregular`. Methods take x as
+    variances or an [F, F] covariance; or those of the structure and `sigma2.irregular`. Methods accept x as
     `SwitchingSSM` does, with `lengths`. The start of a structure is diffuse, except for stationary components. Its
     evidence is then a limit, see `LinearGaussianChain`.
 
@@ -211,9 +211,9 @@ class LinearSSM(Model):
 
     def with_prior(self, prior: Mapping[str, Any]) -> "LinearSSM":
         """The same model with other hyperparameters, with names and shapes as in `model.prior`. A fit keeps these, and
-        scales the others to the data. A structure also takes distributions of Pyro, one for each of some parameters. A
-        model of tables takes them for `emission_offset` and `observation_noise`. No linear change of the latent vector
-        changes these two.
+        scales the others to the data. A structure also accepts distributions of Pyro, one for each of some parameters.
+        A model of tables accepts them for `emission_offset` and `observation_noise`. No linear change of the latent
+        vector changes these two.
 
         Distributions are for values in the units of the data: of variances by their names, or of standard deviations,
         such as `sigma.level` for `sigma2.level`. Weights of one autoregression have all a prior, or none. Densities
@@ -300,6 +300,27 @@ class LinearSSM(Model):
                 "unknown numbers; give at least as many steps, or a structure with fewer."
             )
 
+    def _check_determined(self, series: Series, fixed: Iterable[str]) -> None:
+        """ValueError if a sequence determines nothing but its diffuse start, a warning if it determines the free
+        variances only together: r numbers beyond the start have r (r + 1) / 2 covariances."""
+        needed = sum(self.dynamics.diffuse)
+        if not needed or not isinstance(self.emission, Irregular):
+            return
+        known, seen = {*fixed, *self.emission.user_priors}, int(series.n_seen.max())
+        free = [name for name in self.known if name.startswith("sigma2.") and name not in known]
+        if (seen - needed) * (seen - needed + 1) / 2 >= len(free):
+            return
+        if seen > needed:
+            warn_user(
+                f"x: got {seen} observed step(s), which determine {', '.join(free)} only together, so each is "
+                "arbitrary; give more steps, or fix one of them with fixed=."
+            )
+            return
+        raise ValueError(
+            f"x: got {seen} observed step(s), which only determine where {self.dynamics!r} starts, so "
+            f"{', '.join(free)} can have any value; give at least {needed + 1} steps."
+        )
+
     # ---- inference given the values --------------------------------------------------------------------------------
 
     def chain(self, x: Any, **given: Unpack[Given]) -> LinearGaussianChain:
@@ -308,7 +329,7 @@ class LinearSSM(Model):
         Arguments:
             x: the series and the arguments beside it, as in `read`; or a `Series`.
         """
-        problem = self.problem(x, **given)
+        problem = self.problem(self.read(x, **given).as_table("give"))
         return problem.chain(self.values_like(problem.series.like))
 
     def log_evidence(self, x: Any, **given: Unpack[Given]) -> Tensor:
@@ -349,6 +370,7 @@ class LinearSSM(Model):
         """
         return self.chain(x, **given).sample(n, seed)
 
+    @explains_options
     def forecast(self, x: Any, horizon: int, **given: Unpack[Given]) -> LinearForecast:
         """Latents and observations at each of the `horizon` steps after the end of x.
 
@@ -362,8 +384,14 @@ class LinearSSM(Model):
         horizon = check_integer("horizon", horizon)
         series = self.read(x, horizon=horizon, **given)
         series.check_ahead(horizon)
-        if series.design is None:
-            return LinearForecast(**vars(self.chain(series).forecast(horizon)), series=series, source=self)
+        if series.inputs is None:
+            groups = series.groups()
+            parts = [vars(self.chain(part).forecast(horizon)) for part in series.grouped()]
+            tables = parts[0]
+            if len(groups) > 1:
+                order = torch.cat(groups).argsort().to(series.like.device)
+                tables = {name: torch.cat([part[name] for part in parts])[order] for name in tables}
+            return LinearForecast(**tables, series=series, source=self)
         self._check_long_enough(series)
         return LinearForecast(*self._ahead(series, horizon), series=series, source=self)
 
@@ -381,6 +409,7 @@ class LinearSSM(Model):
         seen = (emission @ mean.unsqueeze(-1)).squeeze(-1)
         return mean, covariance, seen, emission @ covariance @ emission.mT + noise
 
+    @explains_options
     def simulate(
         self, n_steps: int, batch_shape: tuple[int, ...] = (), *, seed: Seed = None, inputs: Any = None
     ) -> LinearSimulated:
@@ -401,12 +430,13 @@ class LinearSSM(Model):
         inputs = self.read(blank, inputs=inputs).design
         if inputs is not None and some != batch_shape:
             inputs = inputs.new_zeros(*some, *inputs.shape[-2:])
-        with seeded(seed, self._like), pyro.poutine.block():
+        with seeded(seed, self._like):
             drawn = self._drawn(None, n_steps, some, inputs)
         if some != batch_shape:
             drawn = tuple(table.new_zeros(*batch_shape, *table.shape[len(some) :]) for table in drawn)
         return LinearSimulated(*drawn)
 
+    @in_turn()
     def forward(
         self,
         x: Tensor | None = None,
@@ -509,12 +539,12 @@ class LinearSSM(Model):
         x: Any,
         method: str = "em",
         restarts: int = 8,
+        *,
+        prior: str | Mapping[str, Any] | None = "weak",
+        seed: Seed = 0,
+        progress: bool = True,
         max_steps: int = 500,
         tol: float = 1e-6,
-        seed: Seed = 0,
-        prior: str | Mapping[str, Any] | None = "weak",
-        progress: bool = True,
-        *,
         start: Any = None,
         fixed: Any = None,
         num_samples: int | None = None,
@@ -546,10 +576,10 @@ class LinearSSM(Model):
             start: an additional start; with `restarts=1`, the only one. It is a model, a fit, or all values by name.
             fixed: parameters that are held at these values, by name; tables have NaN where an entry is free. Zeros in
                 a covariance part the latents into groups, each of which is held or free as a whole; latents of one
-                group with a free covariance have the same entries held. "svi" and "nuts" take whole tables: those of
+                group with a free covariance have the same entries held. "svi" and "nuts" hold whole tables: those of
                 the transition together, and those of the emission and of the first state. The weights of an
                 autoregression are held together.
-            num_samples, warmup_steps, group, checkpoint, every: as in `SwitchingSSM.fit`. A group takes "em" and "vmp".
+            num_samples, warmup_steps, group, checkpoint, every: as in `SwitchingSSM.fit`; a group for "em" and "vmp".
             lengths, inputs, input_names: as in every method; inputs for a structure with a `Regression`.
 
         Returns:
@@ -581,28 +611,35 @@ class LinearSSM(Model):
         return self._fit(x, {"lengths": lengths, "inputs": inputs, "input_names": input_names}, options)
 
     def _fitted(self, series: Series, options: Options) -> "Fit[Any]":
-        from ..fit import Fit
         from ..fitting.fit import check_enough
         from ..fitting.whole import Whole
         from .fit import fit_linear
-        from .profile import StructureFit
 
         whole = Whole.shared(series, options, files=True)
         if whole is not None:
             whole.ranks.together(lambda: series.n_sequences and self.problem(series))  # beyond the sample too
             series = whole.sample(options.number)
         check_enough(series, 1)
+        if whole is None:
+            self._check_determined(series, options.fixed or ())
         model = self if options.prior is None else self.scaled_to(series)
         problem = replace(model.problem(series), prior=None if options.prior is None else model.prior)
         result = fit_linear(problem, options, whole)
-        kind = StructureFit if isinstance(self.emission, Irregular) and result.posterior is None else Fit
+        kind = self._kind_of_fit(result.posterior is not None)
         fitted = model._copy(result.values)
-        if kind is StructureFit and not result.fixed:
+        if isinstance(self.emission, Irregular) and result.posterior is None and not result.fixed:
             for sentence in fitted._unfading():
                 warn_user(sentence)
         return kind.of(result, fitted)
 
+    def _kind_of_fit(self, has_posterior: bool) -> type["Fit[Any]"]:
+        from .profile import StructureFit
+
+        structured = isinstance(self.emission, Irregular) and not has_posterior
+        return StructureFit if structured else super()._kind_of_fit(has_posterior)
+
     def _figures(self) -> Any:
-        from ..views import linear_figures
+        with importing():
+            from ..views import linear_figures
 
         return linear_figures

@@ -58,7 +58,7 @@ class StructureFit(Fit[Any]):
     def profile_interval(self, level: float = 0.9, parameters: str | Sequence[str] | None = None) -> Interval:
         """Intervals of parameters from the profile of the objective: see `switching.linear.profile`.
 
-        The normal intervals of `summary` take a variance at 0 as known. These let all other parameters vary. The lower
+        The normal intervals of `summary` treat a variance at 0 as known. These let all other parameters vary. The lower
         end is 0 if the profile at 0 is high enough. The upper end of a variance is infinite if the profile is high
         enough even for a standard deviation of 1000 times the spread of the series. If the data contradict values in
         between, the interval contains them too.
@@ -87,8 +87,7 @@ class StructureFit(Fit[Any]):
                 "profile_interval: several processes shared the data of this fit, but a profile needs all of it; use "
                 "the fit of one process."
             )
-        series = self.series
-        assert series is not None
+        series = self._given(None)
         problem = self.model.problem(series)
         prior = None if self.prior is None else problem.prior
         held = {name: table.to(series.like.device) for name, table in self.held.items()}

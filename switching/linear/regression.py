@@ -3,7 +3,11 @@ r"""Regression on inputs, whose coefficients are states.
 $$x_t = \sum_j u_{tj} \beta_{tj} + \dots, \qquad \beta_{t+1,j} = \beta_{tj} + N(0, \sigma_j^2)$$
 
 Coefficients have a diffuse start, which is a flat prior: smoothed constant coefficients are those of generalised least
-squares (Durbin & Koopman 2012, 6.2).
+squares (Durbin & Koopman 2012, 6.2). The flat prior has the unit of the coefficients, so the log evidence for inputs
+$a u$ is less by $\log |a|$ of each coefficient; nothing else depends on the origin and unit of their inputs.
+
+Coefficients that vary also move the level by inputs that are far from 0. So for inputs $u + c$ this is another model:
+subtract a value at which the level is of interest, such as the mean.
 """
 
 from collections.abc import Sequence
@@ -21,12 +25,13 @@ class Regression(Diffuse):
     """A regression on inputs: the coefficients `beta.x1`, `beta.x2`, ..., or `beta.` and the names of inputs, are
     latents.
 
-    Methods then take `inputs [*batch, T, C]`; a forecast takes those of the steps to come too.
+    Methods then need `inputs [*batch, T, C]`; a forecast needs those of the steps to come too.
 
     Arguments:
         inputs: the names of C inputs, or their number.
         varying: whether coefficients are random walks, with the parameters `sigma2.beta.x1`, `sigma2.beta.x2`, ...;
-            otherwise they are constant and have no parameters.
+            otherwise they are constant and have no parameters. Centre the inputs of varying coefficients, which else
+            move the level too.
 
     Raises:
         TypeError, ValueError: inputs are neither names nor a positive number; `varying` is not True or False.

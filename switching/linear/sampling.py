@@ -71,7 +71,7 @@ def _by_svi(density: LinearDensity, problem: LinearProblem, options: Options, st
         y = pyro.sample("y", dist.ImproperUniform(constraints.real, torch.Size(), at.shape))
         pyro.factor("density", -density.potential({"y": y}))
 
-    with seeded(options.number, at), pyro.get_param_store().scope():
+    with seeded(options.number, at):
         guide = AutoNormal(program, init_loc_fn=init_to_value(values={"y": at}), init_scale=0.05)
         heights, interrupted = climb_guide(program, guide, options, shift)
         if not heights:

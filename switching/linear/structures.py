@@ -22,6 +22,7 @@ from ..parameters import Parameter, Parameters
 from .stationary import LOST, autocovariances, partial_autocorrelations, share_of_noise
 from .structure import VARIANCE, Diffuse, Structure, Tables, on_diagonal
 
+LONGEST = 10**5  # steps of a period; tables have its square
 UNSTABLE = 1e-9  # with a partial autocorrelation above 1 - UNSTABLE the process is not stationary in float64
 
 
@@ -168,7 +169,7 @@ class Seasonal(Diffuse):
     stochastic: bool = True
 
     def __post_init__(self) -> None:
-        period, harmonics = check_integer("period", self.period, least=2), self.trigonometric
+        period, harmonics = check_integer("period", self.period, 2, LONGEST), self.trigonometric
         if isinstance(harmonics, bool):
             harmonics = period // 2 if check_flag("trigonometric", harmonics) else 0
         object.__setattr__(self, "period", period)

@@ -6,7 +6,8 @@ fixed point of expectation-maximisation: with the concentrations $(a, b)$ of its
 sequence, $h = (a - 1 + E[\\text{changes} \\mid x]) / (a + b - 2 + T - N)$.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -21,11 +22,11 @@ from ..fitting.density import FreeDensity
 from ..fitting.initialization import values_of_model
 from ..fitting.options import Options
 from ..fitting.posterior import SampledParameters
-from ..fitting.result import Result, diagnostics
+from ..fitting.result import Result, diagnostics, only_start
 from ..fitting.sampling import run_nuts, sampled_diagnostics
 from ..fitting.search import multi_start
 from ..parameters import Parameters, check_parameters, read_tables
-from .hazards import INTERCEPT, near, of_hazard
+from .hazards import INTERCEPT, frame_of, near, of_hazard
 from .hyperparameters import OF_LOCATION, check_hazard, sites, widened
 from .problem import SegmentProblem
 
@@ -99,36 +100,45 @@ def fit_segments(problem: SegmentProblem, center: Parameters, known: Parameters,
         center: the weak prior, scaled to the data.
         known: the values of the model, from which the first start begins; empty if there are none.
     """
+    frame, fixed, volume = frame_of(problem.hazard, problem.series, center), problem.fixed, 0.0
+    if frame is not None:
+        problem, center, known = problem.in_frame(frame), frame.into(center), frame.into(known)
+        volume = 0.0 if problem.prior is None else float(frame.scale.log().sum())
     first, kinds = starts(problem, center, known, options)
     density = SegmentDensity(problem, center, {name: table[0] for name, table in first.items()}, volume=False)
     with multi_start(options, problem.series) as search:
         search.run(Ascent(density, density.at_values(first), RESTS), kinds, options.n_kept)
-    found = search.result()
+    found = search.result().raised(volume)
     values = density.values(density.by_name(found.best.tables["y"]))
     posterior: SampledParameters | None = None
     how = diagnostics(found)
-    if options.method == "nuts" and not found.interrupted:
-        drawn = draw(problem, SegmentDensity(problem, center, values, volume=True), options)
-        posterior, how = (None, {**how, "interrupted": True}) if drawn is None else drawn
+    if options.method == "nuts":
+        density = SegmentDensity(problem, center, values, volume=True)
+        drawn = None if found.interrupted else draw(lambda at: problem.objective(at) + volume, density, options)
+        posterior, how = (None, how | only_start("nuts", "em")) if drawn is None else drawn
         values = values if posterior is None else posterior.mean | problem.fixed
+    if frame is not None:
+        values = frame.inverse.into(values) | fixed
+        if posterior is not None:
+            posterior = replace(posterior, draws=frame.inverse.into(posterior.draws))
     nothing = torch.zeros(0, dtype=torch.bool, device="cpu")
+    how.setdefault("method", options.method)
     return Result(
         values={name: values[name] for name in problem.parameters},
-        method=options.method,
         empty_states=nothing,
         collapsed_states=nothing,
         posterior=posterior,
-        fixed=tuple(problem.fixed),
-        held=problem.fixed,
+        fixed=tuple(fixed),
+        held=fixed,
         **how,
     )
 
 
 def draw(
-    problem: SegmentProblem, density: SegmentDensity, options: Options
+    objective: Callable[[Parameters], Tensor], density: SegmentDensity, options: Options
 ) -> tuple[SampledParameters, dict[str, Any]] | None:
     """Draws of NUTS and the other fields of a `Result`; None: interrupted before the first draw."""
-    chains = run_nuts(density, problem.objective, options, problem.series.like)
+    chains = run_nuts(density, objective, options, density.problem.series.like)
     if chains is None:
         return None
     free = {name: chains.draws[name] for name in density.start}

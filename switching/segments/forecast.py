@@ -47,7 +47,7 @@ class SegmentsForecast(Forecast):
     @property
     def beliefs(self) -> dict[str, Float[Tensor, "*b H"]]:
         """The probability of a change since the end of the series."""
-        return {"P(change)": self.redraw}
+        return {"change": self.redraw}
 
     def _alone(self, series: Series, part: Callable[[Tensor], Tensor]) -> "SegmentsForecast":
         return SegmentsForecast(**vars(super()._alone(series, part)))
@@ -56,12 +56,12 @@ class SegmentsForecast(Forecast):
 def forecast(problem: SegmentProblem, values: Parameters, horizon: int, source: Any) -> SegmentsForecast:
     """The forecast of every sequence of a problem, whose series has the inputs and gaps of the steps to come."""
     double = {name: value.double() for name, value in values.items()}
-    runs, series, about = problem.chain(values).runs(), problem.series, problem.rows.about
+    runs, series, rows = problem.chain(values).runs(), problem.series, problem.rows
     n_batch = len(series.batch_shape)
     log_held = runs.log_weight.unsqueeze(-2) + log_survival(problem, double, runs.length, horizon)
     held = problem.each(log_held.double().exp())
     weights = torch.cat([held, (1 - held.sum(-1, keepdim=True)).clamp_min(0.0)], -1)
-    eta, fresh = problem.apart(runs.natural[0], -2), natural(problem.emission, double, about).unsqueeze(-3)
+    eta, fresh = problem.apart(runs.natural[0], -2), natural(problem.emission, double, rows).unsqueeze(-3)
     eta = torch.cat([eta.double(), fresh.expand(*eta.shape[:-3], *fresh.shape[-3:])], -3)
     inputs = inputs_read(problem.emission, series, series.ahead).double() if problem.emission.n_inputs else None
 
@@ -69,7 +69,7 @@ def forecast(problem: SegmentProblem, values: Parameters, horizon: int, source: 
         shape = (*table.shape[:n_batch], horizon, *table.shape[n_batch + 1 :])
         return table.expand(shape).to(series.like)
 
-    emission = predicted(problem.emission, eta, about, inputs).cut(at_each)
+    emission = predicted(problem.emission, eta, rows.about, inputs).cut(at_each)
     # equal gates, none of which has weights of 0 beside an infinite variance
     mixture = StateMixture(emission, {}, ByGate(weights / 2, weights / 2))
     mean, variance = mixture.mean, mixture.variance.nan_to_num(torch.inf, posinf=torch.inf)

@@ -22,11 +22,13 @@ from torch.distributions import constraints
 from ...inference.numerics.deferred import refuse_if
 from ...inference.numerics.logs import log_sigmoid
 from ...inference.numerics.scalars import check_probability
-from ..dynamics.copy import RedrawWeights
+from ..data.series import Series
+from ..dynamics.copy import WEIGHTS_SCALE, RedrawWeights
 from ..dynamics.gates import log1mexp
-from ..inputs import Inputs, count_inputs, named_or_counted
+from ..inputs import COEFFICIENT_SCALE, Inputs, count_inputs, named_or_counted
 from ..parameters import Named, Parameter, Parameters, widened
 from ..priors import Site
+from ..responses import CENTER, Frame, Real, Response, spread_of_inputs
 from ..user_priors import is_distribution, kind_of
 from .durations import is_duration
 
@@ -39,7 +41,8 @@ WEAK = (2.0, 2.0)  # the prior of the hazard: one change and one step without a 
 @dataclass(frozen=True, repr=False)
 class Hazard(Named):
     """A hazard that depends on inputs, C of them; `prior` has the two concentrations of the Beta prior of the
-    probability at inputs 0. The weights have normal priors of scale 2.5."""
+    probability at the mean inputs, or at inputs 0 if the user has set them. The weights have normal priors of scale
+    2.5, for inputs of unit variance."""
 
     inputs: tuple[str, ...]
     prior: tuple[float, float] = WEAK
@@ -49,6 +52,11 @@ class Hazard(Named):
 
     def __repr__(self) -> str:
         return repr(list(self.inputs))
+
+    @property
+    def is_set(self) -> bool:
+        """Whether the user has set the prior."""
+        return tuple(self.prior) != WEAK
 
 
 def is_beta(law: Any) -> bool:
@@ -101,9 +109,36 @@ def with_prior(hazard: Any, law: Any) -> Any:
     return Hazard(hazard.inputs, prior_of(law))
 
 
-def sites_of(hazard: Any, prior: Tensor) -> dict[str, Site]:
-    """The prior of the weights of a hazard by inputs, as Pyro sites by name, from the two concentrations."""
-    sites = RedrawWeights(count_inputs(inputs_of(hazard))).sites({"redraw_concentration": prior})
+def responses_of(hazard: Any) -> tuple[Response, ...]:
+    """The parameters of a hazard that respond to inputs."""
+    inputs = inputs_of(hazard)
+    return (Response(INTERCEPT, Real(), {WEIGHTS: inputs}, (OF_HAZARD,)),) if count_inputs(inputs) else ()
+
+
+def prior_of_weights(hazard: Any, series: Series | None) -> Parameters:
+    """The hyperparameters of a hazard by inputs, scaled to a series: its Beta prior is that at the mean inputs."""
+    n, responses = count_inputs(inputs_of(hazard)), responses_of(hazard)
+    wide = {"dtype": torch.float64, "device": "cpu"}
+    prior = {f"{WEIGHTS}_scale": torch.full((n,), COEFFICIENT_SCALE, **wide), CENTER: torch.zeros(n, **wide)}
+    spread = None if series is None else spread_of_inputs(series)
+    if spread is None:
+        return prior
+    return Frame(responses, inputs_of(hazard), *(table[:n].cpu() for table in spread)).inverse.into(prior)
+
+
+def frame_of(hazard: Any, series: Series, prior: Parameters) -> Frame | None:
+    """The coordinates in which the inputs of a hazard have the spread 1, and its prior is stated at inputs 0."""
+    responses, spread = responses_of(hazard), spread_of_inputs(series)
+    if not responses or spread is None:
+        return None
+    return Frame(responses, inputs_of(hazard), prior[CENTER].to(spread[1]), spread[1][: len(prior[CENTER])])
+
+
+def sites_of(hazard: Any, prior: Parameters) -> dict[str, Site]:
+    """The prior of the weights of a hazard by inputs, as Pyro sites by name."""
+    scale = prior[f"{WEIGHTS}_scale"]
+    of_gate = {"redraw_concentration": prior[OF_HAZARD], WEIGHTS_SCALE: scale}
+    sites = RedrawWeights(len(scale)).sites(of_gate)
     return {name: Site(name, site.distribution) for name, site in zip((INTERCEPT, WEIGHTS), sites, strict=True)}
 
 

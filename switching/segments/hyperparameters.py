@@ -5,7 +5,7 @@ The hyperparameters are values of a `Segments` model, by the names that they hav
 | emission | prior of a segment's parameters | hyperparameters |
 |---|---|---|
 | Normal | precision ~ Gamma(shape, rate), loc ~ N(loc, 1 / (count precision)) | loc, count, shape, rate `[F]` |
-| LinearRegression | the same; coefficients ~ N(0, 1 / (count precision)) | loc, count, shape, rate `[F]` |
+| LinearRegression | coefficients ~ N(0, 1 / (count precision inputs_scale^2)), the rest the same | the same |
 | MultivariateNormal | precision ~ Wishart(df, inverse_scale^-1), loc as above | loc, count, df, inverse_scale |
 | Poisson, Exponential | rate ~ Gamma(shape, rate) | shape, rate `[F]` |
 | Bernoulli | probs ~ Beta(successes, failures) | successes, failures `[F]` |
@@ -14,6 +14,9 @@ The hyperparameters are values of a `Segments` model, by the names that they hav
 In a fit they have weak priors about the emission's weak default $c$, which is scaled to the data: positive numbers
 $\log h \sim N(\log c + \sigma^2, \sigma^2)$ with $\sigma = 1.5$, whose mode is c; locations $N(c, v)$ with their
 variance v under the default; a matrix a Wishart distribution of mean c.
+
+The prior of a regression is for inputs about the model's `origin`, with the spreads `inputs_scale` of `model.prior`. A
+fit sets both to the means and spreads of the data, so that it does not depend on the origin and unit of inputs.
 """
 
 from collections.abc import Callable, Mapping
@@ -36,8 +39,9 @@ from ..emissions.regression import LinearRegression
 from ..inputs import count_inputs
 from ..parameters import Parameter, Parameters
 from ..priors import Site
+from ..responses import stated_sites
 from ..user_priors import hyperparameters as numbers_of
-from .hazards import HAZARD, OF_HAZARD, inputs_of, of_hazard, sites_of
+from .hazards import HAZARD, OF_HAZARD, inputs_of, of_hazard, responses_of, sites_of
 
 OF_LOCATION = "count"  # the weight of the prior of a location
 WIDE = 1.5  # the standard deviation of the logarithm of a hyperparameter under its weak prior
@@ -123,7 +127,7 @@ def given_by(emission: Emission) -> frozenset[str]:
 
 def sites(known: Mapping[str, Parameter], center: Parameters, hazard: Any = None) -> list[Site]:
     """The prior of the hyperparameters and of the hazard, as Pyro sites, about a default."""
-    by_inputs = sites_of(hazard, center[OF_HAZARD]) if count_inputs(inputs_of(hazard)) else {}
+    by_inputs = sites_of(hazard, center) if count_inputs(inputs_of(hazard)) else {}
     made = []
     for name, parameter in known.items():
         if name in by_inputs:
@@ -140,7 +144,7 @@ def sites(known: Mapping[str, Parameter], center: Parameters, hazard: Any = None
         else:
             prior = _about(center[name], parameter.support)
         made.append(Site(name, _always(prior.to_event(len(prior.batch_shape)))))
-    return made
+    return stated_sites(made, responses_of(hazard), inputs_of(hazard), center)
 
 
 def _always(prior: TorchDistributionMixin) -> Callable[[Parameters], TorchDistributionMixin]:

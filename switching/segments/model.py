@@ -14,13 +14,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
-import pyro
 import torch
 from torch import Tensor
 
 from ...inference.chains.contract import Viterbi
 from ...inference.chains.segment.chain import SegmentChain
 from ...inference.numerics.checks import naming
+from ...inference.numerics.interrupts import importing
 from ...inference.numerics.randomness import Seed
 from ...inference.numerics.scalars import (
     check_batch_shape,
@@ -38,17 +38,19 @@ from ..emissions.contract import Emission
 from ..emissions.multivariate_normal import MultivariateNormal
 from ..emissions.spread import check_squares
 from ..fitting.options import Options
-from ..inputs import Inputs, all_inputs
+from ..inputs import Inputs, all_inputs, columns_of, count_inputs
 from ..parameters import Parameter, Parameters, check_parameters, read_tables
 from ..peers import explains_options
 from ..priors import sample_sites
-from ..seeding import seeded
+from ..responses import CENTER, SCALE, spread_of_inputs
+from ..seeding import in_turn, seeded
 from ..user_priors import is_distribution, shortly
 from .beliefs import event_shapes
 from .durations import is_duration
 from .forecast import SegmentsForecast, forecast
 from .hazards import (
     HAZARD,
+    INTERCEPT,
     OF_HAZARD,
     Hazard,
     check_shared,
@@ -56,10 +58,20 @@ from .hazards import (
     is_beta,
     of_hazard,
     prior_of,
+    prior_of_weights,
     read_hazard,
     with_prior,
 )
-from .hyperparameters import check_emission, check_hazard, given_by, hyperparameters, known, sizes_of, widened
+from .hyperparameters import (
+    OF_LOCATION,
+    check_emission,
+    check_hazard,
+    given_by,
+    hyperparameters,
+    known,
+    sizes_of,
+    widened,
+)
 from .problem import SegmentProblem
 from .program import segment_program
 from .records import SegmentsFiltered, SegmentsSampled, SegmentsSimulated, SegmentsSmoothed
@@ -86,7 +98,7 @@ class Segments(Model):
         shared: whether all sequences change at the same steps, with parameters of their own.
 
     The values are the hazard and the hyperparameters of the prior of a segment's parameters: see
-    `switching.segments.hyperparameters`. The emission's `prior` gives them, or `with_prior`, or a fit. Methods take x
+    `switching.segments.hyperparameters`. The emission's `prior` gives them, or `with_prior`, or a fit. Methods accept x
     as those of `SwitchingSSM`, with `lengths`, `dt`, and `inputs` of the hazard or a `LinearRegression`. Missing values
     are NaN.
 
@@ -184,14 +196,48 @@ class Segments(Model):
         rows = None if series is None else series.rows
         like = torch.zeros((), dtype=torch.float64, device="cpu") if rows is None else rows
         prior = self.emission.prior_scaled(1, rows)
-        tables = {n: t[0].to(like).clone(memory_format=torch.contiguous_format) for n, t in prior.items()}
-        has_prior = bool(of_hazard(self.hazard))
-        return ({OF_HAZARD: like.new_tensor(prior_of(self.hazard))} if has_prior else {}) | tables
+        names = hyperparameters(self.emission)
+        tables = {n: prior[n][0].to(like).clone(memory_format=torch.contiguous_format) for n in names}
+        if self.emission.n_inputs:
+            tables[SCALE] = self._spreads(series)
+        if not of_hazard(self.hazard):
+            return tables
+        tables = {OF_HAZARD: like.new_tensor(prior_of(self.hazard))} | tables
+        if isinstance(self.hazard, Hazard):
+            tables |= prior_of_weights(self.hazard, series)
+            if CENTER in self.prior and (OF_HAZARD in self._chosen or self.hazard.is_set):
+                tables[CENTER] = self.prior[CENTER]
+        return tables
+
+    def _spreads(self, series: Series | None) -> Tensor:
+        """The spreads of the emission's inputs; those of before, if values or the user have stated weights for them."""
+        before = self.prior.get(SCALE, torch.ones(self.emission.n_inputs, dtype=torch.float64, device="cpu"))
+        spread = None if series is None or self.values or OF_LOCATION in self._chosen else spread_of_inputs(series)
+        return before if spread is None else spread[1].cpu()[columns_of(self.emission.inputs, self.inputs)]
+
+    def _about_means(self, series: Series, stated: frozenset[str]) -> "Segments":
+        """The model with locations of regressions at the mean inputs of a series.
+
+        Arguments:
+            stated: the parameters and hyperparameters that the user has stated, at the inputs of before.
+        """
+        spread = spread_of_inputs(series) if self.emission.n_inputs and "loc" not in stated else None
+        if spread is None:
+            return self
+        by = torch.zeros_like(spread[0])
+        columns = columns_of(self.emission.inputs, self.inputs)
+        by[columns] = spread[0][columns]
+        if stated & {OF_HAZARD, INTERCEPT}:
+            by[: count_inputs(inputs_of(self.hazard))] = 0.0
+        model = self._copy(self.values)
+        vars(model).update(origin=by.cpu() if self.origin is None else self.origin + by.cpu())
+        return model
 
     def _check_prior(self, prior: Parameters) -> None:
         check_parameters(hyperparameters(self.emission), prior, self.sizes, self.name)
-        if OF_HAZARD in prior and not bool((prior[OF_HAZARD] > 0).all()):
-            raise ValueError(f"{OF_HAZARD}: got {prior[OF_HAZARD].tolist()}, expected two numbers above 0.")
+        for name in (OF_HAZARD, SCALE):
+            if name in prior and not bool((prior[name] > 0).all()):
+                raise ValueError(f"{name}: got {prior[name].tolist()}, expected numbers above 0.")
 
     def _implied(self, chosen: frozenset[str] | set[str]) -> Parameters:
         """The values, if the hazard is a number, or follows from durations, and all hyperparameters are chosen."""
@@ -275,7 +321,12 @@ class Segments(Model):
         Raises:
             ValueError: a feature of x without any observed value.
         """
-        model = super().scaled_to(x, **given)
+        return self._scaled(self._series(x, given), {})
+
+    def _scaled(self, series: Series, fixed: Parameters) -> "Segments":
+        of_hazard = {OF_HAZARD} if isinstance(self.hazard, Hazard) and self.hazard.is_set else set()
+        here = self if self.values else self._about_means(series, self._chosen | of_hazard | set(fixed))
+        model: Any = Model.scaled_to(here, series)
         vars(model).update(values=dict(model.values) or model._implied(set(model.prior)))
         return model
 
@@ -313,6 +364,11 @@ class Segments(Model):
                     "MultivariateNormal is not conjugate; leave out the whole step, or use Normal(n_features)."
                 )
 
+    @property
+    def together(self) -> bool:
+        """Whether all sequences change together."""
+        return self.shared
+
     def check_apart(self, series: Series) -> None:
         """ValueError if sequences cannot be processed in groups, as `ragged=True` does.
 
@@ -336,7 +392,7 @@ class Segments(Model):
             return
         if self.duration is not None or (self.shared and series.batch_shape):
             other = "a distribution of durations" if self.duration is not None else "shared changes of sequences"
-            raise ValueError(f"dt: was given, but {other} takes none; leave it out.")
+            raise ValueError(f"dt: was given, but {other} does not use gaps; leave it out.")
         if tuple(gaps.shape) != (*series.batch_shape, n_steps):
             raise ValueError(
                 f"dt: got shape {tuple(gaps.shape)}, expected {(*series.batch_shape, n_steps)}: the gap before each "
@@ -357,10 +413,11 @@ class Segments(Model):
     def _problem(self, series: Series) -> SegmentProblem:
         prior = {name: table.to(series.like) for name, table in self.prior.items()}
         shared = self.shared and bool(series.batch_shape) and series.n_sequences > 0
-        return SegmentProblem(self.emission, series, self.hazard, self.tol, shared, prior)
+        return SegmentProblem(self.emission, series, self.hazard, self.tol, shared, prior, scale=self.prior.get(SCALE))
 
     # ---- the Pyro program ------------------------------------------------------------------------------------------
 
+    @in_turn()
     def forward(
         self, x: Any = None, *, n_steps: int | None = None, batch_shape: tuple[int, ...] = (), **given: Unpack[Given]
     ) -> Tensor:
@@ -376,6 +433,7 @@ class Segments(Model):
         values = self.values_like(problem.series.like) if self.values else sample_sites(problem.sites)
         return segment_program(problem, values, observed=x is not None).x
 
+    @explains_options
     def simulate(
         self, n_steps: int, batch_shape: tuple[int, ...] = (), *, seed: Seed = None, **given: Unpack[Given]
     ) -> SegmentsSimulated:
@@ -389,7 +447,7 @@ class Segments(Model):
         """
         problem = self._extent(None, n_steps, batch_shape, given)
         values, series = self.values_like(problem.series.like), problem.series
-        with seeded(seed, series.like), pyro.poutine.block():
+        with seeded(seed, series.like):
             if series.n_sequences:
                 return segment_program(problem, values, observed=False)
         x, path = series.observations, torch.zeros_like(series.observations[..., 0], dtype=torch.long)
@@ -413,8 +471,9 @@ class Segments(Model):
         Arguments:
             x: the series and the arguments beside it, as in `read`; or a `Series`.
         """
-        problem = self.problem(x, **given)
-        return problem.chain(self.values_like(problem.series.like))
+        series = self.read(x, **given)
+        problem = self._problem(series if series.lengths is None else series.as_table("give"))
+        return problem.chain(self.values_like(series.like))
 
     def log_evidence(self, x: Any, **given: Unpack[Given]) -> Tensor:
         """log p(x | values) of each sequence, `[*batch]`, of all together if changes are shared; all segmentations and
@@ -524,6 +583,7 @@ class Segments(Model):
         return states(self, self._problem(series))
 
     @torch.no_grad()
+    @explains_options
     def forecast(self, x: Any, horizon: int, **given: Unpack[Given]) -> SegmentsForecast:
         """Observations at each of the `horizon` steps after the end of x, and the probability of a change up to there.
 
@@ -601,12 +661,12 @@ class Segments(Model):
         x: Any,
         method: str = "em",
         restarts: int = 8,
+        *,
+        prior: str | Mapping[str, Any] | None = "weak",
+        seed: Seed = 0,
+        progress: bool = True,
         max_steps: int = 500,
         tol: float = 1e-6,
-        seed: Seed = 0,
-        prior: str | Mapping[str, Any] | None = "weak",
-        progress: bool = True,
-        *,
         start: Any = None,
         fixed: Any = None,
         num_samples: int | None = None,
@@ -662,11 +722,16 @@ class Segments(Model):
     def _fitted(self, series: Series, options: Options) -> "Fit[Any]":
         from ..fitting.fit import check_enough
         from .fit import begun, fit_segments, held
-        from .segment_fit import SegmentFit
 
         check_enough(series, 1)
-        check_rank(series, inputs_of(self.hazard))
-        model, fixed, start = self.scaled_to(series), held(self, options.fixed), begun(self, options.start)
+        check_rank(series, inputs_of(self.hazard), "the hazard", INTERCEPT)
+        fixed, start = held(self, options.fixed), begun(self, options.start)
+        model = self.without_values()._scaled(series, fixed)
+        kept = {CENTER: INTERCEPT, SCALE: OF_LOCATION}  # what is fixed is that of before, so the prior is too
+        model = model._copy(
+            {}, model.prior | {n: self.prior[n] for n, of in kept.items() if of in fixed and n in self.prior}
+        )
+        series = model._about_origin(series)
 
         def double(tables: Parameters) -> Parameters:
             return {name: table.to(series.like.device).double() for name, table in tables.items()}
@@ -675,11 +740,17 @@ class Segments(Model):
         prior = None if options.prior is None else center
         problem = replace(model._problem(series).double(), prior=prior, fixed=double(fixed))
         result = fit_segments(problem, center, double(start), options)
-        return SegmentFit.of(
+        return self._kind_of_fit(result.posterior is not None).of(
             result, model._copy({name: value.to(series.like) for name, value in result.values.items()})
         )
 
+    def _kind_of_fit(self, has_posterior: bool) -> type["Fit[Any]"]:
+        from .segment_fit import SegmentFit
+
+        return SegmentFit
+
     def _figures(self) -> Any:
-        from ..views import segment_figures
+        with importing():
+            from ..views import segment_figures
 
         return segment_figures

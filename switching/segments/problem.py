@@ -1,6 +1,6 @@
 """The emission, the hazard and a series, as one input for inference about segments."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -14,6 +14,7 @@ from ..inputs import count_inputs
 from ..parameters import Parameter, Parameters
 from ..priors import Site, log_prior
 from ..problem import SeriesProblem
+from ..responses import Frame
 from .ahead import draws_ahead, draws_along, limits_before
 from .beliefs import Expectation, event_shapes, shown, summarised
 from .durations import is_duration, log_hazards
@@ -30,6 +31,8 @@ class SegmentProblem(SeriesProblem):
         emission, hazard, tol, shared: as in the model.
         series, prior, fixed: as in `Problem`.
         about: the origin of locations; None: the mean of the series.
+        scale: the spreads of the emission's inputs in the prior of coefficients; None: 1.
+        frame: the coordinates of the inputs that the hazard reads; None: those of the model.
     """
 
     emission: Any
@@ -40,6 +43,15 @@ class SegmentProblem(SeriesProblem):
     prior: Parameters | None = None
     fixed: Parameters = field(default_factory=dict)
     about: Float[Tensor, "F"] | None = None
+    scale: Float[Tensor, "C"] | None = None
+    frame: Frame | None = None
+
+    def in_frame(self, frame: Frame | None) -> "SegmentProblem":
+        """The problem of parameters in other coordinates of the inputs of the hazard."""
+        if frame is None:
+            return self
+        prior = None if self.prior is None else frame.into(self.prior)
+        return replace(self, frame=frame, prior=prior, fixed=frame.into(self.fixed))
 
     @property
     def n_states(self) -> int:
@@ -106,11 +118,11 @@ class SegmentProblem(SeriesProblem):
     @cached_property
     def rows(self) -> Rows:
         """What each row adds to the belief about its segment. Sequences that change together are like features."""
-        rows, n_batch = Rows.of(self.emission, self.series, self.about), len(self.series.batch_shape)
+        rows, n_batch = Rows.of(self.emission, self.series, self.about, self.scale), len(self.series.batch_shape)
         if not self.shared or not n_batch:
             return rows
         each = rows.statistics.flatten(0, n_batch - 1).movedim(0, 1)
-        return Rows(each.flatten(1, 2), rows.log_base.flatten(0, n_batch - 1).sum(0), rows.about)
+        return Rows(each.flatten(1, 2), rows.log_base.flatten(0, n_batch - 1).sum(0), rows.about, rows.scale)
 
     def chain(self, values: Parameters) -> SegmentChain:
         """The chain over segmentations under these parameters."""
@@ -153,6 +165,8 @@ class SegmentProblem(SeriesProblem):
             inputs = drive.inputs[..., :n_inputs].double()
             if self.shared:  # those of all sequences are alike
                 inputs = inputs.flatten(0, -3)[self.series.last.flatten().argmax()]
+            if self.frame is not None:
+                inputs = (inputs - self.frame.center) / self.frame.scale
         return log_gate(self.hazard, values, inputs, len(self.batch_shape))
 
     def summarised(self, expected: Float[Tensor, "*b T G M"]) -> tuple[Parameters, Parameters]:
@@ -193,9 +207,9 @@ class SegmentProblem(SeriesProblem):
         path = self.each(self.chain(values).viterbi().path, beyond=-1).reshape(
             self.series.n_sequences, self.series.n_steps
         )
-        rows = Rows.of(self.emission, self.series)
+        rows = Rows.of(self.emission, self.series, scale=self.scale)
         number = path + torch.nn.functional.pad((path.amax(-1) + 1).cumsum(0)[:-1], (1, 0)).unsqueeze(-1)
-        prior = natural(self.emission, {name: value.double() for name, value in values.items()}, rows.about)
+        prior = natural(self.emission, {name: value.double() for name, value in values.items()}, rows)
         inside, table = path >= 0, rows.statistics.reshape(*path.shape, *rows.statistics.shape[-2:])
         sums = prior.repeat(int(number[inside].max()) + 1, 1, 1).index_add(0, number[inside], table[inside])
         means, spreads = summarised(self.emission, self.expectation(sums), rows.about)

@@ -55,7 +55,7 @@ def segment_program(problem: SegmentProblem, values: Parameters, observed: bool)
     """A draw of the model, conditioned on the series if it is `observed`."""
     series, batch = problem.series, tuple(problem.series.batch_shape)
     plates, emission = sequence_plates(batch), problem.emission
-    sites = emission.sites(with_state(emission, values))
+    sites = emission.sites(with_state(emission, values, problem.scale))
     log_hazard, by = problem.log_hazard({name: value.double() for name, value in values.items()})
     of_changes = tuple(problem.batch_shape)
     device, seen, changes, parameters = series.like.device, [], [], []

@@ -35,14 +35,18 @@ class Rows(NamedTuple):
         statistics: what each row adds; D numbers for each of G groups of features with a prior of their own.
         log_base: log h of each row.
         about: the point to which locations are relative.
+        scale: the spreads of inputs in the prior of coefficients; None: 1.
     """
 
     statistics: Float[Tensor, "*b T G D"]
     log_base: Float[Tensor, "*b T"]
     about: Float[Tensor, "F"]
+    scale: Float[Tensor, "C"] | None = None
 
     @staticmethod
-    def of(emission: Any, series: Series, about: Float[Tensor, "F"] | None = None) -> "Rows":
+    def of(
+        emission: Any, series: Series, about: Float[Tensor, "F"] | None = None, scale: Float[Tensor, "C"] | None = None
+    ) -> "Rows":
         """The rows of a series, in float64; about its mean if no other point is given."""
         seen = series.rows.detach().double()
         about = center(emission, seen) if about is None else about
@@ -50,7 +54,7 @@ class Rows(NamedTuple):
             largest = seen.abs().nan_to_num(1.0).amax(0) if len(seen) else torch.ones_like(about)
             check_squares("x", largest.clamp_min(1.0), seen.dtype, series.features_of())
         rows = rows_read(emission, series).double()
-        return Rows(statistics(emission, rows, about), log_base(emission, rows), about)
+        return Rows(statistics(emission, rows, about), log_base(emission, rows), about, scale)
 
 
 def has_location(emission: Any) -> bool:
@@ -161,23 +165,27 @@ def log_base(emission: Any, rows: Float[Tensor, "*n R"]) -> Float[Tensor, "*n"]:
     return torch.zeros_like(x[..., 0])
 
 
-def with_state(emission: Any, values: Parameters) -> Parameters:
-    """Hyperparameters `[*r, ...]` with an axis of one state, as the emission's prior has them."""
+def with_state(emission: Any, values: Parameters, scale: Float[Tensor, "C"] | None = None) -> Parameters:
+    """Hyperparameters `[*r, ...]` with an axis of one state, as the prior of the emission has them; coefficients are
+    as vague as locations where inputs have the spreads `scale`."""
     known = hyperparameters(emission)
-    return {name: values[name].unsqueeze(-1 - len(parameter.dims)) for name, parameter in known.items()}
+    prior = {name: values[name].unsqueeze(-1 - len(parameter.dims)) for name, parameter in known.items()}
+    if scale is not None:
+        prior["coefficients_count"] = prior["count"].unsqueeze(-1) * scale.to(prior["count"]).square()
+    return prior
 
 
-def natural(emission: Any, values: Parameters, about: Float[Tensor, "F"]) -> Float[Tensor, "*r G D"]:
-    """Natural parameters of the prior with these hyperparameters, relative to `about`."""
-    relative = moved(values, -about) if has_location(emission) else values
-    prior = with_state(emission, relative)
+def natural(emission: Any, values: Parameters, rows: Rows) -> Float[Tensor, "*r G D"]:
+    """Natural parameters of the prior with these hyperparameters, relative to the point of `rows`."""
+    relative = moved(values, -rows.about) if has_location(emission) else values
+    prior = with_state(emission, relative, rows.scale)
     eta = emission.natural(prior)  # [*r, 1, F, D], or [*r, 1, D] of a vector
     return eta if isinstance(emission, MultivariateNormal) or "category" in emission.sizes else eta.squeeze(-3)
 
 
 def block(emission: Any, values: Parameters, rows: Rows) -> Block:
     """The parameters of the segments of a series, as a block of a chain; values have leading axes `*r`."""
-    eta, n_batch = natural(emission, values, rows.about), rows.statistics.ndim - 3
+    eta, n_batch = natural(emission, values, rows), rows.statistics.ndim - 3
     eta = _repeated(eta, rows.statistics.shape[-2])
     wide = eta.reshape(*eta.shape[:-2], *[1] * n_batch, *eta.shape[-2:])
     batch = (*eta.shape[:-2], *rows.statistics.shape[:n_batch])

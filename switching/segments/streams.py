@@ -64,7 +64,7 @@ def started(model: Any, values: Parameters, batch: tuple[int, ...], tol: float, 
         names = None if isinstance(model.inputs, int) else model.inputs
         series = replace(series, inputs=like.new_zeros(*batch, 1, model.n_inputs), drivers=names)
     about = values.get("loc", like.new_zeros(model.n_features)).double()
-    problem = replace(model._problem(series), about=about)
+    problem = replace(model._problem(model._about_origin(series)), about=about)
     double = {name: value.double() for name, value in values.items()}
     one = block(model.emission, double, problem.rows)
     prior = one.prior.expand(*problem.batch_shape, *one.prior.shape[-2:])
@@ -119,7 +119,7 @@ def _read(model: Any, state: SegmentsStreamState, x_t: Any, inputs: Any) -> Segm
     x_t = read_row(x_t, state.batch_shape, model.n_features)
     given = read_inputs(inputs, x_t, model.inputs)
     names = None if given is None or isinstance(model.inputs, int) else model.inputs
-    series = Series(x_t.unsqueeze(-2), None, given, drivers=names)
+    series = model._about_origin(Series(x_t.unsqueeze(-2), None, given, drivers=names))
     check_finite(series)
     model._check_observations(series)
     model._check_drives(series, 1)
@@ -165,7 +165,7 @@ def _of_steps(model: Any, state: SegmentsStreamState, problem: SegmentProblem, g
 def _read_gaps(model: Any, state: SegmentsStreamState, gaps: Tensor) -> Tensor:
     """The gap before each step; that of the first step of a stream is not used."""
     if model.duration is not None or (model.shared and state.batch_shape):
-        raise ValueError("dt: was given, but durations and shared changes take no gaps; leave it out.")
+        raise ValueError("dt: was given, but durations and shared changes do not use gaps; leave it out.")
     if tuple(gaps.shape[:-1]) != state.batch_shape:
         got = tuple(gaps.shape[:-1])
         raise ValueError(f"dt: got shape {got}, expected {state.batch_shape}: the gap before this step.")

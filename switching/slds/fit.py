@@ -54,7 +54,8 @@ def fit_switching_linear(problem: SwitchingLinearProblem, options: Options, whol
     """
     if options.prior is None:
         problem = replace(problem, layout=replace(problem.layout, prior=None))
-    layout, dtype, series = problem.layout, problem.series.observations.dtype, problem.series.double()
+    series = problem.series.as_table("fit").double()  # all paths are in padded tables
+    layout, dtype = problem.layout, problem.series.like.dtype
     check_enough(series, max(layout.n_regimes, layout.n_latent + 1))
     units = units_of(layout.seen, series)
     volume, scaled = float(units.log_volume(series).sum()), units.series(series)
@@ -172,7 +173,7 @@ def _gone_on(
     some = replace(options, max_steps=min(options.max_steps, BEFORE)) if newton else options
     with reported(options, shift) as report:
         result = continued_graph(graph, found, some, whole, report, options.n_kept, finish, begin)
-        ends = [climb for climb in result.climbs if climb.ended != "left behind"]
+        ends = [climb for climb in result.climbs if climb.ended not in ("left behind", "merged", "failed")]
         if len(ends) == 1 or result.interrupted:
             return result
         evidence = _evidence(ends, graph, here)
@@ -239,7 +240,7 @@ def _most_probable(
         number = len(search.climbs)
         _run(search, Passing(engine, graph, fresh=False), [climb.kind for climb in behind], options, len(behind))
         evidence = evidence + search.saving.once("evidence", lambda: _evidence(search.climbs[number:], graph, problem))
-    ends = [i for i, climb in enumerate(search.climbs) if climb.ended != "left behind"]
+    ends = [i for i, climb in enumerate(search.climbs) if climb.ended not in ("left behind", "merged", "failed")]
     return replace(search.result(), best=search.climbs[max(ends, key=lambda i: evidence[i])])
 
 

@@ -12,18 +12,18 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from ...inference.numerics.records import Record
 from ...inference.numerics.scalars import check_probability
 from ..data.series import Series
-from ..forecast import AfterSeries, normal_mixture
-from ..intervals import Interval, bisected
+from ..forecast import AfterSeries, ForecastInterval, normal_mixture
+from ..intervals import bisected
 from ..mixture import StateMixture
+from ..peers import explains_options
 from .gpb import SwitchingBelief, gpb_filter
 from .joint import Regimes
 
 
 @dataclass(frozen=True, repr=False)
-class SwitchingForecast(AfterSeries, Record):
+class SwitchingForecast(AfterSeries):
     """Regimes, states and observations at horizons 1..H after the last step of each sequence."""
 
     state: Float[Tensor, "*b H K"]  # P(z)
@@ -51,14 +51,15 @@ class SwitchingForecast(AfterSeries, Record):
         z = (value.unsqueeze(-2) - self.by_regime_mean) / self.by_regime_variance.sqrt()
         return (self.state.unsqueeze(-1) * torch.special.ndtr(z)).sum(-2)
 
-    def interval(self, level: float = 0.9) -> Interval:
+    @explains_options
+    def interval(self, level: float = 0.9) -> ForecastInterval:
         """Lower and upper ends of the central interval of each feature, `[*b, H, F]`, by bisection.
 
         Raises:
             TypeError, ValueError: level is not a probability between 0 and 1.
         """
         level = check_probability("level", level, proper=True)
-        return Interval(*(self._quantile(p) for p in ((1 - level) / 2, (1 + level) / 2)))
+        return self._labelled(*(self._quantile(p) for p in ((1 - level) / 2, (1 + level) / 2)))
 
     def _quantile(self, p: float) -> Tensor:
         wide = (1 / min(p, 1 - p)) ** 0.5 * self.by_regime_variance.sqrt()  # Chebyshev
@@ -68,7 +69,7 @@ class SwitchingForecast(AfterSeries, Record):
     @property
     def beliefs(self) -> dict[str, Float[Tensor, "*b H"]]:
         """The columns of a table for the regimes, by their names."""
-        return {f"P(state {k})": column for k, column in enumerate(self.state.unbind(-1))}
+        return {f"state_{k}": column for k, column in enumerate(self.state.unbind(-1))}
 
 
 def look_ahead(regimes: Regimes, belief: SwitchingBelief, horizon: int, order: int) -> SwitchingForecast:

@@ -23,7 +23,6 @@ from ...inference.chains.markov.chain import MarkovChain
 from ...inference.chains.switching_gaussian import op
 from ...inference.chains.switching_gaussian.paths import Paths
 from ...inference.chains.switching_gaussian.tables import stick_breaking
-from ...inference.numerics.costs import expected_calls
 from ...inference.numerics.interrupts import interruptible, may_interrupt
 from ...inference.numerics.randomness import Seed, generator_of
 from ...inference.numerics.records import Record
@@ -104,7 +103,7 @@ def gibbs(
     path = _starts(regimes, paths, chains, generator)
     omega = paths.sticks(path, flat.new_zeros(*path.shape, regimes.n_latent).cpu(), generator)
     record, interrupted, fresh = _Sums(), False, {2**i for i in range(warmup.bit_length())} | {warmup + 1}
-    with interruptible(), expected_calls(warmup + draws):
+    with interruptible():
         for number in range(1, warmup + draws + 1):
             try:
                 with may_interrupt():

@@ -30,7 +30,6 @@ from ...inference.families import (
 )
 from ...inference.message_passing.engine import VMP
 from ...inference.message_passing.factor_graph import Block, Factor
-from ...inference.numerics.costs import repeated
 from ...inference.numerics.deferred import deferred
 from ..data.series import Series
 from ..dynamics import factors as discrete
@@ -211,8 +210,7 @@ def engine_in(like: VMP, state: dict[str, Any], restarts: int | None = None) -> 
     """The engine that had this state; `like` has the same blocks and factors, and as many restarts by default."""
     blocks = [replace(block, eta=state["etas"][name]) for name, block in like.blocks.items()]
     engine = VMP(blocks, like.factors, restarts or like.restarts, check=False, linear=frozenset(state["linear"]))
-    with repeated():
-        engine.set(state)
+    engine.set(state)
     return engine
 
 

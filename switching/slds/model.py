@@ -28,6 +28,7 @@ from torch import Tensor
 
 from ...inference.chains.markov.chain import MarkovChain
 from ...inference.numerics.checks import naming
+from ...inference.numerics.interrupts import importing
 from ...inference.numerics.randomness import Seed
 from ...inference.numerics.records import Record
 from ...inference.numerics.scalars import (
@@ -47,6 +48,7 @@ from ..linear.program import SingularNormal
 from ..parameters import Parameter, Parameters
 from ..peers import explains_options
 from ..program import sequence_plates
+from ..seeding import in_turn
 from ..user_priors import as_text, is_distribution
 from .forecast import SwitchingForecast, look_ahead
 from .gibbs import SwitchingSampled, gibbs
@@ -116,7 +118,7 @@ class SwitchingLinearSSM(Model):
     t. Covariances may be singular, as in companion forms, and a noise of observations may be 0, if the states' noise
     gives the observations a density.
 
-    Methods take x as `SwitchingSSM` does, with `lengths`.
+    Methods accept x as `SwitchingSSM` does, with `lengths`.
 
     `n_parameters`, aic and bic do not count numbers that only choose the basis of a chain's states.
 
@@ -218,7 +220,7 @@ class SwitchingLinearSSM(Model):
 
     @property
     def in_any_basis(self) -> list[str]:  # pyright: ignore[reportIncompatibleVariableOverride]
-        """The parameters that take distributions as priors: no linear change of the states changes them."""
+        """The parameters that accept distributions as priors: no linear change of the states changes them."""
         return list(self.layout.forms)
 
     def n_free(self, fixed: Iterable[str]) -> int:
@@ -235,8 +237,8 @@ class SwitchingLinearSSM(Model):
         `recurrence_offset`, `emission_offset` and `observation_noise`, for values in the units of the data. The other
         parameters depend on the basis of the states. Parameters without a distribution keep their default priors.
 
-        "em" takes any distribution with the right support, and finds the mode, of variances by their own density.
-        "vmp" takes a Dirichlet of rows of probabilities, a Normal of `recurrence_offset`, an InverseGamma of diagonal
+        "em" accepts any distribution with the right support, and finds the mode, of variances by their own density.
+        "vmp" accepts a Dirichlet of rows of probabilities, a Normal of `recurrence_offset`, an InverseGamma of diagonal
         `observation_noise`, and beside a known one a Normal of `emission_offset`.
 
         Arguments:
@@ -442,6 +444,7 @@ class SwitchingLinearSSM(Model):
             )
         return replace(drawn, path=drawn.path[:n], latent=drawn.latent[:n])
 
+    @explains_options
     def simulate(self, n_steps: int, batch_shape: tuple[int, ...] = (), *, seed: Seed = None) -> Simulated:
         """Draws of regimes, states (those of `regimes()`) and observations; equal seeds give equal draws.
 
@@ -452,6 +455,7 @@ class SwitchingLinearSSM(Model):
         """
         return self.regimes().simulate(n_steps, batch_shape, seed)
 
+    @explains_options
     def forecast(self, x: Any, horizon: int, order: int = 2, **given: Unpack[Given]) -> SwitchingForecast:
         """Regimes, states and observations at each of the `horizon` steps after the end of x.
 
@@ -462,7 +466,8 @@ class SwitchingLinearSSM(Model):
         """
         series = self.read(x, **given)
         horizon = check_integer("horizon", horizon)
-        belief = self.filter(series, order).belief
+        filtering: Any = self.filter
+        belief = filtering(series, order, ragged=False).belief
         return replace(look_ahead(self.regimes(series.like), belief, horizon, order), series=series, source=self)
 
     # ---- streams ---------------------------------------------------------------------------------------------------
@@ -497,6 +502,7 @@ class SwitchingLinearSSM(Model):
 
     # ---- the Pyro program ------------------------------------------------------------------------------------------
 
+    @in_turn()
     def forward(
         self, x: Tensor | None = None, *, n_steps: int | None = None, batch_shape: tuple[int, ...] = ()
     ) -> Tensor:
@@ -550,12 +556,12 @@ class SwitchingLinearSSM(Model):
         x: Any,
         method: str = "em",
         restarts: int = 8,
+        *,
+        prior: str | Mapping[str, Any] | None = "weak",
+        seed: Seed = 0,
+        progress: bool = True,
         max_steps: int = 500,
         tol: float = 1e-6,
-        seed: Seed = 0,
-        prior: str | Mapping[str, Any] | None = "weak",
-        progress: bool = True,
-        *,
         start: Any = None,
         fixed: Any = None,
         group: Any = None,
@@ -570,8 +576,8 @@ class SwitchingLinearSSM(Model):
         Arguments:
             x, lengths: sequences and their lengths, as in `read`; or a `Series`.
             method: "em": points; "vmp": a posterior of the parameters.
-            restarts, max_steps, tol, seed, progress, group, checkpoint, every: as in `SwitchingSSM.fit`. Of data that
-                processes share, a checkpoint has the search on the sample; the steps with all data begin anew.
+            restarts, max_steps, tol, seed, progress, group, checkpoint, every: as in `SwitchingSSM.fit`. If
+                processes share the data, a checkpoint has the search on the sample; steps with all data begin anew.
             prior: "weak": with the weight of a few steps, scaled to x, except for distributions that were set by
                 `with_prior`. A dictionary sets some, as `with_prior` does. None: no prior, for "em".
             start: an additional start; with `restarts=1`, the only one. It is a model, a fit, all values by name, or
@@ -617,7 +623,8 @@ class SwitchingLinearSSM(Model):
         return Fit.of(result, self._copy(result.values))
 
     def _figures(self) -> Any:
-        from ..views import switching_linear_figures
+        with importing():
+            from ..views import switching_linear_figures
 
         return switching_linear_figures
 

@@ -96,7 +96,7 @@ def users_of(layout: LinearRegimes, known: Known, method: str) -> InFit:
         given = f"prior[{name!r}]: got {type(one.distribution).__name__}"
         if method != "em":
             raise ValueError(
-                f'{given}, but message passing takes {_taken(layout, name)} there; use method="em", or give such a '
+                f'{given}, but message passing accepts {_taken(layout, name)} there; use method="em", or give such a '
                 "prior."
             )
         _check_mode(layout, one)

@@ -21,6 +21,7 @@ from torch import Tensor
 
 from ...inference.numerics.arrays import ordinary
 from ...inference.numerics.checks import check_lengths, check_same_kind
+from ...inference.numerics.interrupts import importing
 from ...inference.numerics.randomness import Seed, generator_of
 from ...inference.numerics.records import Record
 from ...inference.numerics.scalars import check_integer
@@ -245,7 +246,8 @@ class PushdownAutomaton(Record):
             sequence: its index in the batch axes; `ValueError` if there is none.
             steps: a name for each step; `ValueError` for another number of names.
         """
-        from ..views.stack_figures import check_names, one_of, plot_automaton
+        with importing():
+            from ..views.stack_figures import check_names, one_of, plot_automaton
 
         index = one_of(sequence, self._batch)
         steps = check_names("steps", steps, steps=self._steps)

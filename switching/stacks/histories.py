@@ -12,6 +12,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from ...inference.numerics.interrupts import importing
 from ...inference.numerics.records import Record
 from ...inference.numerics.scalars import check_integer
 
@@ -123,7 +124,8 @@ class Histories(Record):
             names: names of the elements that the steps pushed (and, optionally, of the initial cells from the top).
             most: the most stacks to show.
         """
-        from ..views.stack_figures import check_names, one_of, plot_stacks
+        with importing():
+            from ..views.stack_figures import check_names, one_of, plot_stacks
 
         index = one_of(sequence, self.top.shape[1:-1])
         most = check_integer("most", most)

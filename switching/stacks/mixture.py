@@ -22,6 +22,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from ...inference.numerics.checks import check_lengths, check_table
+from ...inference.numerics.interrupts import importing
 from ...inference.numerics.randomness import Seed, generator_of
 from ...inference.numerics.scalars import check_integer
 from ...inference.stacks.automaton.op import draw
@@ -275,7 +276,8 @@ class StackMixture:
             sequence: its index in the batch axes; `ValueError` if there is none.
             steps: a name for each step; `ValueError` for another number of names.
         """
-        from ..views.stack_figures import check_names, one_of, plot_mixture
+        with importing():
+            from ..views.stack_figures import check_names, one_of, plot_mixture
 
         index = one_of(sequence, self._batch)
         steps = check_names("steps", steps, steps=self.values.shape[-2])

@@ -16,10 +16,12 @@ from torch.nn.functional import one_hot, pad
 from ...inference.numerics.checks import broadcast_shapes
 from ...inference.numerics.scalars import check_kind
 from ...inference.stacks.superposition.op import superpose
+from ..seeding import in_turn
 from .checks import check_reads
 from .mixture import StackMixture
 
 
+@in_turn()
 def stack_program(mixture: StackMixture, reads: Tensor | None = None, *, scale: float) -> Float[Tensor, "*b T V"]:
     """The Pyro program of a stack with uncertain actions; returns the reads.
 

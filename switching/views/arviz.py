@@ -3,10 +3,10 @@ r"""A fit in ArviZ's form: every group of an `InferenceData`, computed over draw
 The groups are datasets of xarray. ArviZ, which is slow to import, is needed only for the `InferenceData` of them. From
 version 1 on ArviZ takes an `xarray.DataTree` instead, and so `to_arviz` gives one: see `groups.wrapped`.
 
-For parameters $\theta_1, \ldots, \theta_n$ (a point estimate is one draw, repeated):
+For draws $\theta_1, \ldots, \theta_n$ of the parameters:
 
-        posterior             theta_i, in the displayed form of parameters (scales, covariances)
-        log_likelihood        log p(x_t | x_1..t-1, theta_i), one number per step
+    posterior             theta_i, in the displayed form of parameters (scales, covariances)
+    log_likelihood        log p(x_t | x_1..t-1, theta_i), one number per step
     posterior_predictive  x_t ~ p(x_t | x_1..t-1, theta_i)
     replicated            x_t ~ p(x | s_t, z_t, theta_i) along a path (z, s) ~ p(z, s | x, theta_i)
     smoothed              P(s_t | x, theta_i), P(z_t = 1 | x, theta_i), P(s_t != s_t-1 | x, theta_i), averaged over i
@@ -29,11 +29,21 @@ from ..data.series import Given, Series
 from ..fitting.posterior import EXPORTED
 from ..parameters import SINGLE, Parameters, described
 from ..seeding import number_of, seeded
+from .estimates import draws_around
 from .groups import Groups, wrapped
 from .tables import coordinates
 
 if TYPE_CHECKING:
     import arviz as az
+
+DRAWN = "draws of the posterior of the parameters"
+AROUND = "draws of a normal around the estimates, with the curvature of the {} in free coordinates"
+AT_END = "; entries at the boundary of their range are the same in all draws: {}"
+OF_POINT = {"posterior": "estimates", "log_likelihood": "log_density"}  # names of groups
+POINT = (
+    "left out: the parameters are point estimates without a definite curvature at a maximum; "
+    'method="vmp" or "nuts" has a posterior'
+)
 
 
 def to_arviz(
@@ -52,23 +62,27 @@ def to_arviz(
     for each chain, and a column of `redraw_probability`.
 
     A fit with a posterior enters by independent draws from it. Chains of NUTS stay separate, with all their draws; if
-    `draws` is given, each is thinned evenly, so that there are `draws` draws together. A fit by EM is a point. It
-    enters `posterior` as one chain of equal draws, the simplest form that ArviZ's functions accept. `az.summary` then
-    shows the point with a standard deviation of 0, and its convergence columns are meaningless. `az.loo` gives the log
-    evidence at the point, the sum of one-step-ahead plug-in densities, with p_loo = 0. It does not account for the fit
-    to the same data, and warns that Pareto's k is infinite, because equal draws have no tail. ArviZ 1 refuses equal
-    draws in `az.loo` ("All tail values are the same"); `fit.loglik` is that number, and `az.plot_ppc_pit` judges the
-    predictions.
+    `draws` is given, each is thinned evenly, so that there are `draws` draws together. A fit by EM enters by draws of a
+    normal around its estimates, with the curvature from which `summary` has standard errors: see `fitting.curvature`.
+    The attribute `posterior` of the result says where the draws come from.
+
+    A fit by EM without such draws, and a model without a fit, are points. They have the groups `estimates` and
+    `log_density` in place of `posterior` and `log_likelihood`. Copies of a point would make `az.loo` too good, because
+    they ignore that the parameters were fitted to the same data. Probabilities that end at 0 or 1, as `initial_probs`
+    often do, are the same in all draws; the attribute names their parameters. There are no draws if another number has
+    no standard error in `summary`; if the fit has not reached a maximum; or if the curvature is unknown. Then use
+    method="vmp" or "nuts".
 
     Groups (`sequence` only if x is a batch):
-        posterior: the parameters (for a variational fit, its `refined` draws), with dims among `state`, `state_new`
-        (columns of transitions), `feature`, `category` and `input`. The background of a gated emission has no
-        state, and neither has a scale that all states share.
+        posterior, or estimates of a point, without the dims of draws: the parameters (for a variational fit, its
+            `refined` draws), with dims among `state`, `state_new` (columns of transitions), `feature`, `category` and
+            `input`. The background of a gated emission has no state, and neither has a scale that all states share.
         observed_data: `x (sequence, time, feature)`, at the times with observations (and their lags, if the model
         reads some), NaN where a feature lacks these; without `feature` if there is only one. If sequences were observed
         at different times, `x (observation, feature)`, with the coordinates `of_sequence` and `of_time`.
-        log_likelihood: `x`, log p(x_t | x_1..t-1, parameters), one number per time, with the same axes except
-        `feature`; of `Segments` whose sequences change together, that of all sequences, without their axis.
+        log_likelihood, or log_density of a point, without the dims of draws: `x`, log p(x_t | x_1..t-1, parameters),
+            one number per time, with the same axes except `feature`; of `Segments` whose sequences change together,
+            that of all sequences, without their axis.
         posterior_predictive: `x`, draws from that density, with the axes of `observed_data`; `az.plot_loo_pit` and
         `az.plot_ppc` compare them with it. With several features, `az.plot_loo_pit` takes one at a time, as arrays. For
         a `SwitchingLinearSSM` these draws are coarser: before each step the filter's densities of the states, one
@@ -89,9 +103,9 @@ def to_arviz(
         source: the fit or the model.
         x, lengths, inputs, dt: as in every method of the model; index and columns of pandas objects become the
             coordinates `time`, `feature` and `input`.
-        draws: the number of posterior draws, or of copies of a point; each has its own series in
+        draws: the number of draws of the parameters, or of series at a point; each has its own series in
             `posterior_predictive`. None: all draws of NUTS, otherwise 100.
-        seed: of the predictive draws.
+        seed: of the draws.
         predictive: whether to draw series, for `posterior_predictive` and `replicated`.
 
     Raises:
@@ -107,22 +121,24 @@ def to_groups(
     draws = None if draws is None else check_integer("draws", draws, least=2)
     predictive = check_flag("predictive", predictive)
     fit = source if hasattr(source, "posterior") else _point(source)
-    model, series = fit.model, fit.model.read(x, **given).detached()
-    if fit.posterior is None:
-        values = {name: value.unsqueeze(0) for name, value in model.values_like(series.like).items()}
-        shape = 1, EXPORTED if draws is None else draws
-    else:
-        drawn, shape = fit.posterior.refined.chains(draws, seed)
-        values = {name: value.to(series.like) for name, value in drawn.items()}
+    model, series = fit.model, fit.model.read(x, **given).detached().as_table("export")
+    values, shape, origin = _draws(fit, draws, seed)
+    at_point, values = values is None, model.values_like(series.like) if values is None else values
+    values = {name: value.to(series.like) for name, value in values.items()}
+    values = {name: value.unsqueeze(0) for name, value in values.items()} if at_point else values
     attributes = {
         "inference_library": "samplehold",
         "method": fit.method,
+        "posterior": origin,
         "objective": float(fit.objective[-1]) if len(fit.objective) else float("nan"),
         "converged": int(fit.converged),
         "steps": fit.steps,
     }
     with naming("x"):
         groups = groups_of(model, values, shape, series, number_of(seed), predictive)
+    if at_point:
+        groups = {OF_POINT.get(name, name): group for name, group in groups.items()}
+        groups |= {name: groups[name].isel(chain=0, draw=0, drop=True) for name in OF_POINT.values()}
     trace: dict[str, Any] = {"objective": (("step",), fit.objective.cpu().numpy())}
     diverging, posterior = getattr(fit.posterior, "diverging", None), fit.posterior
     if posterior is not None and diverging is not None:
@@ -135,7 +151,28 @@ def to_groups(
 def _point(model: Any) -> Any:
     """A model's values as a fit without steps."""
     nothing = torch.empty(0, device="cpu")
-    return SimpleNamespace(model=model, method="none", objective=nothing, converged=True, steps=0, posterior=None)
+    return SimpleNamespace(
+        model=model, method="none", objective=nothing, converged=True, steps=0, posterior=None, series=None, kept=None
+    )
+
+
+def _draws(fit: Any, n: int | None, seed: Seed) -> tuple[Parameters | None, tuple[int, int], str]:
+    """Draws of the parameters, one chain after another; the number of chains and of draws in each; where the draws come
+    from. Without draws the fit is a point."""
+    if fit.posterior is not None:
+        return *fit.posterior.refined.chains(n, seed), DRAWN
+    n = EXPORTED if n is None else n
+    drawn = None if fit.series is None and fit.kept is None else draws_around(fit, n, seed)
+    if drawn is None:
+        return None, (1, n), POINT
+    around = AROUND.format("log-likelihood" if fit.prior is None else "log posterior")
+    ends = [name for name, table in drawn.items() if name not in fit.fixed and _has_constants(table)]
+    return drawn, (1, n), around + (AT_END.format(", ".join(ends)) if ends else "")
+
+
+def _has_constants(draws: Tensor) -> bool:
+    """Whether some entry is the same in all draws `[n, ...]`."""
+    return bool((draws == draws[:1]).all(0).any())
 
 
 def groups_of(
@@ -147,12 +184,6 @@ def groups_of(
     summary = generated_quantities(model, values, shape[0] * shape[1] if predictive else 0, series, seed)
     scored = model.scored(series)
     seen = scored.any(-1).cpu()
-    dims = {p.shown.name if p.shown else name: p.dims for name, p in model.known.items()}
-    parameters = {}
-    for name, value in described(model.known, values).items():
-        single = tuple(axis for axis, dim in enumerate(dims[name], start=1) if dim in SINGLE)
-        axes = (dim for dim in dims[name] if dim not in SINGLE)
-        parameters[name] = (("chain", "draw", *axes), _drawn(value.squeeze(single), shape))
     smoothed = {name: ((*step, *axes), p.cpu().numpy()) for name, (p, axes) in summary.smoothed.items()}
     sampled = coords | {"chain": np.arange(shape[0]), "draw": np.arange(shape[1])}
     at = _observed(seen, coords, step)
@@ -161,7 +192,7 @@ def groups_of(
     def observed(table: Tensor) -> Tensor:
         return at.take(table) if feature else at.take(table).squeeze(-1)
 
-    groups: dict[str, Any] = {"posterior": _dataset(parameters, sampled)}
+    groups: dict[str, Any] = {"posterior": _dataset(_parameters(model, values, shape), sampled)}
     if summary.ahead is not None:
         ahead = (("chain", "draw", *at.axes, *feature), _drawn(observed(summary.ahead), shape))
         groups["posterior_predictive"] = _dataset({"x": ahead}, sampled | at.coords)
@@ -178,6 +209,24 @@ def groups_of(
         replicated = (("chain", "draw", *step, "feature"), _drawn(summary.replicates, shape))
         groups["replicated"] = _dataset({"x": replicated}, sampled)
     return groups | {"smoothed": _dataset(smoothed, coords)}
+
+
+def estimates(model: Any, series: Series) -> xr.Dataset:
+    """A model's values in their displayed forms."""
+    values = {name: value.unsqueeze(0) for name, value in model.values.items()}
+    coords = coordinates(series, model) | {"chain": np.arange(1), "draw": np.arange(1)}
+    return _dataset(_parameters(model, values, (1, 1)), coords).isel(chain=0, draw=0, drop=True)
+
+
+def _parameters(model: Any, values: Parameters, shape: tuple[int, int]) -> dict[str, Any]:
+    """Draws of the parameters in their displayed forms, with the names of their axes."""
+    dims = {p.shown.name if p.shown else name: p.dims for name, p in model.known.items()}
+    parameters = {}
+    for name, value in described(model.known, values).items():
+        single = tuple(axis for axis, dim in enumerate(dims[name], start=1) if dim in SINGLE)
+        axes = (dim for dim in dims[name] if dim not in SINGLE)
+        parameters[name] = (("chain", "draw", *axes), _drawn(value.squeeze(single), shape))
+    return parameters
 
 
 @dataclass(frozen=True)

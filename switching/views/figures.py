@@ -60,8 +60,8 @@ def plot_fit(model: Any, x: Any, *, sequence: int = 0, level: float = 0.9, **giv
     normal quantiles times the mixture's standard deviation (for a categorical symbol: the probability of each
     category; a band of angles goes on at the other end); the probability of each state, stacked; the probability that
     a step redrew its state (for Markov dynamics: that the state changed). States are coloured from dark to light by
-    their mean. The first step always redraws, so the last panel omits it. Of many steps every n-th is drawn, and
-    the title says so; the last panel then shows the greatest probability of each n steps.
+    their mean. The first step always redraws, so the last panel omits it. If there are many steps, every n-th is drawn,
+    and the title says so; the last panel then shows the greatest probability of each n steps.
 
     Arguments:
         x, lengths, inputs, dt: as in every method of the model; a pandas index becomes the time axis.

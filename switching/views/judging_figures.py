@@ -29,7 +29,7 @@ from .drawing import (
 
 BAND = 1.96  # standard deviations
 BINS = 10  # of a histogram
-LINES = "-", "--", ":"
+LINES = "-", "--", ":", "-."
 
 
 def plot_residuals(residuals: Any, lags: int) -> Figure:
@@ -73,7 +73,7 @@ def _draw_correlations(panel: Axes, correlations: pd.Series, reach: float) -> No
 def plot_selection(selection: Any) -> Figure:
     """See `Selection.plot`."""
     table = selection.table
-    criteria = [name for name in ("aic", "bic", "icl") if name in table]
+    criteria = [name for name in ("aic", "bic", "icl", "aicc", "hqic") if name in table]
     groups = [group for group in (criteria, ["heldout"] if "heldout" in table else []) if group]
     figure = NotebookFigure(WIDTH, PANEL * len(groups) + MARGIN)
     places = np.arange(len(table))

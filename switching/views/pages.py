@@ -5,12 +5,13 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from ..data.timeline import continued, label_text, time_index
+from ..data.timeline import label_text
 from ..parameters import SINGLE
-from .summary import parameters_of
+from .estimates import drawn_parameters
+from .forecasts import LEVEL, table_of, title_of
 from .tables import by_state, coordinates, html
 
-LEVEL, DRAWS = 0.9, 2000
+DRAWS = 2000
 
 
 def model_page(model: Any) -> str:
@@ -25,16 +26,16 @@ def fit_page(fit: Any) -> str:
     """The end of a fit, and its model."""
     lines = repr(fit).splitlines()
     title = "\n".join(lines[: 1 + next(i for i, line in enumerate(lines) if line == repr(fit.model).splitlines()[0])])
-    if fit.series is None:
+    if fit.labels is None:
         return html(title, by_state(fit.model, {dim: range(size) for dim, size in _sizes(fit.model).items()}))
-    return html(title, by_state(fit.model, coordinates(fit.series, fit.model)))
+    return html(title, by_state(fit.model, coordinates(fit.labels, fit.model)))
 
 
 def posterior_page(posterior: Any) -> str:
     """Mean, standard deviation and central interval of every number; of a fit's, those of its summary."""
     if posterior.labels is not None:
         model, series = posterior.labels
-        table = parameters_of(posterior, model, series, LEVEL).drop(columns="state")
+        table = drawn_parameters(posterior, model, series, LEVEL).drop(columns="state")
         ends = [f"{100 * p:g}%" for p in ((1 - LEVEL) / 2, (1 + LEVEL) / 2)]
         return html(type(posterior).__name__, table.set_axis(["estimate", "sd", *ends], axis=1).rename_axis(None))
     draws, mean = posterior.sample(DRAWS), posterior.mean
@@ -52,26 +53,11 @@ def posterior_page(posterior: Any) -> str:
 
 def forecast_page(forecast: Any) -> str:
     """Mean and interval, and the belief about states, at each horizon of the first sequence."""
-    horizon, columns = forecast.mean.shape[-2], {}
-    names = [f"x[{f}]" for f in range(forecast.mean.shape[-1])] if forecast.mean.shape[-1] > 1 else ["x"]
-    index = pd.RangeIndex(1, horizon + 1, name="horizon")
-    if forecast.series is not None:
-        alone, names = forecast.one(0), list(forecast.series.features_of())
-        assert alone.series is not None
-        labels = continued(time_index(alone.series.index_of(), alone.series.n_steps), horizon)[-horizon:]
-        index = pd.Index([label_text(label) for label in labels], name=labels.name)
-
-    def first(table: Any) -> np.ndarray:
-        return table.detach().cpu().reshape(-1, *table.shape[-2:])[0].numpy()
-
-    ends = forecast.interval(LEVEL)
-    for f, name in enumerate(names):
-        columns[name] = first(forecast.mean)[:, f]
-        columns |= {f"{name}, {end}": first(table)[:, f] for end, table in zip(ends._fields, ends, strict=True)}
-    columns |= {name: first(column.unsqueeze(-1))[:, 0] for name, column in forecast.beliefs.items()}
-    n = forecast.mean.shape[:-2].numel()
-    title = f"Forecast, with intervals of {100 * LEVEL:g}%{f'; the first of {n} sequences' if n > 1 else ''}"
-    return html(title, pd.DataFrame(columns, index=index))
+    table = table_of(forecast.first(), LEVEL)
+    times, *features = (table.index.get_level_values(level) for level in range(table.index.nlevels))
+    texts = pd.Index([label_text(time) for time in times], name=times.name)
+    table.index = pd.MultiIndex.from_arrays([texts, *features]) if features else texts
+    return html(title_of(forecast, LEVEL), table)
 
 
 def _sizes(model: Any) -> dict[str, int]:

@@ -44,7 +44,7 @@ def plot_fit(model: Any, x: Any, *, sequence: int = 0, level: float = 0.9, **giv
     for a categorical symbol with the mean probability of each category; the other parameters with their bands; P(a
     segment begins at t | x). Colours alternate between the segments of the most probable segmentation, whose beginnings
     are dashed lines. Bands are the mean plus and minus normal quantiles times the standard deviation, which includes
-    the uncertainty of the segmentation. Of many steps every n-th is drawn.
+    the uncertainty of the segmentation. If there are many steps, every n-th is drawn.
 
     Arguments:
         x, lengths, inputs, dt: as in every method of the model; a pandas index becomes the time axis.

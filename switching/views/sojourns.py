@@ -14,11 +14,12 @@ from torch.distributions import constraints
 
 from ...inference.numerics.scalars import check_probability
 from ..fitting.alignment import state_levels
+from ..fitting.curvature import errors_of
 from ..intervals import central_interval
 from ..parameters import Parameter, Shown, described
 from .colors import state_colors
 from .effects import HIGH, WIDE, parameter_draws
-from .summary import DRAWS, curvature_errors, normal_ends
+from .estimates import DRAWS, error_factors, normal_ends
 from .tables import states
 
 POINTS = 101
@@ -33,7 +34,7 @@ def sojourns(fit: Any, level: float = 0.9) -> pd.DataFrame:
     known = {"rates": _as_sojourns(model.known["rates"])}
     at = described(known, {"rates": model.values["rates"].double().cpu()})["sojourn"]
     if fit.posterior is None:
-        errors = curvature_errors(fit, fit.series, model.known | known)["sojourn"]
+        errors = errors_of(error_factors(fit, fit.series, model.known | known))["sojourn"]
         ends = normal_ends(known, {"sojourn": at}, {"sojourn": errors}, float(ndtri((1 + level) / 2)), {})["sojourn"]
     else:
         draws = fit.posterior.refined.sample(DRAWS)["rates"].double().cpu()

@@ -77,7 +77,7 @@ def coordinates(series: Series, model: Any) -> dict[str, Any]:
 def rows(model: Any, coords: dict[str, Any]) -> Iterator[Row]:
     """The numbers of a model with values, those first that belong to no state, then state by state.
 
-    Of symmetric matrices the lower triangle, and no entries that are always 0.
+    For symmetric matrices the lower triangle, and no entries that are always 0.
     `coords` names the entries of the axes: see `coordinates`.
     """
     numbered, dims = [], {p.shown.name if p.shown else name: p.dims for name, p in model.known.items()}
@@ -138,5 +138,7 @@ def number(value: Any) -> str:
 def html(title: str, table: pd.DataFrame, blank: str = "") -> str:
     """A heading and a table for a notebook, numbers by four digits, `blank` where there is none."""
     shown = table.map(lambda cell: blank if isinstance(cell, float) and np.isnan(cell) else number(cell))
+    if shown.index.nlevels == shown.columns.nlevels == 1:  # one row of headings, with the name of the index
+        shown = shown.rename_axis(index=None, columns=shown.index.name)
     body = shown.to_html(max_rows=MANY_ROWS, max_cols=MANY_COLUMNS, border=0)
     return f"<p><b>{escape(title).replace(chr(10), '<br>')}</b></p>{body}"

@@ -1,4 +1,4 @@
-"""`model.write`: results with a row for each row of the data, written to a Parquet file one part after another.
+"""`model.write`: results with a row for each row of the data, written to a Parquet or CSV file one part after another.
 
 States and best paths of a sequence longer than a part are computed in stretches (see `stretches`).
 """
@@ -46,9 +46,10 @@ def write(
         raise ValueError(f"path: there is no folder {file.parent}; make it first.")
     if file.is_dir():
         raise ValueError(f"path: {file} is a folder; give the path of a file.")
-    with needs("pyarrow", "parquet"):
-        import pyarrow as pa
-        import pyarrow.parquet as pq
+    as_text = file.suffix.lower() == ".csv"
+    if not as_text:
+        with needs("pyarrow", "parquet"):
+            import pyarrow.parquet  # noqa: F401 before any work
     series = replace(model.read(x, **given), frame=None)
     if not series.n_sequences:
         raise ValueError("x: has no sequences, so there is nothing to write.")
@@ -64,17 +65,26 @@ def write(
             return _ahead(model, part, horizon, series)
         return _drawn(model, part, next(seeds), names, series)
 
-    writer, schema = None, None
     with whole_file(file.resolve()) as new:
-        for columns in _tables(model, series, table, result, horizon, names):
-            frame = pd.DataFrame(columns)
-            rows = pa.Table.from_pandas(frame, schema=schema, preserve_index=False)
-            if writer is None:
-                schema = rows.schema
-                writer = pq.ParquetWriter(new, schema, compression="zstd")
-            writer.write_table(rows)
-        assert writer is not None
-        writer.close()
+        frames = map(pd.DataFrame, _tables(model, series, table, result, horizon, names))
+        (_write_csv if as_text else _write_parquet)(new, frames)
+
+
+def _write_csv(file: Path, frames: Iterator[pd.DataFrame]) -> None:
+    with open(file, "w", encoding="utf-8", newline="") as text:
+        for number, frame in enumerate(frames):
+            frame.to_csv(text, index=False, header=number == 0)
+
+
+def _write_parquet(file: Path, frames: Iterator[pd.DataFrame]) -> None:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    first = pa.Table.from_pandas(next(frames), preserve_index=False)
+    with pq.ParquetWriter(file, first.schema, compression="zstd") as writer:
+        writer.write_table(first)
+        for frame in frames:
+            writer.write_table(pa.Table.from_pandas(frame, schema=first.schema, preserve_index=False))
 
 
 def _tables(
@@ -149,7 +159,7 @@ def _best(model: Any, part: Series, names: tuple[str, ...] | None) -> Columns:
     """The most probable path."""
     if not hasattr(model, "viterbi"):
         raise TypeError(f'result: got "viterbi", but a {model.name} has no states; expected "states".')
-    steps = model.problem(part).steps(lambda group: _paths(model.viterbi(group.series)))
+    steps = model.problem(part).steps(lambda group: _paths(model.viterbi(group.series, ragged=False)))
     return _path_columns(steps, names)
 
 
@@ -181,11 +191,16 @@ def _ahead(model: Any, part: Series, horizon: int, series: Series) -> Columns:
     return columns | {name: belief.reshape(-1).cpu().numpy() for name, belief in forecast.beliefs.items()}
 
 
+def drawn_like(model: Any, series: Series, seed: Any, **given: Any) -> Any:
+    """A draw with the sequences, steps, inputs and gaps of a series."""
+    driven = {"inputs": series.drive.inputs, "dt": series.drive.gaps}
+    given = {name: table for name, table in driven.items() if table is not None} | given
+    return model.simulate(series.n_steps, tuple(series.batch_shape), seed=seed, **given)
+
+
 def _drawn(model: Any, part: Series, seed: Any, names: tuple[str, ...] | None, series: Series) -> Columns:
     """New sequences with the lengths, inputs and gaps of the data."""
-    driven = {"inputs": part.drive.inputs, "dt": part.drive.gaps}
-    given = {name: table for name, table in driven.items() if table is not None}
-    draw = model.simulate(part.n_steps, tuple(part.batch_shape), seed=seed, **given)
+    draw = drawn_like(model, part, seed)
     x = part.steps_of(draw.x).cpu().numpy()
     columns: Columns = {name: x[:, place] for place, name in enumerate(series.features_of())}
     if not hasattr(draw, "path"):

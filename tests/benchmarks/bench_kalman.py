@@ -6,7 +6,7 @@ F = 4, 4 and 8 features, constant parameters, no missing values. The peer dynama
 runs in float32. In its rows samplehold runs in float32 too. The peers statsmodels and filterpy run in float64, sequence
 by sequence; filterpy is written in Python and is timed once. If sequences share their parameters, samplehold and
 dynamax compute the covariances once. When they are steady, samplehold stops computing them. In one further row a tenth
-of the features is missing, so covariances cannot be shared. Of the peers, only statsmodels supports missing values. The
+of the features is missing, so covariances cannot be shared. Only statsmodels supports missing values too. The
 first rows are processor time on one core, as the least of several runs. Other work on the machine hardly changes it.
 The other rows are wall time.
 """

@@ -17,7 +17,7 @@ from statistics import median
 
 import samplehold as sh
 import torch
-from samplehold.inference.numerics.costs import kernels
+from samplehold.inference.numerics.forms import kernels
 from samplehold.inference.numerics.ranks import Ranks
 from samplehold.switching.fitting.em import EM
 from samplehold.switching.fitting.em_in_parts import EMInParts
@@ -84,7 +84,7 @@ def in_a_process(
 ) -> None:
     torch.set_num_threads(1)
     torch.distributed.init_process_group("gloo", f"file://{meeting}", rank=rank, world_size=n)
-    with kernels("always"):
+    with kernels("native"):
         took = job(rank, n)
     torch.distributed.destroy_process_group()
     if rank == 0:
@@ -114,7 +114,7 @@ def main() -> None:
     model = MODEL.scaled_to(x[:20])
     small, problem = model.problem(x[:20]), model.problem(x)
     start = first_guesses(small, RESTARTS, 0).values
-    with kernels("always"):
+    with kernels("native"):
         memory = seconds_a_step(EM(problem, start))
         file = seconds_a_step(EMInParts(small, Whole.of(sh.open_sequences(x.numpy())), start))
     each = x.shape[:2].numel() * RESTARTS
@@ -141,7 +141,7 @@ def large(n: int) -> None:
     begin = time.perf_counter()
     series = sh.open_sequences(some())
     opened = time.perf_counter()
-    with kernels("always"):
+    with kernels("native"):
         fit = MODEL.fit(series, max_steps=2, progress=False)
     ended, peak = time.perf_counter(), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
     print(

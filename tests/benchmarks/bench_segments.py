@@ -92,7 +92,7 @@ def report_stream(n_runs: int = 100, n_steps: int = 300, n_more: int = 1000) -> 
 
 def main() -> None:
     torch.set_num_threads(2)
-    with kernels("always"):
+    with kernels("native"):
         report("T=1e4, exact", series(10_000), 0.0, 3)
         report("T=1e6, tol 1e-9", series(1_000_000), 1e-9, 1)
         report_model("T=1e4, exact", series(10_000), 0.0, 3)

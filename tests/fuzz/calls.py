@@ -389,7 +389,7 @@ DRIVEN = "Driven", "DrivenMarkov"
 def _drive(r: Draw, dynamics: str, batch: tuple[int, ...], n: int) -> dict[str, Any]:
     found: dict[str, Any] = {}
     if dynamics in DRIVEN or r.emission_reads:
-        found["inputs"] = r.table(*batch, n, 1)
+        found["inputs"] = r.one(0.0, 2000.0) + r.table(*batch, n, 1)  # about 0, or a year
     if dynamics in ("Copy", "Driven") and r.random.random() < 0.4:
         found["dt"] = torch.rand(*batch, n, dtype=r.dtype) * 2
     if dynamics == "Continuous" and r.random.random() < 0.7:
@@ -538,6 +538,7 @@ def _(r: Draw) -> Call:
 
 @function("constructors", 6)
 def _(r: Draw) -> Call:
+    final = r.one((), [max(2, r.K) - 1])
     made = {
         sh.Copy: {
             "n_states": r.K,
@@ -573,7 +574,8 @@ def _(r: Draw) -> Call:
             "n_states": max(2, r.K),
             "duration": r.one(sh.Poisson(), sh.Geometric(), sh.NegativeBinomial(), sh.Categorical(5)),
             "first_segment": r.one("whole", "cut"),
-            "last_segment": r.one("cut", "whole"),
+            "last_segment": "cut" if final else r.one("cut", "whole"),
+            "absorbing": final,
             "initial_prior": 1.0,
             "transition_prior": 0.5,
         },
@@ -700,6 +702,28 @@ def _(r: Draw) -> Call:
         given = {"x": r.one(None, x), "seed": r.seed()}
         return Call(lambda **given: fit.residuals(**given).values.to_numpy(), given)
     return Call(getattr(fit, method), {"x": r.one(None, x)} | ({"horizon": 2} if method == "forecast" else {}))
+
+
+@function("Fit's tables and verbs", 1)
+def _(r: Draw) -> Call:
+    fit, x = _fit(r.one("em", "vmp")), r.table(*r.batch, r.T, 1)
+    method = r.one("conf_int", "table", "interval", "simulate", "sample_posterior", "viterbi", "durations", "filter")
+    if method == "conf_int":
+        return Call(lambda level: fit.conf_int(level).to_numpy(), {"level": 0.8})
+    if method == "table":
+        return Call(lambda x, horizon, level: fit.forecast(x, horizon).table(level).to_numpy(), _ahead(r, x))
+    if method == "interval":
+        return Call(
+            lambda x, horizon, level: fit.forecast(x, horizon).interval(level).to_frame().to_numpy(), _ahead(r, x)
+        )
+    if method == "simulate":
+        return Call(fit.simulate, {"n_steps": r.one(None, 4), "seed": r.seed()}, kept=("n_steps",))
+    options = {"n": 3, "seed": r.seed()} if method == "sample_posterior" else {}
+    return Call(getattr(fit, method), {"x": r.one(None, x)} | options)
+
+
+def _ahead(r: Draw, x: Any) -> dict[str, Any]:
+    return {"x": r.one(None, x), "horizon": 2, "level": 0.8}
 
 
 @function("Fit.update", 0.5)
@@ -1274,14 +1298,25 @@ def _(r: Draw) -> Call:
     return Call(_inside(folder, lambda path: load(path).name), {"path": folder / "saved"})
 
 
+@function("saved fits", 0.3)
+def _(r: Draw) -> Call:
+    fit, folder = _fit(r.one("em", "vmp")), Path(_FOLDER.name)
+
+    def back(path: Any, data: bool) -> str:
+        fit.save(path, data=data)
+        return str(sh.load(path).summary())
+
+    return Call(_inside(folder, back), {"path": folder / "fit", "data": r.one(True, False)}, raises=(OSError,))
+
+
 def _inside(folder: Path, function: Callable[..., Any]) -> Callable[..., Any]:
     """The function with a folder as the current one, in which there is what is no model."""
 
-    def run(path: Any) -> Any:
+    def run(path: Any, **given: Any) -> Any:
         (folder / "empty").mkdir(exist_ok=True)
         (folder / "file").write_bytes(b"no model")
         with chdir(folder):
-            return function(path)
+            return function(path, **given)
 
     return run
 

@@ -19,7 +19,6 @@ from typing import Any
 import samplehold as sh
 import torch
 from samplehold.cli.results import replacing
-from samplehold.inference.numerics.costs import spent
 from samplehold.switching.data.writing import SETTLED
 
 LONGEST = 0.02  # seconds from the start of a process to its end: some ten saves
@@ -94,12 +93,11 @@ def of_results(folder: Path, kills: int, delays: random.Random) -> None:
 
 def of_fits(folder: Path, kills: int, delays: random.Random) -> None:
     """Fits with a checkpoint. Each is killed and called again until it ends as if nothing had happened."""
-    sh.kernels("never")
+    sh.kernels("plain")
     model, checkpoint, end = sh.SwitchingSSM(sh.Markov(2), sh.Normal(1)), folder / "checkpoint", folder / "end"
     x = torch.cat([torch.randn(30, generator=torch.Generator().manual_seed(k)) + 2.0 * k for k in range(2)])
 
     def fit(method: str, **options: Any) -> list[Any]:
-        spent.clear()  # as in a process of its own
         size = {"num_samples": 20, "warmup_steps": 20} if method == "nuts" else {"max_steps": 40}
         done = model.fit(x, method=method, restarts=2, progress=False, **size, **options)
         return [done.objective, done.restarts.to_csv(), done.model.values]

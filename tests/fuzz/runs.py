@@ -12,6 +12,7 @@ from numbers import Real
 from pathlib import Path
 from typing import Any
 
+import alike  # noqa: F401 registers its calls
 import numpy as np
 import pandas as pd
 import polars as pl

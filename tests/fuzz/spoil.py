@@ -182,6 +182,25 @@ def _masked(table: Tensor, random: random.Random) -> Any:
     return np.ma.array(array, mask=np.arange(array.size).reshape(array.shape) == 0)
 
 
+def _labelled(table: Tensor, random: random.Random) -> Any:
+    """Rows with dates, in order or not, some perhaps missing or twice."""
+    array = table.detach().numpy().reshape(len(table), -1)
+    days = pd.date_range("2026-01-01", periods=len(array)).to_numpy()
+    rows = [*range(len(array))]
+    kind = random.choice(("rising", "falling", "shuffled", "later", "twice"))
+    if kind in ("falling", "shuffled"):
+        rows = rows[::-1] if kind == "falling" else random.sample(rows, len(rows))
+    days = days + np.timedelta64(1, "D") if kind == "later" else days
+    days = np.concatenate([days[:1], days[:-1]]) if kind == "twice" else days
+    return pd.DataFrame(array[rows], index=pd.Index(days[rows], name="day"))
+
+
+def _with_none(table: Tensor, random: random.Random) -> Any:
+    rows = table.detach().numpy().astype(object)
+    rows.reshape(-1)[random.randrange(rows.size)] = None
+    return rows if random.random() < 0.5 else rows.tolist()
+
+
 _CHANGES: dict[str, Callable[[Tensor, random.Random], Any]] = {
     "number": _holding,
     "another number": _holding,
@@ -195,6 +214,10 @@ _CHANGES: dict[str, Callable[[Tensor, random.Random], Any]] = {
     "sparse": lambda table, random: table.detach().to_sparse(),
     "without values": lambda table, random: table.to("meta"),
     "list": lambda table, random: table.tolist(),
+    "list of sequences": lambda table, random: [*table],
+    "one step each": lambda table, random: table.reshape(-1, 1, table.shape[-1]),
+    "labels": _labelled,
+    "None": _with_none,
     "array": lambda table, random: table.detach().numpy(),
     "other byte order": lambda table, random: (lambda a: a.astype(a.dtype.newbyteorder(">")))(table.detach().numpy()),
     "masked": _masked,

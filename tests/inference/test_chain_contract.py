@@ -14,8 +14,6 @@ from samplehold.inference.numerics.randomness import generator_of
 from torch import Tensor
 from torch.testing import assert_close
 
-pytestmark = pytest.mark.kernels
-
 KINDS = (
     "copy", "copy, one column", "copy, from a belief", "copy, factored", "copy, factored by step",
     "markov", "markov, by step",

@@ -11,15 +11,15 @@ from samplehold.inference.chains.copy import plain as plain_form
 from samplehold.inference.chains.copy.chain import CopyChain
 from samplehold.inference.chains.factored_copy.chain import FactoredCopyChain
 from samplehold.inference.chains.markov.chain import MarkovChain
-from samplehold.inference.numerics.costs import kernels
+from samplehold.inference.numerics.forms import kernels
 from torch import Tensor
 
 DTYPES = [torch.float32, torch.float64]
 
 
-@pytest.fixture(autouse=True, params=[pytest.param("kernels", marks=[pytest.mark.kernels, pytest.mark.slow]), "plain"])
+@pytest.fixture(autouse=True, params=[pytest.param("kernels", marks=pytest.mark.slow), "plain"])
 def _form(request: pytest.FixtureRequest) -> Iterator[None]:
-    with kernels("always" if request.param == "kernels" else "never"):
+    with kernels("native" if request.param == "kernels" else "plain"):
         yield
 
 

@@ -6,8 +6,6 @@ import pytest
 import torch
 from samplehold.inference.numerics.cholesky import SMALL, cholesky, log_det, rounding
 
-pytestmark = pytest.mark.kernels
-
 
 def positive_definite(*shape, dtype=torch.float64):
     root = torch.randn(*shape, shape[-1], generator=torch.Generator().manual_seed(0), dtype=dtype)

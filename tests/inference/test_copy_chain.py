@@ -10,17 +10,16 @@ import torch
 from examples import examples
 from hypothesis import assume, given
 from hypothesis import strategies as st
+from oracles import naive_copy as naive
 from oracles.copy_paths import Enumerated, enumerate_paths
 from oracles.operators import without_kernels
 from oracles.placement import close
 from oracles.processes import printed
-from samplehold.inference.chains.copy import cpu, cpu_weights, naive, op, plain
+from samplehold.inference.chains.copy import native, op, plain
 from samplehold.inference.chains.copy.chain import CopyChain
 from torch import Tensor
 from torch.autograd import gradcheck, gradgradcheck
 from torch.testing import assert_close
-
-pytestmark = pytest.mark.kernels
 
 IMPLEMENTATIONS = (naive, plain, op)
 TIGHT = {"rtol": 1e-10, "atol": 1e-14}
@@ -235,10 +234,10 @@ def test_float32_tables_lose_nothing_but_their_own_rounding():
     assert value.dtype == smoothed.state.dtype == smoothed.redraw.dtype == torch.float32
 
 
+@pytest.mark.parametrize("block", [64, 1024])  # blocks of one step, or of up to 8, of 5 states in vectors of four
 @pytest.mark.parametrize(("n", "steps"), [(2, 37), (1, 1), (1, 2), (1, 3), (1, 37), (1, 400)])
-def test_sequences_of_several_blocks_and_from_both_ends_equal_their_step_by_step_twin(n, steps, monkeypatch):
-    monkeypatch.setattr(cpu_weights, "BLOCK", 40)  # 8 steps of 5 states
-    monkeypatch.setattr(cpu, "_MIN_WORK", 1)  # a sequence that is alone is taken from both ends
+def test_sequences_of_several_blocks_and_from_both_ends_equal_their_step_by_step_twin(n, steps, block, monkeypatch):
+    monkeypatch.setattr(native, "BLOCK", block)
     case = random_case(n, steps, 5, 5)
     case = replace(case, lengths=torch.arange(steps, steps - n, -1))
     for name in ("log_normalizer", "filter", "smooth", "marginals"):
@@ -246,6 +245,51 @@ def test_sequences_of_several_blocks_and_from_both_ends_equal_their_step_by_step
         *found, _ = getattr(op, name)(*case.tables)
         for ours, theirs in zip(found, expected, strict=True):
             assert_close(ours, theirs, rtol=1e-11, atol=1e-16)
+
+
+@examples(40)
+@given(cases(max_states=20, max_steps=40, n=3), st.data())
+def test_tables_may_lie_anywhere_in_memory(dtype, case, data):
+    """Steps before sequences, states first, and one step or one sequence for all: the same bits as of copies."""
+    order = st.sampled_from(((0, 1, 2), (1, 0, 2), (2, 1, 0)))
+
+    def placed(table: Tensor) -> Tensor:
+        axes = data.draw(order)
+        back = [axes.index(axis) for axis in range(3)]
+        return table.to(dtype).permute(axes).contiguous().permute(back)
+
+    shared = data.draw(st.sampled_from((None, 0, 1)))
+    fresh, held = placed(case.log_fresh), placed(case.log_held)
+    if shared is not None:
+        fresh, held = (t.narrow(shared, 0, 1).expand_as(t) for t in (fresh.clamp_min(-3.0), held))
+    initial = None if case.log_initial is None else case.log_initial.to(dtype)
+    for name in ("evidence", "filter", "smooth", "marginals", "viterbi"):
+        found = getattr(op, name)(initial, fresh, held, case.lengths)
+        expected = getattr(op, name)(initial, fresh.contiguous(), held.contiguous(), case.lengths)
+        for ours, theirs in zip(found, expected, strict=True):
+            assert_close(ours, theirs, rtol=0, atol=0, equal_nan=True)
+
+
+@pytest.mark.cpu("kernels read memory themselves")
+def test_operators_refuse_tables_that_do_not_fit_together():
+    fresh, held, start, lengths = torch.zeros(2, 4, 3), torch.zeros(2, 4, 3), torch.zeros(2, 3), torch.tensor([4, 4])
+    for tables in (
+        (start[:1], fresh, held, lengths),
+        (start, fresh, held[:1], lengths),
+        (start, fresh, held[:, :3], lengths),
+        (None, fresh, held[..., :2], lengths),
+        (None, fresh, held, lengths[:1]),
+        (None, fresh[:, :0], held[:, :0], lengths),
+    ):
+        for operator in (op.evidence, op.filter, op.smooth, op.marginals, op.viterbi):
+            with pytest.raises(ValueError, match="got tables of"):
+                operator(*tables)
+    with pytest.raises(TypeError, match=r"got torch\.float32, torch\.float64"):
+        op.smooth(None, fresh, held.double(), lengths)
+    with pytest.raises(ValueError, match="uniform: got"):
+        op.sample(None, fresh, held, lengths, torch.zeros(5, 2, 3, 2, dtype=torch.float64))
+    wrong = torch.tensor([-3, 900])  # such lengths are read as the nearest that can be
+    assert op.smooth(start, fresh, held, wrong)[1][1].isfinite().all()
 
 
 @pytest.mark.parametrize("shape", [(), (3,), (2, 3), (0,)])
@@ -260,6 +304,16 @@ def test_results_have_the_batch_axes_of_the_tables(shape):
     assert chain.marginals().initial.shape == (*shape, 2)
     assert chain.viterbi().path.shape == (*shape, 4)
     assert chain.sample(5).path.shape == (5, *shape, 4)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_the_probability_of_a_redraw_is_at_most_1(dtype):
+    generator = torch.Generator().manual_seed(0)
+    fresh = torch.randn(64, 50, 5, generator=generator, dtype=torch.float64).to(dtype)
+    chain = CopyChain(torch.full((5,), 0.2, dtype=dtype).log(), fresh, torch.full_like(fresh, -torch.inf))
+    for found in (chain.filter(), chain.smooth()):
+        assert float(found.redraw.max()) <= 1
+        assert_close(found.redraw, torch.ones_like(found.redraw))
 
 
 def test_batch_axes_broadcast():

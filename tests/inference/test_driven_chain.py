@@ -2,18 +2,19 @@
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from oracles.markov_paths import enumerate_paths
 from samplehold.inference.chains.markov import op, plain, plain_rows
 from samplehold.inference.chains.markov.chain import MarkovChain
 from samplehold.inference.chains.markov.driven import DrivenMarkovChain
-from samplehold.inference.numerics.costs import kernels
+from samplehold.inference.numerics.forms import kernels
 from samplehold.inference.numerics.products import with_ones
 from torch import Tensor
 from torch.testing import assert_close
 
-pytestmark = pytest.mark.kernels
 INF = torch.inf
-MODES = pytest.mark.parametrize("mode", ["never", "always"])
+MODES = pytest.mark.parametrize("mode", ["plain", "native"])
 
 
 def numbers(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float64) -> Tensor:
@@ -66,13 +67,13 @@ def test_kernels_agree_with_chains_with_a_table_for_every_step(size, dtype):
     tables, lengths = rows_of(*size, dtype=dtype)
     leaves = [table.requires_grad_(n != 3) for n, table in enumerate(tables)]
     chain = DrivenMarkovChain(*leaves, lengths=lengths)
-    with kernels("always"):
+    with kernels("native"):
         sums, filtered = chain.sums(), chain.filter()
         slopes = torch.autograd.grad(chain.log_normalizer().sum(), [leaves[n] for n in (0, 1, 2, 4)])
     wide = [table.detach().double().requires_grad_() for table in tables]
     exact = MarkovChain(wide[0], plain_rows.log_rows(*wide[1:4]), wide[4], lengths)
     loose = {"rtol": 1e-10, "atol": 1e-12} if dtype is torch.float64 else {"rtol": 1e-5, "atol": 1e-4}
-    with kernels("never"):
+    with kernels("plain"):
         smoothed = exact.smooth()
         expected = torch.autograd.grad(exact.log_normalizer().sum(), [wide[n] for n in (0, 1, 2, 4)])
         beliefs = exact.filter().state
@@ -87,7 +88,7 @@ def test_sequences_that_lose_digits_are_computed_in_logarithms():
     tables[4][0, 1, 40, :] = torch.tensor([0.0, -1e4, -1e4])
     tables[4][0, 1, 41, :] = torch.tensor([-1e4, -1e4, 0.0])
     tables[1][..., 0, 2] = -800.0
-    with kernels("always"):
+    with kernels("native"):
         ours = op.rows_posterior(*tables, lengths)
     exact = plain_rows.smoothed(plain.posterior, *tables, lengths)
     for a, b in zip(ours, exact, strict=True):
@@ -125,3 +126,43 @@ def test_the_sums_of_rows_are_those_of_a_loop(mode):
     twice = torch.einsum("rni,nrij,nrik,na,nb->rijakb", leaving, probs, probs, design, design)
     assert_close(used, once, rtol=1e-12, atol=1e-12)
     assert_close(products, twice, rtol=1e-12, atol=1e-12)
+
+
+@st.composite
+def some_rows(draw) -> tuple[Tensor, ...]:
+    """Tables and lengths of a few sequences, with holes, missing steps and values far from those of others."""
+    k, c, t = draw(st.integers(1, 6)), draw(st.integers(0, 3)), draw(st.integers(1, 40))
+    batch, seed = draw(st.sampled_from([(), (1,), (3,), (9,), (2, 5)])), draw(st.integers(0, 2**16))
+    base, likelihood = (
+        2 * numbers(*batch[:1], *[1] * len(batch[1:]), k, k, seed=seed),
+        numbers(*batch, t, k, seed=seed + 1),
+    )
+    if draw(st.booleans()):
+        base[..., 0, 1:] = -INF
+    likelihood *= draw(st.sampled_from([1.0, 3.0, 1e3]))
+    likelihood[..., :: draw(st.integers(1, 5)), :] = draw(st.sampled_from([0.0, -1e4, -1e300]))
+    weights, inputs = numbers(k, k, c, seed=seed + 2), numbers(*batch[-1:], t - 1, c, seed=seed + 3)
+    lengths = torch.randint(1, t + 1, batch, generator=torch.Generator().manual_seed(seed))
+    return numbers(k, seed=seed + 4), base, weights, inputs, likelihood, lengths
+
+
+@given(some_rows())
+def test_operators_have_the_values_of_their_plain_forms(tables):
+    for operator in (op.rows_filter, op.rows_posterior):
+        for ours, exact in zip(operator(*tables), operator.plain(*tables), strict=True):
+            assert_close(ours, exact, rtol=1e-10, atol=1e-11)
+
+
+@pytest.mark.parametrize("steps", [3000, 20_000])
+def test_tables_of_long_sequences_are_made_again(steps):
+    """Those of one sequence of 3000 steps are kept."""
+    tables, lengths = rows_of(1, 1, steps, 5, 1)
+    for ours, exact in zip(op.rows_posterior(*tables, lengths), plain_rows.posterior(*tables, lengths), strict=True):
+        assert_close(ours, exact, rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize(("k", "d", "n"), [(1, 1, 1), (2, 3, 7), (5, 4, 129), (3, 5, 300), (4, 6, 128)])
+def test_sums_of_rows_of_all_sizes_are_those_of_the_plain_form(k, d, n):
+    given = numbers(2, 2, k), numbers(2, 2, k, d, seed=1), numbers(n, d, seed=3), numbers(2, n, 2, seed=2).abs()
+    for ours, exact in zip(op.row_sums(*given), plain_rows.row_sums(*given), strict=True):
+        assert_close(ours, exact, rtol=1e-12, atol=1e-12)

@@ -6,17 +6,14 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from oracles.operators import without_kernels
 from oracles.placement import close, tolerances
-from samplehold.inference.chains import cpu_parts
+from samplehold.inference.chains.copy import native
 from samplehold.inference.chains.copy import plain as general
-from samplehold.inference.chains.factored_copy import cpu, cpu_blocks, cpu_lanes, cpu_stretches, op, plain
+from samplehold.inference.chains.factored_copy import op, plain
 from samplehold.inference.chains.factored_copy.chain import FactoredCopyChain
 from samplehold.inference.chains.factored_copy.plain import multiplied_out
-from samplehold.inference.numerics.lanes import BYTES
 from torch import Tensor
 from torch.autograd import gradcheck, gradgradcheck
 from torch.testing import assert_close
-
-pytestmark = pytest.mark.kernels
 
 TIGHT = {"rtol": 1e-10, "atol": 1e-12}
 
@@ -65,24 +62,11 @@ def found(*given: Tensor) -> dict[str, Tensor]:
     }  # fmt: skip
 
 
-@pytest.fixture(params=["side by side", "one by one", "in stretches"])
+@pytest.fixture(params=["whole", "in blocks"])
 def kernels(request, monkeypatch):
-    """Each of the kinds of kernels, whatever the number of sequences; blocks of few steps."""
-    monkeypatch.setattr(cpu, "faster_side_by_side", lambda inputs: request.param == "side by side")
-    if request.param == "in stretches":
-        of_few_steps(monkeypatch)
-    monkeypatch.setattr(cpu_blocks, "_BLOCK", 1 << 13)
-    monkeypatch.setattr(cpu_blocks, "_ALONE", 0)
-
-
-def of_few_steps(monkeypatch) -> list[bool]:
-    """Sequences are cut into stretches of few steps; whether that was of use is added to what is returned."""
-    agreed = []
-    monkeypatch.setattr(cpu_stretches, "_SHORT", 5)
-    monkeypatch.setattr(cpu_stretches, "_BLOCK", BYTES // 4)
-    usual = cpu.sweep_in_stretches
-    monkeypatch.setattr(cpu, "sweep_in_stretches", lambda *given: agreed.append(usual(*given)) or agreed[-1])
-    return agreed
+    """Halves of sequences in one block, and in blocks of few steps."""
+    if request.param == "in blocks":
+        monkeypatch.setattr(native, "BLOCK", 64)
 
 
 @given(arguments())
@@ -100,65 +84,48 @@ def test_the_kernels_equal_the_chain_multiplied_out(kernels, dtype, given):
 @pytest.mark.parametrize("n", [1, 2, 5])
 @pytest.mark.parametrize("states", [3, 11])
 def test_results_do_not_depend_on_who_works_on_a_sequence(steps, n, states, monkeypatch):
-    monkeypatch.setattr(cpu, "faster_side_by_side", lambda inputs: False)
     given = tables(0, n, steps, states, steps, ragged=n > 1)
     once = found(*given)
-    for kept in (0, 1 << 24):  # whether likelihoods are kept between the sweeps
-        monkeypatch.setattr(cpu_parts, "_KEPT", kept)
-        for work in (1 << 16, 1):
-            monkeypatch.setattr(cpu_parts, "_MIN_WORK", work)
-            for threads in (1, 2):
-                torch.set_num_threads(threads)
-                try:
-                    again = found(*given)
-                finally:
-                    torch.set_num_threads(1)
-                for ours, theirs in zip(again.values(), once.values(), strict=True):
-                    assert_close(ours, theirs, rtol=0, atol=0)
+    for work in (1 << 16, 1):
+        monkeypatch.setattr(native, "MIN_WORK", work)
+        for threads in (1, 2):
+            torch.set_num_threads(threads)
+            try:
+                again = found(*given)
+            finally:
+                torch.set_num_threads(1)
+            for ours, theirs in zip(again.values(), once.values(), strict=True):
+                assert_close(ours, theirs, rtol=0, atol=0)
 
 
 @pytest.mark.few(5)
 @pytest.mark.parametrize("gates", ["constant", "by step"])
 @pytest.mark.parametrize("n", [1, 2])
 @pytest.mark.parametrize(("steps", "states"), [(513, 3), (1000, 3), (1024, 3), (2001, 11)])
-def test_stretches_of_a_long_sequence(steps, states, n, gates, dtype, monkeypatch):
-    used = of_few_steps(monkeypatch)
+def test_blocks_of_a_long_sequence(steps, states, n, gates, dtype, monkeypatch):
+    monkeypatch.setattr(native, "BLOCK", 1024)
     *given, lengths = tables(3, n, steps, states, steps if gates == "by step" else 1, ragged=False)
     lengths[-1] = steps - 9
-    given[0] = given[0] + 7.0  # of so many redraws that a few steps are enough to forget
     given = [table.to(dtype) for table in given]
     theirs = expected(*(table.double() for table in given), lengths)
-    for kept in (0, 1 << 24):  # whether likelihoods are kept between the sweeps
-        monkeypatch.setattr(cpu_stretches, "_KEPT", kept)
-        for threads in (1, 2):
-            torch.set_num_threads(threads)
-            try:
-                ours = found(*given, lengths)
-            finally:
-                torch.set_num_threads(1)
-            for name, values in theirs.items():
-                size = max(1.0, float(values.abs().amax()))
-                assert_close(ours[name].double(), values, **tolerances(dtype, size))
-    assert used == [True] * 8
+    ours = found(*given, lengths)
+    for name, values in theirs.items():
+        size = max(1.0, float(values.abs().amax()))
+        assert_close(ours[name].double(), values, **tolerances(dtype, size))
 
 
-def test_a_chain_that_hardly_forgets_is_walked_from_one_end_to_the_other(monkeypatch):
-    used = of_few_steps(monkeypatch)
+def test_a_chain_that_hardly_forgets_is_exact(kernels):
     *given, lengths = tables(4, 1, 800, 3, 1, ragged=False)
     given[0] = given[0] - 30.0  # nearly no redraws, and observations that say nothing but at both ends
     given[3][:, 1:-1] = 0.0
     for (name, ours), theirs in zip(found(*given, lengths).items(), expected(*given, lengths).values(), strict=True):
         assert_close(ours, theirs, **TIGHT, msg=lambda text, name=name: f"{name}: {text}")
-    assert used == [False, False]
 
 
-def test_sequences_side_by_side_do_not_see_each_other(monkeypatch):
-    """Whatever the threads, and whatever the neighbours hold, the numbers are the same to the last bit."""
-    monkeypatch.setattr(cpu_blocks, "_BLOCK", 1 << 12)
-    monkeypatch.setattr(cpu_blocks, "_ALONE", 0)
+def test_sequences_do_not_see_each_other():
+    """Whatever the neighbours hold, the numbers are the same to the last bit."""
     *factors, lengths = tables(10, 41, 60, 3, 60)
     once = found(*factors, lengths)
-    monkeypatch.setattr(cpu_lanes, "worthwhile", lambda seconds: 3)
     order = torch.randperm(41, generator=torch.Generator().manual_seed(0))
     again = found(*(table[order] for table in factors), lengths[order])
     for name, values in once.items():
@@ -169,15 +136,6 @@ def test_sequences_side_by_side_do_not_see_each_other(monkeypatch):
     assert (failed >= 0).nonzero().tolist() == [[5]]
     others = torch.arange(41) != 5
     assert_close(results[1][others], once["state"][others], rtol=0, atol=0)
-
-
-@pytest.mark.cpu("numba's kernels")
-@pytest.mark.parametrize(
-    ("lengths", "states", "faster"), [([9, 9], 2, False), ([9] * 8, 16, True), ([9, *[1] * 7], 2, False)]
-)
-def test_sequences_go_side_by_side_where_most_lanes_have_work(lengths, states, faster):
-    inputs, _ = cpu._prepare(*tables(0, len(lengths), 9, states, 1)[:4], torch.tensor(lengths))
-    assert cpu_lanes.faster_side_by_side(inputs) == faster
 
 
 @pytest.mark.parametrize("gates", [1, 6])

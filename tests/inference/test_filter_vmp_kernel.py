@@ -7,14 +7,15 @@ import torch
 from examples import examples
 from hypothesis import given
 from hypothesis import strategies as st
+from oracles import naive_stepwise as naive
 from oracles.operators import without_kernels
 from oracles.placement import close
 from samplehold.inference.chains.copy.chain import CopyChain
-from samplehold.inference.message_passing.stepwise import naive, op, plain
+from samplehold.inference.message_passing.stepwise import op, plain
 from samplehold.inference.message_passing.stepwise.op import filter_steps
 from torch.testing import assert_close
 
-pytestmark = [pytest.mark.kernels, pytest.mark.cpu("numba's kernels")]
+pytestmark = pytest.mark.cpu("kernels of the CPU")
 
 FORMS = ("mean_field", "conditional")
 

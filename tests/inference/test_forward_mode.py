@@ -13,7 +13,7 @@ from samplehold.inference.numerics.logs import log_probability
 from torch.autograd import forward_ad
 from torch.testing import assert_close
 
-pytestmark = [pytest.mark.kernels, pytest.mark.cpu("kernels there take no tangents")]
+pytestmark = pytest.mark.cpu("kernels there take no tangents")
 
 
 def table(*shape: int, seed: int = 0) -> torch.Tensor:

@@ -6,14 +6,12 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from oracles import naive_gaussian as naive
 from oracles.operators import without_kernels
 from oracles.placement import close
-from samplehold.inference.gaussian import naive
 from samplehold.inference.gaussian import op as gaussian
 from samplehold.inference.gaussian import plain as vectorized
 from torch.testing import assert_close
-
-pytestmark = pytest.mark.kernels
 
 
 def problem(seed, n, k, f, restarts=(), dtype=torch.float64):

@@ -5,13 +5,12 @@ import torch
 from examples import examples
 from hypothesis import given
 from hypothesis import strategies as st
+from oracles import naive_gaussian_paths as naive
 from oracles.placement import close
-from samplehold.inference.chains.gaussian_paths import naive, op, plain
+from samplehold.inference.chains.gaussian_paths import op, plain
 from samplehold.inference.families import GaussianPaths, GaussianTables
 from samplehold.inference.numerics.cholesky import NotDefiniteError
 from torch import Tensor
-
-pytestmark = pytest.mark.kernels
 
 
 def tables(seed: int, n: int, n_steps: int, n_states: int, dtype: torch.dtype = torch.float64) -> GaussianTables:

@@ -10,7 +10,7 @@ pytest.importorskip("triton")
 from samplehold.inference.numerics.gpu import constexpr, kernel, launch, tl
 from samplehold.inference.numerics.gpu_elementary import exp, sigmoids, tanh
 
-pytestmark = [pytest.mark.kernels, pytest.mark.hardware("Triton interprets or compiles")]
+pytestmark = pytest.mark.hardware("Triton interprets or compiles")
 
 
 @kernel

@@ -11,7 +11,7 @@ from torch.testing import assert_close
 
 from .test_factored_copy_chain import tables
 
-pytestmark = [pytest.mark.kernels, pytest.mark.hardware("Triton interprets or compiles")]
+pytestmark = pytest.mark.hardware("Triton interprets or compiles")
 
 
 def check(given, **bounds: float) -> list[int]:

@@ -3,13 +3,14 @@
 import pytest
 import torch
 from examples import slow
+from oracles import naive_stepwise as naive
 from oracles.gpu import compile_for_gpu, gpu_kernels
-from samplehold.inference.message_passing.stepwise import naive, op, plain
+from samplehold.inference.message_passing.stepwise import op, plain
 from torch.testing import assert_close
 
 from .test_filter_vmp_kernel import random_tables
 
-pytestmark = [pytest.mark.kernels, pytest.mark.hardware("Triton interprets or compiles")]
+pytestmark = pytest.mark.hardware("Triton interprets or compiles")
 
 
 def arguments(seed, states=3, impossible=False, wide=True, independent=False, given=False, dtype=torch.float64):

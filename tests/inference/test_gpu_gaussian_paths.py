@@ -10,7 +10,7 @@ from samplehold.inference.numerics.cholesky import NotDefiniteError
 from torch import Tensor
 from torch.testing import assert_close
 
-pytestmark = [pytest.mark.kernels, pytest.mark.hardware("Triton interprets or compiles")]
+pytestmark = pytest.mark.hardware("Triton interprets or compiles")
 
 
 def tables(n: int, steps: int, states: int, dtype: torch.dtype = torch.float64) -> GaussianTables:

@@ -4,13 +4,14 @@ import pytest
 import torch
 from examples import slow
 from oracles import log_paths
+from oracles import naive_markov as naive
 from oracles.gpu import compile_for_gpu, gpu_kernels
-from samplehold.inference.chains.markov import naive, op, plain, plain_rows
+from samplehold.inference.chains.markov import op, plain, plain_rows
 from samplehold.inference.chains.markov.chain import MarkovChain
 from torch import Tensor
 from torch.testing import assert_close
 
-pytestmark = [pytest.mark.kernels, pytest.mark.hardware("Triton interprets or compiles")]
+pytestmark = pytest.mark.hardware("Triton interprets or compiles")
 
 INF = float("inf")
 OPERATORS = "filter", "posterior", "viterbi"

@@ -15,7 +15,6 @@ from torch import Tensor
 from torch.testing import assert_close
 
 pytestmark = [
-    pytest.mark.kernels,
     pytest.mark.slow,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU"),
 ]

@@ -9,7 +9,7 @@ from samplehold.inference.stacks.stratification.op import step as stratification
 from samplehold.inference.stacks.superposition.op import step as superposition
 from torch import Tensor
 
-pytestmark = [pytest.mark.kernels, pytest.mark.hardware("Triton interprets or compiles")]
+pytestmark = pytest.mark.hardware("Triton interprets or compiles")
 
 
 def normal(*shape: int, dtype: torch.dtype = torch.float64) -> Tensor:

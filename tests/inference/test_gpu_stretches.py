@@ -12,7 +12,7 @@ from samplehold.inference.chains.markov import op as markov
 from torch import Tensor
 from torch.testing import assert_close
 
-pytestmark = [pytest.mark.kernels, pytest.mark.hardware("Triton interprets or compiles")]
+pytestmark = pytest.mark.hardware("Triton interprets or compiles")
 
 STEPS, STATES = (5000 if torch.cuda.is_available() else 35), 3  # the interpreter cuts shorter ones
 FORGETS, REMEMBERS = 40.0, -40.0  # how much more often a state is drawn than held, in nats

@@ -11,12 +11,10 @@ import torch
 from examples import examples, slow
 from hypothesis import given
 from hypothesis import strategies as st
-from samplehold.inference.chains.linear_gaussian import naive
+from oracles import naive_linear_gaussian as naive
 from samplehold.inference.chains.linear_gaussian.factors import compress, covariance_of, factor_of
 from torch import Tensor
 from torch.testing import assert_close
-
-pytestmark = pytest.mark.kernels
 
 TIGHT = {"rtol": 1e-10, "atol": 1e-10}
 NILE = Path(sh.__file__).parent / "notebooks" / "data" / "nile.csv"
@@ -205,7 +203,7 @@ def local_level(x: Tensor, **options: Tensor) -> sh.chains.LinearGaussianChain:
 @pytest.mark.parametrize("batch", [(0,), (2, 0)])
 def test_no_sequences_have_empty_results_in_the_plain_form_too(batch):
     empty = local_level(torch.zeros(*batch, 4, 1, dtype=torch.float64))
-    with sh.kernels("never"):
+    with sh.kernels("plain"):
         assert empty.filter().mean.shape == (*batch, 4, 1)
         assert empty.smooth().mean.shape == (*batch, 4, 1)
 
@@ -451,7 +449,7 @@ ONE, TWO = torch.ones(1, 1), torch.eye(2)
         ({"lengths": 4}, "lengths: got 4"),
     ],
 )
-@pytest.mark.parametrize("mode", ["never", slow("always")])
+@pytest.mark.parametrize("mode", ["plain", slow("native")])
 def test_bad_arguments_are_named_with_their_cure(arguments, message, mode):
     good = {"x": torch.zeros(3, 1), "transition": ONE, "state_noise": ONE, "emission": ONE, "observation_noise": ONE}
     with sh.kernels(mode), pytest.raises(ValueError, match=message):
@@ -498,7 +496,7 @@ def test_kinds_are_named():
         sh.chains.LinearGaussianChain(torch.zeros(3, 1), torch.ones(2, 1, 1), ONE, ONE, ONE).forecast(2)
 
 
-@pytest.mark.parametrize("mode", ["always", "never"])
+@pytest.mark.parametrize("mode", ["native", "plain"])
 def test_a_diffuse_walk_without_noise_of_observations_is_its_steps(mode):
     """Evidence, its gradient and bridges over gaps, of a batch in which one sequence has noise and one has none."""
     generator = torch.Generator().manual_seed(0)

@@ -6,13 +6,13 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from oracles.placement import tolerances
-from samplehold.inference.chains.linear_gaussian import gradient, op, parallel, plain
+from samplehold.inference.chains.linear_gaussian import gradient, op, parallel, parameters, plain
 from samplehold.inference.chains.linear_gaussian.parameters import read
 from samplehold.inference.chains.linear_gaussian.tables import Tables
 from torch import Tensor
 from torch.testing import assert_close
 
-pytestmark = [pytest.mark.kernels, pytest.mark.cpu("numba's kernels")]
+pytestmark = pytest.mark.cpu("kernels of the native library")
 
 NAMES = ("transition", "state_noise", "emission", "observation_noise", "initial_covariance")
 OFFSETS = ("initial_mean", "transition_offset", "emission_offset")
@@ -229,6 +229,85 @@ def test_draws_are_affine_in_their_noise_with_the_covariance_of_the_posterior(di
     close(torch.einsum("nbti,nbtj->btij", columns[:, :, 1:], columns[:, :, :-1]), cross, 1e-9)
 
 
+@pytest.mark.parametrize("diffuse", [0, 1])
+@pytest.mark.parametrize("batch", [(2,), (5,), (8,), (9,), (31,), (32,), (37,), (3, 5)])
+def test_sequences_of_one_set_go_side_by_side_however_many_there_are(batch, diffuse):
+    """Of all batch axes, and of the last one, where the sets have the first."""
+    for shared in (NAMES, () if len(batch) == 1 else ("emission",)):
+        tables = tables_of(4, batch=batch, steps=9, states=3, features=2, shared=shared, diffuse=diffuse)
+        if len(batch) > 1 and shared != NAMES:
+            tables = tables._replace(
+                transition=tables.transition[:, :1],
+                state_factor=tables.state_factor[:, :1],
+                observation_factor=tables.observation_factor[:, :1],
+                initial_factor=tables.initial_factor[:, :1],
+            )
+        for operator, twin in ((op.evidence, plain.evidence), (op.filter, plain.filter), (op.smooth, plain.smooth)):
+            agree(operator(*tables), twin(tables), 1e-8 if diffuse else 1e-10)
+
+
+@pytest.mark.parametrize(("states", "features"), [(1, 9), (9, 1), (8, 5), (13, 6), (20, 17)])
+def test_wide_tables(states, features):
+    tables = tables_of(6, batch=(2,), steps=6, states=states, features=features, missing=0.3)
+    for operator, twin in ((op.evidence, plain.evidence), (op.filter, plain.filter), (op.smooth, plain.smooth)):
+        agree(operator(*tables), twin(tables), 1e-9)
+    found, expected = gradients(tables, True), gradients(tables, False)
+    for name, grad in found.items():
+        close(grad, expected[name], rtol=1e-8)
+
+
+def test_tables_may_have_any_strides():
+    """Axes in another order, every second entry, and entries that are there once for all steps."""
+    tables = tables_of(8, batch=(4,), steps=8, states=3, features=2, missing=0.2, varying=NAMES, ragged=True)
+
+    def strided(table: Tensor | None) -> Tensor | None:
+        if table is None or table.dim() < 2:
+            return table
+        turned = table.movedim(0, -1).repeat_interleave(2, 0).contiguous()
+        return turned[::2].movedim(-1, 0)
+
+    other = Tables(*map(strided, tables))
+    for operator in (op.evidence, op.filter, op.smooth):
+        agree(operator(*other), operator(*tables), 1e-13)
+    once = tables._replace(transition=tables.transition[:, :1], emission=tables.emission[:, :1])
+    everywhere = once._replace(transition=once.transition.expand(4, 7, 3, 3), emission=once.emission.expand(4, 8, 2, 3))
+    for operator in (op.evidence, op.filter, op.smooth):
+        agree(operator(*everywhere), operator(*once), 1e-13)
+
+
+@pytest.mark.parametrize("batch", [(0,), (2, 0), (0, 3)])
+def test_no_sequences(batch):
+    tables = tables_of(1, batch=batch, steps=4, shared=NAMES)
+    for operator, twin in ((op.evidence, plain.evidence), (op.filter, plain.filter), (op.smooth, plain.smooth)):
+        for found, expected in zip(operator(*tables), twin(tables), strict=True):
+            assert_close(found, expected, rtol=1e-10, atol=1e-10)
+
+
+@given(
+    seed=st.integers(0, 10_000),
+    n=st.integers(1, 9),
+    rank=st.integers(0, 9),
+    scale=st.sampled_from([1.0, 1e-150, 1e140]),
+    wrong=st.sampled_from([None, "skew", "negative"]),
+)
+def test_factors_of_covariances_are_those_of_the_plain_form(dtype, seed, n, rank, scale, wrong):
+    generator = torch.Generator().manual_seed(seed)
+    half = torch.randn(3, n, min(rank, n), generator=generator, dtype=torch.float64)
+    covariance = (half @ half.mT) * (scale if dtype == torch.float64 else 1.0)
+    if wrong == "negative":
+        covariance = covariance - 0.1 * covariance.diagonal(dim1=-2, dim2=-1).amax() * torch.eye(n).double()
+    if wrong == "skew" and n > 1:
+        covariance[1, 0, 1] = 2 * covariance[1, 0, 1] + covariance[1, 0, 0]
+    covariance = covariance.to(dtype)
+    (found, is_wrong), (expected, bad) = parameters.root(covariance), parameters._plain_root(covariance)
+    assert bool(is_wrong) == bool(bad)
+    if not bad:
+        size = covariance.diagonal(dim1=-2, dim2=-1).sqrt()
+        scaled = size.unsqueeze(-1) * size.unsqueeze(-2)
+        error = (found @ found.mT - expected @ expected.mT).abs() / torch.where(scaled > 0, scaled, 1.0)
+        assert float(error.max()) < 100 * n * torch.finfo(dtype).eps
+
+
 @pytest.mark.slow
 def test_float32_is_computed_in_float64_and_rounded():
     tables = tables_of(5, steps=30, states=3, missing=0.1, dtype=torch.float32)
@@ -258,7 +337,9 @@ def test_a_recursion_at_rest_goes_on_as_if_it_went_on():
     """Beside the same parameters given for each step, with which covariances never rest."""
     tables = tables_of(2, batch=(3,), steps=400, shared=NAMES)
     steps = {"transition": 399, "state_factor": 399, "emission": 400, "observation_factor": 400}
-    by_step = tables._replace(**{name: getattr(tables, name).expand(n, -1, -1) for name, n in steps.items()})
+    by_step = tables._replace(
+        **{name: getattr(tables, name).expand(n, -1, -1).contiguous() for name, n in steps.items()}
+    )
     for operator in (op.evidence, op.filter, op.smooth):
         agree(operator(*tables), operator(*by_step), 1e-11)
     found, expected = gradients(tables, True), gradients(by_step, True)
@@ -283,7 +364,7 @@ def test_slow_recursions_rest_late_or_never(ratio):
     """A local level that hardly moves: its variances fall over about 1 / sqrt(ratio) steps."""
     x = torch.randn(1, 3000, 1, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     one = torch.ones(1, 1, dtype=torch.float64)
-    by_step = (ratio * one).expand(2999, 1, 1)
+    by_step = (ratio * one).repeat(2999, 1, 1)
     constant = sh.chains.LinearGaussianChain(x, one, ratio * one, one, one, diffuse=[True])
     varying = sh.chains.LinearGaussianChain(x, one, by_step.unsqueeze(0), one, one, diffuse=[True])
     for found, expected in ((constant.smooth(), varying.smooth()), (constant.filter(), varying.filter())):

@@ -13,23 +13,14 @@ import torch
 from examples import examples
 from hmmlearn.hmm import CategoricalHMM
 from hypothesis import given
+from hypothesis import strategies as st
+from oracles import naive_markov as naive
 from oracles.markov_paths import Answers, Tables, enumerate_paths, expand, path_weights, tables
 from oracles.operators import without_kernels
-from samplehold.inference.chains import cpu_parts
-from samplehold.inference.chains.markov import cpu, cpu_scaled, naive, op, plain
+from samplehold.inference.chains import parts
+from samplehold.inference.chains.markov import native, native_tables, op, plain
 from samplehold.inference.chains.markov.chain import MarkovChain
 from torch import Tensor
-
-pytestmark = pytest.mark.kernels
-
-
-@pytest.fixture(autouse=True, scope="module")
-def small_calls() -> Iterator[None]:
-    """Small chains test the kernels of large calls too."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(cpu, "SMALL", 0)
-        yield
-
 
 INF = float("inf")
 TOLERANCE = {torch.float64: {"rtol": 1e-10, "atol": 1e-14}, torch.float32: {"rtol": 1e-5, "atol": 1e-6}}
@@ -199,6 +190,35 @@ def test_implementations_agree(batch, n_states, varies, dtype):
             assert torch.equal(*both)
 
 
+@given(
+    batch=st.sampled_from([(), (1,), (4,), (9,), (2, 5)]),
+    n_steps=st.integers(1, 40),
+    n_states=st.integers(1, 40),
+    varies=st.booleans(),
+    holes=st.sampled_from([0.0, 0.3]),
+    low=st.sampled_from([-1e300, -1e4, -100.0]),
+    seed=st.integers(0, 99),
+)
+@examples(60)
+def test_operators_equal_their_plain_forms(batch, n_steps, n_states, varies, holes, low, seed):
+    """Also where some likelihoods are so low that digits could be lost."""
+    chain = random_chain(batch, n_steps, n_states, varies=varies and n_steps > 2, holes=holes, ragged=True, seed=seed)
+    *given, lengths = chain._tables()
+    generator = torch.Generator().manual_seed(seed)
+    rare = torch.rand(given[2].shape, generator=generator) < 0.1
+    rare[..., 0] = False
+    given[2] = given[2].masked_fill(rare, low)
+    uniform = torch.rand(2, *batch, n_steps, generator=generator, dtype=torch.float64)
+    for name in ("filter", "posterior"):
+        for actual, table in zip(
+            getattr(op, name)(*given, lengths), getattr(plain, name)(*given, lengths), strict=True
+        ):
+            torch.testing.assert_close(actual, table, rtol=1e-10, atol=1e-12)
+    for name, further in (("viterbi", ()), ("sample", (uniform,))):
+        both = (getattr(module, name)(*given, lengths, *further)[0] for module in (op, plain))
+        assert torch.equal(*both)
+
+
 @pytest.mark.parametrize("varies", [False, True])
 @pytest.mark.parametrize(("batch", "n_states"), SIZES[:5])
 def test_gradients_of_the_implementations_agree(batch, n_states, varies):
@@ -245,10 +265,10 @@ def test_a_sequence_that_is_walked_from_both_ends_agrees_with_the_other_implemen
 def by_parts(monkeypatch, most: int, margin: int) -> list[bool]:
     """Sequences are cut into so many parts, with margins of a few steps; whether that was of use is added to what is
     returned."""
-    agreed, usual = [], cpu_parts._sweep_parts
-    for name, value in (("_PARTS", most), ("_STEPS", 1), ("_VECTORS", 1), ("_MARGIN", margin)):
-        monkeypatch.setattr(cpu_parts, name, value)
-    monkeypatch.setattr(cpu_parts, "_sweep_parts", lambda *given: agreed.append(usual(*given)) or agreed[-1])
+    agreed, usual = [], native._in_parts
+    for name, value in (("PARTS", most), ("STEPS", 1), ("SECONDS", 1e-9), ("MARGIN", margin)):
+        monkeypatch.setattr(parts, name, value)
+    monkeypatch.setattr(native, "_in_parts", lambda *given: agreed.append(usual(*given)) or agreed[-1])
     return agreed
 
 
@@ -262,28 +282,40 @@ def test_parts_of_a_long_sequence_are_the_whole(n, n_steps, n_states, dtype, thr
     expected = plain.posterior(*(table.double() for table in tables[:3]), tables[3])[:-1]
     agreed, results = by_parts(monkeypatch, 4, 20), []
     tolerance = {"rtol": 1e-4, "atol": 1e-4} if dtype == torch.float32 else {"rtol": 1e-10, "atol": 1e-12}
-    for kept in (0, 1 << 24):  # whether likelihoods are kept between the sweeps
-        monkeypatch.setattr(cpu_parts, "_KEPT", kept)
-        for n_threads in (1, 3):
-            torch.set_num_threads(n_threads)
-            results.append(op.posterior(*tables)[:-1])
-            for actual, table, first in zip(results[-1], expected, results[0], strict=True):
-                torch.testing.assert_close(actual.double(), table, **tolerance)
-                assert torch.equal(actual, first)
-    assert agreed == [True] * 4
+    for n_threads in (1, 3):
+        torch.set_num_threads(n_threads)
+        results.append(op.posterior(*tables)[:-1])
+        for actual, table, first in zip(results[-1], expected, results[0], strict=True):
+            torch.testing.assert_close(actual.double(), table, **tolerance)
+            assert torch.equal(actual, first)
+    assert agreed == [True] * 2
 
 
 @pytest.mark.cpu("threads of its kernels")
 @pytest.mark.slow
 def test_a_sequence_that_forgets_slowly_is_cut_into_fewer_parts(threads, monkeypatch):
-    chain, runs, usual = random_chain((), 2000, 3), [], cpu_parts._sweep_between
-    monkeypatch.setattr(cpu_parts, "_sweep_between", lambda *given: runs.append(given[-1].shape[1]) or usual(*given))
+    chain, runs, usual = random_chain((), 2000, 3), [], native._smooth
+    monkeypatch.setattr(native, "_smooth", lambda *given: runs.append(len(given[2])) or usual(*given))
     agreed = by_parts(monkeypatch, 16, 20)
     expected = plain.posterior(*chain._tables())
     for actual, table in zip(op.posterior(*chain._tables()), expected, strict=True):
         torch.testing.assert_close(actual, table, rtol=1e-10, atol=1e-12)
     assert agreed == [True]
-    assert runs[0] + 1 < 16
+    assert runs[0] < 16
+
+
+@pytest.mark.cpu("threads of its kernels")
+def test_a_part_that_loses_digits_is_computed_in_logarithms(monkeypatch):
+    *tables, likelihood, lengths = random_chain((), 2000, 3)._tables()
+    likelihood[700, 1:] = -INF
+    likelihood[701] = torch.tensor([-1000.0, 0.0, 0.0])
+    tables[1] = tables[1].clone()
+    tables[1][0, 0, 1:] = -800.0
+    agreed = by_parts(monkeypatch, 4, 20)
+    given = *tables, likelihood, lengths
+    for actual, table in zip(op.posterior(*given), plain.posterior(*given), strict=True):
+        torch.testing.assert_close(actual, table, rtol=1e-10, atol=1e-12)
+    assert agreed == [False]
 
 
 @pytest.mark.cpu("threads of its kernels")
@@ -364,8 +396,7 @@ def test_operators_pass_opcheck(varies, served):
 
 @pytest.mark.cpu("threads of its kernels")
 def test_results_do_not_depend_on_the_number_of_threads(threads, monkeypatch):
-    monkeypatch.setattr(cpu_parts, "worthwhile", lambda seconds: torch.get_num_threads())  # whatever the size
-    monkeypatch.setattr(cpu_parts, "_MIN_WORK", 1)
+    monkeypatch.setattr(native_tables, "worthwhile", lambda seconds: torch.get_num_threads())  # whatever the size
     by_parts(monkeypatch, 4, 40)
     chains = [random_chain(batch, n, 6, ragged=True) for batch, n in (((), 5000), ((9,), 400))]
     for chain in chains:
@@ -512,12 +543,17 @@ def test_what_lies_beyond_a_sequence_is_not_read(varies):
             assert grad.isfinite().all()
 
 
-@pytest.mark.cpu("numba's kernels")
 def test_shared_tables_are_not_expanded():
     chain = random_chain((50,), 4, 40, ragged=True)
-    flat = cpu_scaled.flatten(*chain._tables())
-    assert flat.log_transition.ctypes.data == chain.log_transition.data_ptr()
-    assert flat.log_initial.shape == (1, 40)
+    repeated = chain.log_transition.expand(50, 3, 40, 40)
+    for moves in (chain._moves(), repeated):
+        (initial, transition, _), of, *_ = native.read(
+            chain.log_initial, moves, chain.log_likelihood, chain.lengths
+        ).kept
+        assert transition.data_ptr() == chain.log_transition.data_ptr()
+        assert transition.numel() == 1600
+        assert initial.data_ptr() == chain.log_initial.data_ptr()
+        assert of == (None, None, None)
 
 
 # -- what is handed in -----------------------------------------------------------------------------------------------

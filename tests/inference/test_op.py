@@ -3,11 +3,12 @@
 import os
 import subprocess
 import sys
+from importlib.util import find_spec
 
 import pytest
 import torch
-from samplehold.inference.numerics.costs import COSTS, Cost, expected_calls, kernels
-from samplehold.inference.numerics.op import Call, Op, _defined, blank, compiles, load_kernels
+from samplehold.inference.numerics.forms import kernels
+from samplehold.inference.numerics.op import Call, Op, _defined, blank
 from torch import Tensor
 from torch.autograd import gradcheck, gradgradcheck
 from torch.testing import assert_close
@@ -155,96 +156,62 @@ def test_a_file_of_operators_can_be_loaded_again():
         assert_close(again(torch.ones(2), torch.ones(2), 2)[0], torch.ones(2))
 
 
-def test_where_a_compiler_is_missing_its_kernels_are_not_loaded(monkeypatch):
-    import samplehold.inference.scans.linear as room
-
-    monkeypatch.setitem(sys.modules, "numba", None)  # importing it fails
-    monkeypatch.delitem(sys.modules, f"{room.__name__}.cpu", raising=False)
-    with monkeypatch.context() as patched:
-        for kept in (load_kernels, compiles):
-            patched.setattr(f"samplehold.inference.numerics.op.{kept.__name__}", kept.__wrapped__)
-        load_kernels.__wrapped__(room.__name__, "cpu")
-    assert f"{room.__name__}.cpu" not in sys.modules
-
-
 @pytest.fixture
-def costly(monkeypatch):
-    """An operator whose kernel repays compiling after three calls on four numbers, or one on twelve."""
-    monkeypatch.setitem(COSTS, "test_power_costly", Cost(compile=1.2e-8, call=0, step=0, number=0.5))
-    operator = Op("test_power_costly" + SCHEMA, power, fake)
+def served():
+    """An operator with a kernel and an adjoint."""
+    operator = Op("test_power_served" + SCHEMA, power, fake)
     operator.kernel("cpu", takes=is_weighted)(kernel)
     operator.adjoint("cpu", takes=is_weighted)(adjoint)
     called.clear()
     return operator
 
 
-def test_the_kernel_serves_once_the_work_repays_compiling_it(costly, tables):
+@pytest.mark.parametrize(("mode", "server"), [("native", "kernel"), ("plain", "plain")])
+def test_a_user_says_whether_kernels_serve(served, tables, mode, server):
     x, weight = (table.detach() for table in tables)
-    with kernels("auto"):
-        for _ in range(4):
-            costly(x, weight, 3)
-        assert called == ["plain", "plain", "kernel", "kernel"]
-
-
-def test_the_kernel_serves_at_once_where_one_call_repays_compiling_it(costly):
-    with kernels("auto"):
-        costly(torch.ones(12), torch.ones(12), 3)
-    assert called == ["kernel"]
-
-
-@pytest.mark.parametrize(("calls", "server"), [(2, "plain"), (3, "kernel")])
-def test_the_kernel_serves_at_once_where_the_calls_to_come_repay_compiling_it(costly, tables, calls, server):
-    x, weight = (table.detach() for table in tables)
-    with kernels("auto"), expected_calls(calls):
-        costly(x, weight, 3)
-    assert called == [server]
-
-
-@pytest.mark.parametrize(("mode", "server"), [("always", "kernel"), ("never", "plain")])
-def test_a_user_says_whether_kernels_serve(costly, tables, mode, server):
-    x, weight = (table.detach() for table in tables)
-    with kernels("auto"):
+    with kernels("native"):
         with kernels(mode):
-            for _ in range(4):
-                costly(x, weight, 3)
-        assert called == 4 * [server]
-        costly(x, weight, 3)
-        assert called[4:] == ["plain"]  # the mode before is back, and nothing was counted
+            served(x, weight, 3)
+        assert called == [server]
+        served(x, weight, 3)
+        assert called[1:] == ["kernel"]  # the mode before is back
 
 
-def test_a_derivative_has_the_form_of_its_value(costly, tables):
-    with kernels("auto"):
-        value = costly(*tables, 3)[0].sum()
-        kernels("always")
+def test_a_derivative_has_the_form_of_its_value(served, tables):
+    with kernels("plain"):
+        value = served(*tables, 3)[0].sum()
+        kernels("native")
         torch.autograd.grad(value, tables)
         assert called == ["plain", "plain"]
         called.clear()
-        value = costly(*tables, 3)[0].sum()
-        kernels("never")
+        value = served(*tables, 3)[0].sum()
+        kernels("plain")
         torch.autograd.grad(value, tables)
         assert called == ["kernel", "adjoint"]
 
 
 def test_an_unknown_mode_is_refused():
-    with pytest.raises(ValueError, match=r"mode: got 'sometimes', expected one of 'auto', 'always', 'never'"):
+    with pytest.raises(ValueError, match=r"mode: got 'sometimes', expected one of 'native', 'plain'"):
         kernels("sometimes")
 
 
 @pytest.mark.slow
 def test_the_environment_says_the_mode_of_a_process():
-    code = "from samplehold.inference.numerics import costs; print(costs.mode())"
-    for mode, status in (("never", 0), ("sometimes", 1)):
+    code = "from samplehold.inference.numerics import forms; print(forms.mode())"
+    for mode, status in (("plain", 0), ("sometimes", 1)):
         environment = os.environ | {"SAMPLEHOLD_KERNELS": mode}
         done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment)
         assert done.returncode == status
         assert mode in (done.stderr if status else done.stdout)
 
 
-def test_every_operator_of_the_package_has_a_cost():
+def test_every_operator_of_the_package_has_a_native_kernel():
     import samplehold.inference.chains.copy.chain
     import samplehold.inference.chains.linear_gaussian.chain
     import samplehold.inference.chains.markov.chain
     import samplehold.inference.scans.gated.op  # noqa: F401
 
-    ours = {name for name, operator in _defined.items() if operator.plain.__module__.startswith("samplehold")}
-    assert not {name for name in ours if not name.endswith("_without_kernels")} - set(COSTS)
+    rooms = {name: operator.plain.__module__.rpartition(".")[0] for name, operator in _defined.items()}
+    ours = {room for room in rooms.values() if room.startswith("samplehold")}
+    assert len(ours) > 4
+    assert {room for room in ours if find_spec(f"{room}.native") is None} == set()

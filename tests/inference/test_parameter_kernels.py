@@ -2,6 +2,9 @@
 
 import pytest
 import torch
+from examples import examples
+from hypothesis import given
+from hypothesis import strategies as st
 from samplehold.inference.families import Beta, Dirichlet, Gamma, NormalGamma, NormalWishart
 from samplehold.inference.families.family import relative
 from samplehold.inference.families.normal import expected_normal, mean_point
@@ -9,7 +12,7 @@ from samplehold.inference.families.peak import peak
 from torch import Tensor
 from torch.testing import assert_close
 
-pytestmark = [pytest.mark.kernels, pytest.mark.cpu("numba's kernels")]
+pytestmark = pytest.mark.cpu("kernels of the CPU")
 
 FUSED = [Beta(), Dirichlet(), Gamma(), NormalGamma(), NormalWishart()]
 each_fused = pytest.mark.parametrize("family", FUSED, ids=lambda family: type(family).__name__)
@@ -89,8 +92,8 @@ def test_a_scale_matrix_that_rounding_left_indefinite_has_the_factor_of_the_plai
 def test_expected_densities_and_points_are_those_of_the_plain_forms(dim):
     eta = random_eta(NormalWishart(), 0, plates=(3, 4), dim=dim)
     statistics = NormalWishart().mean(eta)
-    for function, given in ((expected_normal, statistics), (mean_point, eta)):
-        for ours, plain in zip(function(given), function.plain(given), strict=True):
+    for function, table in ((expected_normal, statistics), (mean_point, eta)):
+        for ours, plain in zip(function(table), function.plain(table), strict=True):
             assert_close(ours, plain, rtol=1e-10, atol=1e-10)
 
 
@@ -109,7 +112,6 @@ def test_the_peak_of_a_message_is_that_of_the_plain_form(dim):
     ours, plain = peak(message, floor), peak.plain(message, floor)
     assert_close(ours.loc, plain.loc, rtol=1e-13, atol=1e-13)
     assert_close(ours.precision, plain.precision, rtol=1e-11, atol=1e-11)
-    assert not ours.collapsed.any()
 
 
 @pytest.mark.parametrize("case", ["no weight", "a point", "a line", "below the floor", "collinear"])
@@ -131,4 +133,23 @@ def test_a_peak_without_a_covariance_of_its_own_is_left_to_the_plain_form(case):
     ours, plain = peak(message, floor), peak.plain(message, floor)
     for found, expected in zip(ours, plain, strict=True):
         assert_close(found, expected, rtol=0, atol=0, equal_nan=True)
-    assert case == "collinear" or ours.collapsed.any()  # of that one only rounding decides
+
+
+@examples(60)
+@given(st.integers(0, 10**6), st.integers(1, 7), st.integers(1, 5), st.sampled_from([1.0, 20.0, 1e4]))
+def test_kernels_equal_the_plain_forms_at_any_size(seed, plates, dim, size):
+    for family in FUSED:
+        eta, eta0 = (size * random_eta(family, seed + i, plates=(plates,), dim=dim) for i in range(2))
+        expected = relative.plain(eta, eta0, family)
+        for ours, plain in zip(relative(eta, eta0, family), expected, strict=True):
+            assert_close(ours, plain, rtol=1e-10, atol=1e-10 * max(1.0, float(plain.abs().max())), equal_nan=True)
+
+
+def test_a_table_of_many_plates_is_that_of_its_plates():
+    eta, eta0 = random_eta(NormalWishart(), 0, plates=(50, 60)), random_eta(NormalWishart(), 1, plates=(60,))
+    divergence, mean = relative(eta, eta0, NormalWishart())
+    for n in (0, 17, 49):
+        ours, row = relative(eta[n], eta0, NormalWishart())
+        assert torch.equal(divergence[n], ours)
+        assert torch.equal(mean[n], row)
+    assert relative(eta[:0], eta0, NormalWishart())[0].shape == (0, 60)

@@ -17,7 +17,7 @@ from samplehold.inference.numerics.products import with_ones
 from samplehold.inference.scans.gated.op import gated_scan
 from torch import Tensor
 
-pytestmark = [pytest.mark.kernels, pytest.mark.cpu("threads of its kernels")]
+pytestmark = pytest.mark.cpu("threads of its kernels")
 
 THREADS = (1, 2, 4)
 LONG = 66_000  # steps, of which every kernel for one sequence makes several parts

@@ -8,15 +8,14 @@ import torch
 from examples import examples
 from hypothesis import given
 from hypothesis import strategies as st
+from oracles import naive_linear_scan as naive
 from oracles.operators import without_kernels
 from oracles.placement import tolerances
-from samplehold.inference.scans.linear import naive, plain
+from samplehold.inference.scans.linear import plain
 from samplehold.inference.scans.linear.op import lerp_scan, linear_scan, scan
 from torch import Tensor
 from torch.autograd import gradcheck, gradgradcheck
 from torch.testing import assert_close
-
-pytestmark = pytest.mark.kernels
 
 each_kind = pytest.mark.parametrize("lerp", [False, True], ids=["linear", "lerp"])
 

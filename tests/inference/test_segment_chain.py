@@ -7,9 +7,9 @@ import torch
 from examples import examples
 from hypothesis import given
 from hypothesis import strategies as st
+from oracles import naive_segment as naive
 from oracles.segmentations import Segmentations, best_segmentation, enumerate_segmentations
 from oracles.segments import block_of, hazards, nile, ragged
-from samplehold.inference.chains.segment import naive
 from samplehold.inference.chains.segment.chain import SegmentChain
 from samplehold.inference.chains.segment.records import Block, tables_of
 from samplehold.inference.families import (

@@ -1,22 +1,20 @@
 """The kernels of segments against their plain forms."""
 
-import numpy as np
 import pytest
 import torch
+from examples import examples
+from hypothesis import given
+from hypothesis import strategies as st
 from oracles.segmentations import enumerate_segmentations
 from oracles.segments import block_of, hazards, nile, ragged
 from samplehold import kernels
 from samplehold.inference.chains.segment import op
 from samplehold.inference.chains.segment.chain import SegmentChain
 from samplehold.inference.chains.segment.records import Block
-from samplehold.inference.numerics.compilation import lean_kernel
-from samplehold.inference.numerics.elementary import log
-from samplehold.inference.numerics.lanes import load, store
 from samplehold.switching.segments.beliefs import INFINITE, Expectation
 from torch import Tensor
 from torch.testing import assert_close
 
-pytestmark = pytest.mark.kernels
 CLOSE = {"rtol": 1e-9, "atol": 1e-9}
 KINDS = ["normal", "poisson", "exponential", "bernoulli", "categorical"]
 
@@ -30,7 +28,7 @@ def results(chain: SegmentChain) -> list[Tensor]:
 
 def in_both_forms(work):
     found = []
-    for mode in ("never", "always"):
+    for mode in ("plain", "native"):
         with kernels(mode):
             found.append(work())
     return found
@@ -75,7 +73,7 @@ def test_moments_in_kernels_equal_enumeration_and_the_plain_form(kind):
     hazard = hazards("run", 100, 4).log() - 1
     expect = Expectation(block.family), Expectation(other.family)
     short = Block(block.family, block.prior, block.statistics[46:54])
-    with kernels("always"):
+    with kernels("native"):
         few = SegmentChain(short, hazard, base[46:54], "run").smooth(expect[:1])
     every = enumerate_segmentations((short,), hazard.exp(), base[46:54], "run")
     assert_close(few.expected[0], every.expected(0, expect[0]), rtol=1e-10, atol=1e-10)
@@ -109,23 +107,25 @@ def test_other_expectations_are_left_to_the_plain_form():
 
 
 def test_the_nile_has_the_same_numbers_in_kernels():
-    with kernels("always"):
+    with kernels("native"):
         chain = nile()
         assert f"{float(chain.log_normalizer()):.10f}" == "-639.8011245600"
         assert f"{float(chain.smooth().n_changes):.10f}" == "1.4503573389"
         assert f"{float(chain.viterbi().log_probability):.10f}" == "-640.4844246584"
 
 
-def test_beginnings_beyond_the_first_room_are_kept():
-    block, base = block_of("bernoulli", 1500, 0, n_features=1, scale=0.0)
+@pytest.mark.parametrize("n_steps", [1500, 4000])  # the second takes several calls
+def test_beginnings_beyond_the_first_room_are_kept(n_steps):
+    block, base = block_of("bernoulli", n_steps, 0, n_features=1, scale=0.0)
     hazard = torch.tensor([0.3], dtype=torch.float64).log()
-    with kernels("always"):
+    with kernels("native"):
         chain = SegmentChain(block, hazard, base)
         value, change = chain.log_normalizer(), chain.smooth().change
         short = SegmentChain(block, hazard, base, tol=1e-10)
         assert 0 < short.runs().left_out <= 1e-10
         assert_close(short.smooth().change, change, rtol=0, atol=1e-10)
     assert_close(value, short.log_normalizer(), rtol=1e-12, atol=1e-9)
+    assert_close(value, chain.filter().log_normalizer, rtol=0, atol=0)
     assert_close(change[1:].sum() + 1, change.sum(), **CLOSE)
 
 
@@ -135,21 +135,94 @@ def test_numbers_that_kernels_do_not_take_are_left_to_the_plain_form():
     weighed = Block(block.family, block.prior, 2.5 * block.statistics)
     plain, compiled = in_both_forms(lambda: SegmentChain(weighed, hazard, base).log_normalizer())
     assert_close(plain, compiled, rtol=0, atol=0)
-    with kernels("always"), pytest.raises(ValueError, match="step 0"):
+    with kernels("native"), pytest.raises(ValueError, match="step 0"):
         SegmentChain(Block(block.family, block.prior, block.statistics * torch.nan), hazard).smooth()
     assert "cpu" in op.forwards._kernels
 
 
-def test_logarithms_of_vectors_are_exact_to_rounding():
-    @lean_kernel
-    def logarithms(x, y):
-        for i in range(0, len(x), 8):
-            store(y, i, log(load(x, i)))
+@st.composite
+def chains(draw):
+    """Chains of every family that kernels know, with hazards at the ends of their range, of any lengths."""
+    n_steps, batch, by = draw(st.integers(1, 40)), draw(st.integers(1, 3)), draw(st.sampled_from(["step", "run"]))
+    parts = [
+        block_of(
+            draw(st.sampled_from(KINDS)),
+            n_steps,
+            draw(st.integers(0, 99)),
+            scale=draw(st.sampled_from([0.0, 3.0, 100.0])),
+        )
+        for _ in range(draw(st.integers(1, 2)))
+    ]
+    size = batch, n_steps if by == "step" else draw(st.integers(1, 50))
+    ends = st.sampled_from([-torch.inf, -1e300, -800.0, -40.0, -3.0, -0.5, -1e-300, 0.0])
+    hazard = torch.tensor(draw(st.lists(ends, min_size=1, max_size=7)), dtype=torch.float64)
+    hazard = hazard[torch.arange(size[0] * size[1]) % len(hazard)].reshape(size)
+    seen = torch.rand(batch, n_steps, generator=torch.Generator().manual_seed(1)) < draw(
+        st.sampled_from([0.0, 0.7, 2.0])
+    )
+    base = sum(base for _, base in parts).expand(batch, n_steps) * seen
+    if draw(st.booleans()):
+        base = base.masked_fill(torch.arange(n_steps) == draw(st.integers(0, 80)), -torch.inf)
+    blocks = tuple(Block(part.family, part.prior, part.statistics * seen[..., None, None]) for part, _ in parts)
+    lengths = draw(st.none() | st.lists(st.integers(1, n_steps), min_size=batch, max_size=batch).map(torch.tensor))
+    return blocks, hazard, base, by, lengths, draw(st.sampled_from([0.0, 1e-9, 1e-3]))
 
-    generator = np.random.default_rng(0)
-    x = np.concatenate([np.exp(40 * generator.standard_normal(4000)), 1 + 0.01 * generator.standard_normal(4000)])
-    y = np.empty_like(x)
-    logarithms(x, y)
-    assert np.abs(y - np.log(x)).max() <= 2.3e-16 * max(1.0, np.abs(np.log(x)).max())
-    near = np.abs(x - 1) < 0.1
-    assert (np.abs(y - np.log(x))[near] <= 4.6e-16 * np.abs(np.log(x))[near]).all()
+
+@given(chains())
+@examples(300)
+def test_kernels_are_the_plain_forms_of_any_chain(arguments):
+    def found() -> list[Tensor] | str:
+        chain = SegmentChain(*arguments)
+        moments = tuple(Expectation(block.family) for block in chain.blocks)
+        try:
+            filtered, smoothed = chain.filter(moments), chain.smooth()
+            tables = [filtered.log_increment, filtered.change, filtered.run, smoothed.change, chain.entropy()]
+            tables += [*smoothed.expected, *chain.filter().expected, chain.viterbi().log_probability]
+            return [*tables, *(table[..., :1] for table in (*filtered.expected, *chain.smooth(moments).expected))]
+        except ValueError as error:
+            return str(error)
+
+    plain, compiled = in_both_forms(found)
+    if isinstance(plain, str):
+        assert compiled == plain
+        return
+    for ours, expected in zip(compiled, plain, strict=True):
+        assert_close(ours, expected, rtol=1e-8, atol=1e-8)
+
+
+def test_threads_change_no_bit():
+    before, found = torch.get_num_threads(), []
+    parts = [block_of("normal", 300, seed) for seed in range(5)]
+    statistics, base = (
+        torch.stack(tables) for tables in zip(*((part.statistics, base) for part, base in parts), strict=True)
+    )
+    block, hazard = Block(parts[0][0].family, parts[0][0].prior, statistics), hazards("run", 300, 1).log() - 3
+    try:
+        for n_threads in (1, 2, 4):
+            torch.set_num_threads(n_threads)
+            with kernels("native"):
+                found.append(results(SegmentChain(block, hazard, base, "run", tol=1e-6)))
+    finally:
+        torch.set_num_threads(before)
+    for other in found[1:]:
+        assert all(one.equal(two) for one, two in zip(found[0], other, strict=True))
+
+
+def test_where_no_segment_can_end_a_change_has_probability_zero():
+    block, base = block_of("poisson", 6, 0)
+    only_after_two = torch.tensor([0.0, 0.5, 0.0], dtype=torch.float64).log()
+    plain, compiled = in_both_forms(lambda: SegmentChain(block, only_after_two, base, "run").smooth().change)
+    assert bool((plain[[1, 3, 5]] == 0).all())
+    assert 0 < plain[2] < 1
+    assert_close(compiled, plain, **CLOSE)
+
+
+def test_a_sequence_has_the_same_bits_among_others():
+    block, base = block_of("normal", 60, 0)
+    hazard, n = torch.tensor([0.1], dtype=torch.float64).log(), 3000  # of several calls
+    many = Block(block.family, block.prior, block.statistics.expand(n, *block.statistics.shape))
+    with kernels("native"):
+        alone, among = SegmentChain(block, hazard, base), SegmentChain(many, hazard, base.expand(n, 60))
+        for one, all_of in ((alone.filter(), among.filter()), (alone.smooth(), among.smooth())):
+            assert all_of.change.equal(one.change.expand(n, 60))
+            assert all_of.expected[0].equal(one.expected[0].expand(all_of.expected[0].shape))

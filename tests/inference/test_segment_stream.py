@@ -124,7 +124,6 @@ def test_the_belief_of_a_stream_is_a_record():
         runs.nothing  # noqa: B018
 
 
-@pytest.mark.kernels
 @pytest.mark.parametrize("kind", ["normal", "poisson", "bernoulli"])
 @pytest.mark.parametrize("by", ["step", "run"])
 @pytest.mark.parametrize(("tol", "most"), [(0.0, None), (1e-5, None), (1e-9, 15)])
@@ -133,7 +132,7 @@ def test_the_kernel_of_a_stream_is_the_plain_form(kind, by, tol, most):
     hazard = torch.tensor([0.05] if by == "step" else [0.01, 0.02, 0.1], dtype=torch.float64).log()
     stream = SegmentStream((block.family,), (block.prior,), hazard, by, tol, most)
     found = []
-    for mode in ("never", "always"):
+    for mode in ("plain", "native"):
         with kernels(mode):
             found.append(streamed(stream, block.statistics, base))
     (plain, expected), (compiled, increments) = found
@@ -144,7 +143,6 @@ def test_the_kernel_of_a_stream_is_the_plain_form(kind, by, tol, most):
     assert_close(compiled.left_out, plain.left_out, rtol=1e-6, atol=1e-15)
 
 
-@pytest.mark.kernels
 @pytest.mark.parametrize("kind", ["normal", "poisson", "exponential", "bernoulli", "categorical"])
 @pytest.mark.parametrize("never", [False, True])
 def test_moments_of_a_stream_are_those_of_the_chain(kind, never):
@@ -153,9 +151,9 @@ def test_moments_of_a_stream_are_those_of_the_chain(kind, never):
     hazard = torch.tensor([-torch.inf if never else math.log(0.05)], dtype=torch.float64)
     stream = SegmentStream((block.family,), (block.prior,), hazard)
     expect, given = (Expectation(block.family),), hazard.expand(40)
-    with kernels("always"):
+    with kernels("native"):
         _, found = stream.extend(stream.start(), (weighed.statistics,), base, given, expect)
-    with kernels("never"):
+    with kernels("plain"):
         expected = SegmentChain(weighed, hazard, base).filter(expect)
     for name in ("log_normalizer", "log_increment", "change", "run"):
         assert_close(getattr(found, name), getattr(expected, name), rtol=1e-9, atol=1e-9)

@@ -7,15 +7,15 @@ import samplehold as sh
 import torch
 from examples import examples
 from hypothesis import given
+from hypothesis import strategies as st
+from oracles import naive_semi_markov as naive
 from oracles.segment_paths import NEVER, enumerate_segments, path_weight, segment_chains, tables_of
 from samplehold.inference.chains.contract import Filtered, Marginals, Sampled, Smoothed, Viterbi
 from samplehold.inference.chains.markov.chain import MarkovChain
-from samplehold.inference.chains.semi_markov import naive, op, plain
+from samplehold.inference.chains.semi_markov import op, plain
 from samplehold.inference.chains.semi_markov.chain import SemiMarkovChain, equilibrium
 from torch import Tensor
 from torch.testing import assert_close
-
-pytestmark = pytest.mark.kernels
 
 TOLERANCE = {torch.float64: {"rtol": 1e-10, "atol": 1e-13}, torch.float32: {"rtol": 1e-5, "atol": 1e-6}}
 BOTH = (torch.float64, torch.float32)
@@ -188,6 +188,35 @@ def test_implementations_agree(batch, k, longest, options):
         assert torch.equal(actual, expected)
 
 
+@given(
+    st.integers(0, 10**6), st.integers(0, 3), st.integers(1, 12), st.integers(2, 9), st.integers(1, 14), st.booleans()
+)
+@examples(40)
+def test_kernels_agree_with_the_plain_form_at_all_sizes(seed, batch, n_steps, k, longest, varies):
+    chain = random_chain((batch,), n_steps, k, longest, holes=0.2, seed=seed, varies=varies)
+    likelihood = chain.log_likelihood.clone()
+    likelihood[..., :1] -= 1e3 * (seed % 3)  # a state that is hardly ever possible
+    tables = *chain._tables()[:3], likelihood, chain.lengths
+    *_, missed = plain.filter(*tables)
+    for name in ("filter", "posterior", "viterbi"):
+        *found, failed = getattr(op, name)(*tables)
+        *expected, _ = getattr(plain, name)(*tables)
+        assert torch.equal(failed >= 0, missed >= 0)
+        for a, b in zip(found, expected, strict=True):
+            assert_close(a[missed < 0], b[missed < 0], rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize("threads", [2, 3])
+def test_kernels_have_the_same_bits_for_any_number_of_threads(threads):
+    tables, before = random_chain((7,), 200, 3, 60)._tables(), torch.get_num_threads()
+    torch.set_num_threads(1)
+    expected = [x for f in (op.filter, op.posterior, op.viterbi) for x in f(*tables)]
+    torch.set_num_threads(threads)
+    found = [x for f in (op.filter, op.posterior, op.viterbi) for x in f(*tables)]
+    torch.set_num_threads(before)
+    assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
+
+
 @pytest.mark.parametrize("implementation", [op, plain])
 def test_gradcheck_and_gradgradcheck(implementation):
     chain = random_chain((2,), 3, 2, 2, holes=0.0)
@@ -288,7 +317,7 @@ def test_a_batch_without_sequences_and_a_sequence_of_one_step():
     close(chain.smooth().state[0], (chain.log_initial + chain.log_likelihood[0]).softmax(-1))
 
 
-@pytest.mark.parametrize("mode", ["always", "never"])
+@pytest.mark.parametrize("mode", ["native", "plain"])
 @pytest.mark.parametrize("number", [NEVER, torch.nan, torch.inf])
 def test_an_impossible_observation_is_named(number, mode):
     chain = random_chain((2,), 6, 2, 3)

@@ -11,8 +11,6 @@ from samplehold.inference.chains.switching_gaussian.tables import choose, stick_
 from torch import Tensor
 from torch.testing import assert_close
 
-pytestmark = pytest.mark.kernels
-
 TIGHT = {"rtol": 1e-10, "atol": 1e-10}
 MODELS = {
     "seed": st.integers(0, 2**31),
@@ -66,7 +64,11 @@ def test_the_kernel_smooths_as_the_plain_form(lengths, missing, seed, **sizes):
 
 
 @pytest.mark.slow
-@given(**MODELS, lengths=st.lists(st.integers(1, 6), min_size=1, max_size=3), missing=st.sampled_from([0.0, 0.4]))
+@given(
+    **MODELS | {"latent": st.integers(1, 6), "features": st.integers(1, 6)},
+    lengths=st.lists(st.integers(1, 6), min_size=1, max_size=3),
+    missing=st.sampled_from([0.0, 0.4]),
+)
 def test_the_kernels_of_gibbs_moves_draw_as_the_plain_form(lengths, missing, seed, **sizes):
     """Regimes from the same numbers; of latents, which are drawn in another way, the moments."""
     regimes = random_regimes(seed, **sizes)
@@ -88,11 +90,82 @@ def test_the_kernels_of_gibbs_moves_draw_as_the_plain_form(lengths, missing, see
         assert_close(one, other, rtol=1e-8, atol=1e-8)
 
 
-@pytest.mark.parametrize("c", [0.0, 2.0, -3.0, 40.0])
-def test_plain_polya_gamma_numbers_have_their_mean(c):
-    drawn = polya_gamma(torch.full((10, 2000), c, dtype=torch.float64), torch.arange(1, 11))
+def moves(regimes, x: Tensor, ends: Tensor, path: Tensor, seed: int) -> list[Tensor]:
+    """The results of all moves of a Gibbs sampler."""
+    generator, tables = torch.Generator().manual_seed(seed), regimes.tables()
+    draw = lambda *size: torch.rand(*path.shape, *size, generator=generator, dtype=torch.float64)
+    latents = op.latents(x, ends, tables, path, draw(0), draw(tables.n_latent), draw(x.shape[-1]))
+    collapsed = op.collapsed(x, ends, tables, path, draw())
+    return [*latents, *collapsed, *op.redrawn(x, ends, tables, path, 4, torch.arange(len(path)))]
+
+
+@pytest.mark.cpu("threads of its kernels")
+def test_gibbs_moves_do_not_depend_on_the_number_of_threads_or_on_other_chains():
+    regimes = random_regimes(1, regimes=3, latent=2)
+    x, ends = sequences(regimes, 2, [1500, 900, 1200, 1], 0.1)
+    path, before, found = torch.randint(3, x.shape[:2], generator=torch.Generator().manual_seed(0)), 1, []
+    try:
+        before = torch.get_num_threads()
+        for n in (1, 3):
+            torch.set_num_threads(n)
+            found.append(moves(regimes, x, ends, path, 5))
+    finally:
+        torch.set_num_threads(before)
+    assert all(map(torch.equal, *found))
+    alone = moves(regimes, x[:1], ends[:1], path[:1], 5)
+    assert torch.equal(alone[1], found[0][1][:1])
+    assert torch.equal(alone[-2], found[0][-2][:1])
+
+
+@pytest.mark.cpu("checks of its kernels")
+def test_gibbs_moves_refuse_paths_that_the_model_has_not():
+    regimes = random_regimes(1, regimes=2)
+    x, ends = sequences(regimes, 2, [4, 3], 0.0)
+    path = torch.zeros(2, 4, dtype=torch.long)
+    for wrong in (2, -1):
+        with pytest.raises(IndexError, match="path"):
+            moves(regimes, x, ends, path.clone().fill_(wrong), 0)
+    beyond = path.clone()
+    beyond[1, 3] = -1  # after the end of its sequence
+    assert int(moves(regimes, x, ends, beyond, 0)[3].max()) < 0
+    with pytest.raises(IndexError, match="length"):
+        moves(regimes, x, ends + 2, path, 0)
+    assert all(len(table) == 0 for table in moves(regimes, x[:0], ends[:0], path[:0], 0))
+
+
+@pytest.mark.cpu("what its kernels do")
+def test_a_path_that_cannot_be_is_left_for_one_that_can():
+    given = vars(random_regimes(0, regimes=2))
+    never = torch.tensor([[1.0, 0.0], [0.5, 0.5]], dtype=torch.float64)
+    start = torch.tensor([1.0, 0.0], dtype=torch.float64)
+    regimes = type(random_regimes(0))(**given | {"transition_probs": never, "initial_probs": start})
+    x, ends = sequences(regimes, 1, [5], 0.0)
+    ends, path = ends.repeat(40), torch.ones(40, 5, dtype=torch.long)
+    for _ in range(8):
+        path, failed = op.redrawn(x, ends, regimes.tables(), path, 4, torch.randint(2**62, (40,)))
+        assert int(failed.max()) < 0
+    assert not path.any()
+
+
+@pytest.mark.parametrize("draw", [op.polya_gamma, polya_gamma], ids=["kernel", "plain"])
+@pytest.mark.parametrize("c", [0.0, 2.0, -3.0, 40.0, 300.0])
+def test_polya_gamma_numbers_have_their_mean(c, draw):
+    drawn = draw(torch.full((10, 2000), c, dtype=torch.float64), torch.arange(1, 11))
     half = torch.tensor(abs(c) or 1e-6, dtype=torch.float64) / 2
     assert float((drawn.mean() - half.tanh() / (4 * half)).abs()) < 5 * float(drawn.std()) / drawn.numel() ** 0.5
+
+
+@pytest.mark.cpu("streams of its kernels")
+def test_a_row_of_polya_gamma_numbers_has_a_stream_of_its_own():
+    c = 3 * torch.randn(7, 3000, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    seeds = torch.arange(7)
+    drawn = op.polya_gamma(c, seeds)
+    for row in (0, 6):
+        assert torch.equal(op.polya_gamma(c[row : row + 1], seeds[row : row + 1])[0], drawn[row])
+    assert bool((drawn > 0).all())
+    edges = op.polya_gamma(torch.tensor([[torch.inf, 1e200, torch.nan]], dtype=torch.float64), torch.tensor([1]))[0]
+    assert bool((edges[:2] < 1e-100).all())
+    assert bool(edges[2].isnan())
 
 
 def test_impossible_regimes_have_no_weight():
@@ -109,6 +182,97 @@ def test_impossible_regimes_have_no_weight():
     found, expected = op.smooth(x, ends, regimes.tables()), plain.smooth(regimes.tables(), x, ends)
     assert_close(found.pairs, expected.pairs, **TIGHT)
     assert not found.pairs[..., 2, :].any()
+
+
+def agree(found, expected, *names: str, tolerance: float = 1e-10) -> None:
+    assert torch.equal(found.failed, expected.failed)
+    for name in names:
+        assert_close(getattr(found, name), getattr(expected, name), rtol=tolerance, atol=tolerance, msg=name)
+
+
+FILTERED = ("log_increment", "state", "lagged", "mean", "covariance")
+SMOOTHED = ("log_normalizer", "state", "pairs", "mean", "covariance")
+
+
+@pytest.mark.parametrize("noise", [0.0, 0.5])
+@pytest.mark.parametrize("contracts", [False, True])
+def test_singular_moves_are_undone_by_a_pseudoinverse(noise, contracts):
+    """Two latents are equal after each move, or all are 0; a pseudoinverse gives what is known of those before."""
+    regimes = random_regimes(3, regimes=2, latent=3, features=2)
+    x, ends = sequences(regimes, 1, [7, 4, 1], 0.2)
+    tables = regimes.tables()
+    moves, state_noise = tables.transition.clone(), torch.zeros_like(tables.state_noise)
+    moves[:, 2], state_noise[:, 0, 0] = moves[:, 1], noise
+    moves = moves * 0 if contracts else moves
+    offset = torch.zeros_like(tables.transition_offset)
+    tables = tables._replace(transition=moves, state_noise=state_noise, transition_offset=offset)
+    agree(op.smooth(x, ends, tables), plain.smooth(tables, x, ends), *SMOOTHED)
+
+
+@pytest.mark.parametrize("order", [1, 2, 3])
+def test_steps_without_density_are_found_one_by_one(order):
+    regimes = random_regimes(3, regimes=2, latent=3, features=2)
+    x, ends = sequences(regimes, 1, [7, 5, 4, 3], 0.0)
+    tables = regimes.tables()
+    x[1, 2], x[2, 3], x[3, :2] = 1e300, 1e150, torch.nan
+    found, expected = op.filter(x, ends, tables, order, None), plain.filter(tables, x, ends, order, None)
+    assert found.failed.tolist() == expected.failed.tolist() == [-1, 2, -1, -1]
+    whole = torch.tensor([0, 2, 3])
+    for name in FILTERED:
+        one, other = getattr(found, name)[whole], getattr(expected, name)[whole]
+        assert_close(one, other, rtol=1e-10, atol=1e-10 * float(1 + other.abs().max()), msg=name)
+    blind = tables._replace(
+        emission=torch.zeros_like(tables.emission), observation_noise=torch.zeros_like(tables.observation_noise)
+    )
+    assert op.filter(x, ends, blind, order, None).failed.tolist() == [0, 0, 0, 2]
+    assert op.smooth(x, ends, blind).failed.tolist() == [0, 0, 0, 2]
+
+
+def test_many_regimes_and_latents():
+    regimes = random_regimes(3, regimes=20, latent=6, features=4)
+    (x, ends), tables = sequences(regimes, 1, [4, 2], 0.1), regimes.tables()
+    for order in (1, 2):
+        agree(op.filter(x, ends, tables, order, None), plain.filter(tables, x, ends, order, None), *FILTERED)
+    agree(op.smooth(x, ends, tables), plain.smooth(tables, x, ends), *SMOOTHED)
+    empty = op.smooth(x[:0], ends[:0], tables)
+    assert empty.pairs.shape == (0, 3, 20, 20)
+
+
+@pytest.mark.parametrize("slope", [1.0, 30.0, 1e4, 1e200])
+def test_steep_regressions_choose_as_the_plain_form(slope):
+    regimes = random_regimes(3, regimes=4, latent=2, features=1, recurrent=True)
+    (x, ends), tables = sequences(regimes, 1, [5, 3], 0.0), regimes.tables()
+    tables = tables._replace(recurrence=slope * tables.recurrence)
+    agree(op.filter(x, ends, tables, 1, None), plain.filter(tables, x, ends, 1, None), *FILTERED)
+
+
+@pytest.mark.parametrize("recurrent", [False, True])
+def test_a_history_that_cannot_be_may_have_any_moments(recurrent):
+    regimes = random_regimes(3, regimes=2, latent=2, recurrent=recurrent)
+    (x, ends), tables = sequences(regimes, 1, [5, 3], 0.1), regimes.tables()
+    log_weight, mean, covariance = op.filter(x, ends, tables, 2, None).belief
+    log_weight = torch.tensor([0.0, -torch.inf], dtype=torch.float64).expand(2, 2)
+    found = []
+    for filler in (0.0, torch.nan):
+        mean[:, 1] = filler
+        found.append(op.filter(x, ends, tables, 2, plain.Belief(log_weight, mean, covariance)))
+    agree(found[1], found[0], *FILTERED, tolerance=0)
+
+
+@pytest.mark.cpu("stretches of its kernels")
+@pytest.mark.parametrize("order", [1, 2, 3])
+def test_steps_in_stretches_have_the_same_bits(order, monkeypatch):
+    from samplehold.inference.chains.switching_gaussian import native
+
+    regimes = random_regimes(1, regimes=3, latent=3)
+    (x, ends), tables = sequences(regimes, 2, [30, 20, 1], 0.1), regimes.tables()
+    given_all = x, ends, tables, order, None
+    whole = op.filter(*given_all), op.smooth(x, ends, tables)
+    monkeypatch.setattr(native, "_LONGEST", 1e-9)
+    parts = op.filter(*given_all), op.smooth(x, ends, tables)
+    agree(parts[0], whole[0], *FILTERED, tolerance=0)
+    agree(parts[1], whole[1], *SMOOTHED, tolerance=0)
+    assert torch.equal(parts[0].belief.covariance, whole[0].belief.covariance)
 
 
 @pytest.mark.cpu("threads of its kernels")

@@ -6,9 +6,8 @@ import threading
 import pytest
 import torch
 from samplehold.inference.numerics import openmp, threads
-from samplehold.inference.numerics.lanes import BYTES
 
-pytestmark = [pytest.mark.kernels, pytest.mark.cpu("threads of its kernels")]
+pytestmark = pytest.mark.cpu("threads of its kernels")
 
 
 @pytest.fixture(params=["torch's threads", "plain threads"])
@@ -66,14 +65,6 @@ def test_where_torchs_runtime_has_no_such_call_there_is_no_team(monkeypatch):
     assert openmp.find_team("a platform of which nothing is known") is None
     monkeypatch.setitem(openmp._ENTRY, "with another runtime", "no_function_of_this_name")
     assert openmp.find_team("with another runtime") is None
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_zeros_are_zero_and_begin_where_a_vector_may(dtype):
-    for shape in ((0,), (3,), (7, 5, 2), (300, 300)):
-        made = threads.zeros(*shape, dtype=dtype)
-        assert made.data_ptr() % BYTES == 0
-        assert torch.equal(made, torch.zeros(shape, dtype=dtype))
 
 
 def test_more_threads_work_only_where_that_saves_more_than_waking_them(team, monkeypatch):

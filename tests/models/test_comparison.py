@@ -37,8 +37,6 @@ from samplehold.models.bridge.network_states import best_order
 from sklearn.metrics import roc_auc_score
 from torch.testing import assert_close
 
-pytestmark = pytest.mark.kernels
-
 
 def rows(random, *shape):
     table = torch.rand(*shape, generator=random, dtype=torch.float64) ** 2 + 0.02
@@ -292,12 +290,12 @@ def test_units_in_another_order_are_aligned_and_that_is_said(space):
     own = compare(model, layer, x)
     assert own.order is not None
     assert own.order.tolist() == [0, 1, 2, 3]
-    assert "taken for" not in repr(own)
+    assert "matched to" not in repr(own)
     report = compare(model, permuted(layer, [2, 0, 3, 1]), x)  # unit j is the model's state [2, 0, 3, 1][j]
     assert report.order is not None
     assert report.order.tolist() == [1, 3, 0, 2]
-    assert "units 1, 3, 0, 2 are taken for the model's states 0 to 3" in repr(report)
-    assert "units 1, 3, 0, 2" in report._repr_html_()
+    assert "Units 1, 3, 0, 2 of the network are matched to states 0 to 3" in repr(report)
+    assert "Units 1, 3, 0, 2" in report._repr_html_()
     assert_close(report.network.state, own.network.state)
     assert_close(report.network.divergence, own.network.divergence, rtol=0, atol=1e-13)
 
@@ -418,7 +416,7 @@ def test_gates_of_probed_networks_are_measured_by_what_they_tell_of_z():
     table = gates.summary()
     assert list(table.index) == [0, "exact"]
     assert table.loc["exact", "AUC"] == gates.exact_auc
-    assert "Of the network's gates that of unit" in repr(report)
+    assert "has the most information about z" in repr(report)
 
 
 @examples(30)

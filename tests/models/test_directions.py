@@ -256,7 +256,7 @@ def test_wrong_calls_are_refused_by_the_callers_name(kind):
             ValueError,
             "layer: reads in both directions, .* no step",
         ),
-        (lambda: layer(packed, None, [5, 3]), ValueError, "lengths: given with a PackedSequence"),
+        (lambda: layer(packed, None, [5, 3]), ValueError, "lengths: a PackedSequence has its own"),
         (lambda: layer(narrow), ValueError, r"x: got shape \[2, 5, 2\]"),
         (lambda: layer(packed.to(torch.float32)), TypeError, "x: got torch.float32 .*expected torch.float64"),
         (lambda: layer(x.float()), TypeError, "x: got torch.float32"),

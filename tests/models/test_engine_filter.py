@@ -9,8 +9,6 @@ from samplehold.models.studies.engine_filter import engine_filter
 from torch import Tensor
 from torch.testing import assert_close
 
-pytestmark = pytest.mark.kernels
-
 MODELS, SEQUENCES, STEPS = 200, 2, 7
 TIGHT = {"rtol": 0.0, "atol": 1e-12}
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU"))]

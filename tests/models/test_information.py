@@ -13,7 +13,7 @@ from samplehold.face.studies import information_sweep, input_gate_bound, input_g
 from samplehold.models.studies.information import gaussian_model, mutual_information
 from torch.testing import assert_close
 
-pytestmark = [pytest.mark.kernels, pytest.mark.cpu("the study makes its models there")]
+pytestmark = pytest.mark.cpu("the study makes its models there")
 UPDATES = ["probabilities", "logits", "logits, held evidence"]
 
 

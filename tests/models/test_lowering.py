@@ -319,8 +319,14 @@ def test_a_network_with_an_exact_gate_is_an_ordinary_module():
             "model: emits Poisson on Bernoulli, whose log-likelihoods differ by more than a linear function of x",
         ),
         (lambda: as_rnn(make("normal"), gate="cubic"), "gate: got 'cubic'"),
-        (lambda: as_rnn(speaking("normal"), "probability"), 'space: got "probability", but held steps of this model'),
-        (lambda: as_rnn(speaking("normal"), "logit", "linear"), 'gate: got "linear", but held steps emit'),
+        (
+            lambda: as_rnn(speaking("normal"), "probability"),
+            'space: got "probability", but this model has no exact minGRU',
+        ),
+        (
+            lambda: as_rnn(speaking("normal"), "logit", "linear"),
+            'gate: got "linear", but observations at held steps depend on the state',
+        ),
         (
             lambda: as_rnn(
                 SwitchingSSM(Copy(2), Normal(1)).with_values(

@@ -23,8 +23,6 @@ from torch.nn.utils import prune
 from torch.testing import assert_close
 from torch.utils.checkpoint import checkpoint
 
-pytestmark = pytest.mark.kernels
-
 close = torch.testing.assert_close
 
 
@@ -401,8 +399,6 @@ def test_bad_input_is_named():
     layer = SuperpositionStackRNN(4, 5)
     with pytest.raises(ValueError, match=r"x: got shape \[2, 3, 5\], expected \[\*batch, T, input_size\]"):
         layer(torch.zeros(2, 3, 5))
-    with pytest.raises(ValueError, match=r"x: got shape \[2, 0, 4\], expected at least one step"):
-        layer(torch.zeros(2, 0, 4))
     with pytest.raises(ValueError, match="capacity: got 0, expected an integer of at least 1"):
         SuperpositionStackRNN(4, 5, capacity=0)
     with pytest.raises(ValueError, match="value_size: got -1, expected an integer of at least 0"):
@@ -648,7 +644,7 @@ def test_states_of_other_layers_and_dtypes_are_refused_by_name():
         made(SuperpositionStackRNN, 4, 5, 2)(x, state)
     with pytest.raises(ValueError, match="a stack of StratificationStackRNN; give a state of this layer"):
         made(StratificationStackRNN, 4, 5, 3)(x, state)
-    with pytest.raises(ValueError, match="lengths: given with a PackedSequence"):
+    with pytest.raises(ValueError, match="lengths: a PackedSequence has its own"):
         layer(nn.utils.rnn.pack_sequence([x[0], x[1]]), lengths=[3, 3])
     with pytest.raises(ValueError, match="lengths: got 4 of sequence 0, but the series has 3 steps"):
         layer(x, lengths=[4, 3])

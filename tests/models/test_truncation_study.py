@@ -13,8 +13,6 @@ from samplehold.models.studies import study as studies
 from samplehold.models.studies import truncation
 from torch.testing import assert_close
 
-pytestmark = pytest.mark.kernels
-
 SMALL = truncation.Plan((2, 30), 4, 4, 0.5, 20)
 
 

@@ -4,8 +4,8 @@ import math
 from typing import NamedTuple
 
 import torch
-from samplehold.inference.chains.gaussian_paths import naive as paths
-from samplehold.inference.chains.linear_gaussian import naive
+from oracles import naive_gaussian_paths as paths
+from oracles import naive_linear_gaussian as naive
 from samplehold.inference.families.normal import NormalWishartParameters
 from samplehold.inference.families.regression import MatrixNormalWishartParameters
 from samplehold.switching.parameters import Parameters

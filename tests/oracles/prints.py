@@ -3,11 +3,12 @@
 from dataclasses import is_dataclass
 
 LINES, LETTERS = 10, 1000
+ROWS = 17  # of a table with its headings
 
 
 def short(value: object) -> bool:
-    text = repr(value)
-    return len(text.splitlines()) <= LINES and len(text) <= LETTERS and "tensor(" not in text
+    text, n = repr(value), ROWS if hasattr(value, "to_frame") else LINES
+    return len(text.splitlines()) <= n and len(text) <= n * LETTERS / LINES and "tensor(" not in text
 
 
 def is_ours(value: object) -> bool:

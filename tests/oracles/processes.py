@@ -14,12 +14,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from samplehold.inference.numerics.costs import kernels, mode
+from samplehold.inference.numerics.forms import kernels, mode
 
 PATIENCE = 300.0  # seconds until a process counts as hanging
 IMPORTED = [
     "pytest",
-    "numba",
     "samplehold.switching.model",
     "samplehold.switching.linear.model",
     "samplehold.switching.slds.model",

@@ -138,7 +138,6 @@ def test_svi_stays_inside_the_bounds(bound: float) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.kernels
 @pytest.mark.parametrize("prior", [UNIFORM, dist.Kumaraswamy(double(2.0)[0], double(9.0)[0])])
 def test_nuts_has_the_mean_of_a_grid(prior: dist.Distribution) -> None:
     model = copy(redraw_prob=prior)
@@ -248,7 +247,7 @@ LOGISTIC = "prior['transition_probs']: got LogisticNormal"
         (lambda: copy(redraw=UNIFORM), "prior: got 'redraw', expected some of redraw_prob, state_probs"),
         (
             lambda: sh.Copy(2, inputs=1, prior={"state_probs": ROW}),
-            "prior['state_probs']: got LogisticNormal, but Copy with inputs takes only a Dirichlet there",
+            "prior['state_probs']: got LogisticNormal, but Copy with inputs supports only a Dirichlet there",
         ),
         (
             lambda: sh.Markov(2, initial="stationary", prior={"transition_probs": ROW}),

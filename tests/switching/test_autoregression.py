@@ -209,7 +209,8 @@ def test_message_passing_in_one_state_gives_the_evidence_of_bayesian_regression(
         here = ~seen[:, f].isnan()
         d, y = design[here, min(f, design.shape[1] - 1)].numpy(), seen[here, f].numpy()
         m0, kappa, shape, rate = (float(prior[n][0, f]) for n in ("loc", "count", "shape", "rate"))
-        lags = np.append(1.0, np.where(np.arange(d.shape[1] - 1) < fit.model.emission.n_lags, m0, 0.0))
+        center = prior.get("inputs_center", np.zeros(0))
+        lags = np.concatenate([[1.0], np.full(fit.model.emission.n_lags, m0), center])
         precision = kappa * np.outer(lags, lags) + np.diag(np.append(0.0, prior["coefficients_count"][0, f]))
         mean = np.append(m0, np.zeros(d.shape[1] - 1))
         spread = np.eye(len(y)) + d @ np.linalg.solve(precision, d.T)
@@ -547,7 +548,7 @@ def test_results_name_the_lags(tmp_path):
     assert "coefficients[0, 1, lag 1 of 0]" in rows
     assert "coefficients[1, 0, b]" in rows
     data = fit.to_arviz(draws=2)
-    assert data.log_likelihood.x.shape[-1] == 39
+    assert data.log_density.x.shape[-1] == 39
     assert bool(data.replicated.x.notnull().all())
     fit.model.save(tmp_path / "model")
     again = sh.SwitchingSSM.load(tmp_path / "model")
@@ -597,7 +598,7 @@ def test_bad_input_is_named():
     shared = sh.SwitchingSSM(sh.Markov(2), sh.AutoRegressive(1, switching="scale"))
     with pytest.raises(TypeError, match="all states share its intercept and coefficients"):
         shared.fit(x, "vmp", progress=False)
-    with pytest.raises(ValueError, match="only a SwitchingSSM of one emission takes lags"):
+    with pytest.raises(ValueError, match="only a SwitchingSSM of one emission supports lags"):
         sh.Gated(sh.AutoRegressive(1), sh.Normal())
 
 

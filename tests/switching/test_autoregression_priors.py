@@ -165,7 +165,6 @@ def test_a_file_holds_them(tmp_path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.kernels
 def test_svi_is_near_the_mode() -> None:
     x = series(n_steps=200)
     model = model_of(sh.AutoRegressive(1, switching=["intercept", "scale"], prior=OWN))

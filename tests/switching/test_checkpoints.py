@@ -20,8 +20,6 @@ from oracles.files import in_file
 from safetensors import safe_open
 from safetensors.torch import save
 from samplehold.inference.families import GaussianTables
-from samplehold.inference.numerics import costs
-from samplehold.inference.numerics.costs import COSTS, count_from, counted_from, repaid, repeated, spent
 from samplehold.switching import resuming
 from samplehold.switching.data.sealed import sealed
 from samplehold.switching.fitting import checkpoint, chunked, minibatches, points, search, trees
@@ -54,19 +52,13 @@ def dying_after(writes: int) -> Iterator[None]:
         yield
 
 
-def alone(fit: Fitting, **options: Any) -> Any:
-    """A fit as in a process of its own."""
-    spent.clear()
-    return fit(progress=False, **options)
-
-
 def pieced(fit: Fitting, path: Path, writes: int, most: int = 10**9) -> tuple[Any, int]:
     """The fit of a process that dies after so many writes, again and again but not more than `most` times, and the
     number of its deaths."""
     for died in range(most):
         with dying_after(writes), contextlib.suppress(Stopped):
-            return alone(fit, checkpoint=path, every=0), died
-    return alone(fit, checkpoint=path, every=0), most
+            return fit(progress=False, checkpoint=path, every=0), died
+    return fit(progress=False, checkpoint=path, every=0), most
 
 
 def assert_same(fit: Any, other: Any) -> None:
@@ -146,7 +138,7 @@ DEAR |= {"switching linear", "switching linear, vmp", "switching linear, singula
 @pytest.mark.usefixtures("brief")
 @pytest.mark.parametrize("name", [name for name in FITS if name not in DEAR])
 def test_a_fit_that_dies_is_continued_by_the_same_call_to_the_same_bits(tmp_path, name):
-    whole = alone(FITS[name])
+    whole = FITS[name](progress=False)
     again, died = pieced(FITS[name], tmp_path / "fit", 3, most=1)
     assert died
     assert_same(whole, again)
@@ -156,7 +148,7 @@ def test_a_fit_that_dies_is_continued_by_the_same_call_to_the_same_bits(tmp_path
 @pytest.mark.usefixtures("brief")
 @pytest.mark.parametrize("name", FITS)
 def test_a_fit_may_die_after_every_write(tmp_path, name):
-    whole = alone(FITS[name])
+    whole = FITS[name](progress=False)
     again, died = pieced(FITS[name], tmp_path / "fit", 2)
     assert died
     assert_same(whole, again)
@@ -173,7 +165,7 @@ LARGER: dict[str, Fitting] = {
 @pytest.mark.slow
 @pytest.mark.parametrize("name", LARGER)
 def test_a_search_may_die_in_all_its_parts(tmp_path, name):
-    whole = alone(LARGER[name])
+    whole = LARGER[name](progress=False)
     again, died = pieced(LARGER[name], tmp_path / "fit", 4)
     assert died > 3
     assert_same(whole, again)
@@ -184,43 +176,21 @@ def test_a_search_may_die_in_all_its_parts(tmp_path, name):
 def test_chunks_of_the_data_are_continued_too(tmp_path, monkeypatch, method):
     monkeypatch.setattr(chunked, "ROOM", 100)
     fit = fitting(TWO, SEVERAL, method, restarts=3, tol=0.0, max_steps=24)
-    whole = alone(fit)
+    whole = fit(progress=False)
     again, died = pieced(fit, tmp_path / "fit", 2)
     assert died > 2
     assert_same(whole, again)
 
 
-@pytest.mark.slow
-def test_a_kernel_that_begins_to_serve_within_a_fit_does_so_again(tmp_path):
-    """Plain forms and kernels round differently."""
-    fit = fitting(MOVING, levels(steps=200), restarts=4, max_steps=60, tol=0.0)
-    before = {"markov_posterior": COSTS["markov_posterior"].compile - 0.02}
-
-    def begun(**options: Any) -> Any:
-        count_from(before)
-        with sh.kernels("auto"):
-            return fit(progress=False, **options)
-
-    whole = begun()
-    assert "markov_posterior" in repaid()
-    path, died, again = tmp_path / "fit", 0, None
-    while again is None:
-        with dying_after(3), contextlib.suppress(Stopped):
-            again = begun(checkpoint=path, every=0)
-        died += again is None
-    assert died > 4
-    assert_same(whole, again)
-
-
 def test_a_fit_that_has_ended_is_returned_without_a_step(tmp_path, monkeypatch):
-    fit = alone(ONE, checkpoint=tmp_path / "fit")
+    fit = ONE(progress=False, checkpoint=tmp_path / "fit")
     monkeypatch.setattr(EM, "run", None)
-    assert_same(fit, alone(ONE, checkpoint=tmp_path / "fit"))
+    assert_same(fit, ONE(progress=False, checkpoint=tmp_path / "fit"))
 
 
 def test_a_seed_of_none_is_that_of_the_file(tmp_path):
-    fit = alone(fitting(TWO, X, seed=None, **SHORT), checkpoint=tmp_path / "fit")
-    again = alone(fitting(TWO, X, seed=None, **SHORT), checkpoint=tmp_path / "fit")
+    fit = fitting(TWO, X, seed=None, **SHORT)(progress=False, checkpoint=tmp_path / "fit")
+    again = fitting(TWO, X, seed=None, **SHORT)(progress=False, checkpoint=tmp_path / "fit")
     assert_same(fit, again)
 
 
@@ -228,7 +198,7 @@ def test_a_seed_of_none_is_that_of_the_file(tmp_path):
 
 
 def test_the_file_is_json_and_tensors(tmp_path):
-    alone(ONE, checkpoint=tmp_path / "fit")
+    ONE(progress=False, checkpoint=tmp_path / "fit")
     with safe_open(tmp_path / "fit", "pt") as file:
         structure = json.loads(file.metadata()["samplehold"])
         assert len(file.keys()) > 0
@@ -241,7 +211,7 @@ def test_a_checkpoint_is_written_at_the_beginning_and_at_the_end_if_the_fit_is_s
     writes = []
     true = checkpoint.write_output
     monkeypatch.setattr(checkpoint, "write_output", lambda path, data: (writes.append(len(data)), true(path, data)))
-    alone(ONE, checkpoint=tmp_path / "fit", every=1e9)
+    ONE(progress=False, checkpoint=tmp_path / "fit", every=1e9)
     assert len(writes) == 2
     assert [file.name for file in tmp_path.iterdir()] == ["fit"]
 
@@ -271,23 +241,9 @@ def test_trees_come_back_with_their_layout():
     assert tensors["0"].numel() == 3  # what is expanded is kept once
 
 
-def test_a_step_at_which_an_operator_changes_its_form_is_not_kept(tmp_path):
-    saving = Checkpoint(tmp_path / "fit", {}, every=1e9)
-    assert saving.begun("batch") is None
-    saving.note(lambda: "plain")
-    spent["markov_posterior"] = 1e9
-    saving.note(lambda: "both")
-    assert saving.loops == [Loop("batch", "plain", {})]
-    saving.note(lambda: "kernel")
-    assert saving.loops == [Loop("batch", "kernel", {"markov_posterior": 1e9})]
-    spent.clear()
-    assert Checkpoint(tmp_path / "fit", loops=saving.loops).begun("batch") == "kernel"
-    assert spent == {"markov_posterior": 1e9}
-
-
 def test_what_a_loop_does_to_its_state_does_not_change_the_file(tmp_path):
     state = {"list": [1.0], "table": torch.ones(2)}
-    saving = Checkpoint(tmp_path / "fit", loops=[Loop("batch", {"list": [1.0]}, {}, True), Loop("passes", state, {})])
+    saving = Checkpoint(tmp_path / "fit", loops=[Loop("batch", {"list": [1.0]}, True), Loop("passes", state)])
     saving.finished("batch")["list"].append(2.0)
     known = saving.begun("passes")
     known["list"].append(2.0)
@@ -299,19 +255,6 @@ def test_what_a_loop_does_to_its_state_does_not_change_the_file(tmp_path):
     once = saving.once("evidence", lambda: made)
     once += [4.0]
     assert saving.loops[0].tree == [3.0]
-
-
-def test_work_that_is_repeated_is_not_counted_and_has_the_same_form():
-    account = costs.Account("markov_posterior")
-    table = torch.zeros(100, 3)
-    with counted_from({"markov_posterior": 0.0}):
-        with repeated():
-            assert not account.repays([table])
-            account.spend([table])
-            assert spent == {"markov_posterior": 0.0}
-        assert not account.repays([table])
-        assert spent["markov_posterior"] > 0
-    assert spent["markov_posterior"] > 0  # the larger of both
 
 
 # ---- Ctrl-C ---------------------------------------------------------------------------------------------------------
@@ -345,12 +288,12 @@ def pressed_at(monkeypatch, owner: Any, name: str, call: int) -> list[str]:
     ],
 )
 def test_after_ctrl_c_the_same_call_goes_on(tmp_path, name, owner, function, call):
-    whole = alone(FITS[name])
+    whole = FITS[name](progress=False)
     with pytest.MonkeyPatch.context() as patch:
         calls = pressed_at(patch, owner, function, call)
-        alone(FITS[name], checkpoint=tmp_path / "fit", every=1e9)
+        FITS[name](progress=False, checkpoint=tmp_path / "fit", every=1e9)
     assert len(calls) >= call
-    assert_same(whole, alone(FITS[name], checkpoint=tmp_path / "fit"))
+    assert_same(whole, FITS[name](progress=False, checkpoint=tmp_path / "fit"))
 
 
 # ---- what is refused ------------------------------------------------------------------------------------------------
@@ -381,13 +324,13 @@ def kept(tmp_path_factory) -> Path:
         ({"prior": {"redraw_concentration": [3.0, 1.0]}}, "prior"),
         ({"fixed": {"redraw_prob": 0.1}}, "fixed"),
         ({"start": torch.zeros(len(X))}, "start"),
-        ({"kernels": "never"}, "kernels='auto', now 'never'"),
+        ({"kernels": "plain"}, "kernels='native', now 'plain'"),
     ],
 )
 def test_a_checkpoint_of_another_fit_is_refused_by_what_differs(kept, change, said):
     before = kept.read_bytes()
     options: dict[str, Any] = {"x": X, "method": "em", **SHORT} | change
-    model, mode = options.pop("model", TWO), options.pop("kernels", "auto")
+    model, mode = options.pop("model", TWO), options.pop("kernels", "native")
     with sh.kernels(mode), pytest.raises(ValueError, match=re.escape(said)) as error:
         model.fit(progress=False, checkpoint=kept, **options)
     assert str(error.value).startswith(f"checkpoint: {kept} is of another fit")
@@ -459,7 +402,7 @@ def test_a_file_of_another_kind_is_refused_in_plain_words(tmp_path, data, said):
     path = tmp_path / "fit"
     path.write_bytes(data)
     with pytest.raises(ValueError, match=re.escape(said)):
-        alone(ONE, checkpoint=path)
+        ONE(progress=False, checkpoint=path)
     assert path.read_bytes() == data
 
 
@@ -474,23 +417,17 @@ def test_a_link_stays_a_link_and_a_relative_path_is_that_of_the_beginning(tmp_pa
         return begun(*arguments)
 
     monkeypatch.setattr(resuming, "identity_of", moved)
-    alone(ONE, checkpoint="link")
+    ONE(progress=False, checkpoint="link")
     assert (tmp_path / "link").is_symlink()
     assert [file.name for file in (tmp_path / "there").iterdir()] == ["fit"]
-    again = alone(ONE, checkpoint=tmp_path / "there" / "fit")
-    assert_same(alone(ONE), again)
+    again = ONE(progress=False, checkpoint=tmp_path / "there" / "fit")
+    assert_same(ONE(progress=False), again)
 
 
 @pytest.mark.parametrize("every", [-1.0, float("nan"), "often"])
 def test_bad_times_are_named(every):
     with pytest.raises((TypeError, ValueError), match=r"^every: got"):
         TWO.fit(X, progress=False, every=every)
-
-
-def test_choices_and_backtests_refuse_a_checkpoint_as_they_have_several_fits(tmp_path):
-    for call in (lambda **o: sh.select(lambda k: TWO, X, [1], **o), lambda **o: sh.backtest(TWO, X, **o)):
-        with pytest.raises(ValueError, match=r"^checkpoint: got .* a checkpoint holds one fit"):
-            call(checkpoint=tmp_path / "fit")
 
 
 def test_a_full_disk_ends_the_fit_and_keeps_the_state_before(tmp_path, monkeypatch):
@@ -504,8 +441,8 @@ def test_a_full_disk_ends_the_fit_and_keeps_the_state_before(tmp_path, monkeypat
 
     monkeypatch.setattr(checkpoint, "write_output", write_output)
     with pytest.raises(OSError, match=r"^checkpoint: .*fit cannot be written \(No space left on device\)"):
-        alone(ONE, checkpoint=tmp_path / "fit", every=0)
-    assert_same(alone(ONE), alone(ONE, checkpoint=tmp_path / "fit"))
+        ONE(progress=False, checkpoint=tmp_path / "fit", every=0)
+    assert_same(ONE(progress=False), ONE(progress=False, checkpoint=tmp_path / "fit"))
 
 
 def test_a_file_of_other_loops_is_refused(tmp_path):

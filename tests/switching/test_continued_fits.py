@@ -353,7 +353,7 @@ def test_views_of_a_continued_fit_say_that_they_show_the_last_batch(method, tmp_
     assert len(fit.restarts) == len(small_fit(method).restarts)
     fit.save(tmp_path / "model")
     assert_close(sh.load(tmp_path / "model").values, fit.values)
-    assert fit.to_arviz(draws=3).posterior.sizes["draw"] == 3
+    assert fit.to_arviz(draws=3).posterior_predictive.sizes["draw"] == 3
     for name in ("aic", "bic", "icl"):
         with pytest.raises(ValueError, match=f"{name}: .*continued by update and holds only the last batch"):
             getattr(fit, name)
@@ -387,9 +387,9 @@ def test_effects_of_inputs_have_no_bands_after_an_update():
             "em",
             {"noise": torch.ones(12)},
             ValueError,
-            "noise: was given to update or to its fit, but update takes none",
+            "noise: was given to update or to its fit, but update does not support it",
         ),
-        ("em", {"colour": 1}, TypeError, "colour: no such argument"),
+        ("em", {"colour": 1}, TypeError, "read: has no option 'colour'"),
     ],
 )
 def test_options_out_of_range_or_of_the_other_method_are_refused(method, keywords, error, words):

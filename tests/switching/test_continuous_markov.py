@@ -1,6 +1,7 @@
 """Markov chains in continuous time: tables of gaps, exact entries, EM by expected jumps and times, bad input."""
 
 import itertools
+import warnings
 
 import numpy as np
 import pyro
@@ -12,6 +13,7 @@ from oracles.models import enumerated_by_pyro, numbers
 from samplehold.inference.numerics.jumps import transition_probabilities
 from samplehold.switching.dynamics.gaps import Entered, Steps
 from samplehold.switching.dynamics.rates import generator_of
+from samplehold.switching.fitting.units import frame_of
 from scipy.linalg import expm, expm_frechet
 from scipy.stats import norm
 from torch.testing import assert_close
@@ -367,9 +369,9 @@ def test_an_unordered_fit_with_emissions_recovers_its_rates():
         TypeError, match=r"dynamics: its jumps between two steps are not seen, so ContinuousMarkov has no"
     ):
         model.fit(x, "vmp", dt=dt, progress=False)
-    with pytest.raises(TypeError, match="message passing does not take ContinuousMarkov"):
+    with pytest.raises(TypeError, match="message passing does not support ContinuousMarkov"):
         model.dynamics.factors(fit.series, None, False)
-    with pytest.raises(TypeError, match="message passing does not take ContinuousMarkov"):
+    with pytest.raises(TypeError, match="message passing does not support ContinuousMarkov"):
         model.dynamics.paths(fit.series, (), False, False)
     with pytest.raises(TypeError, match="ContinuousMarkov has no counts"):
         model.dynamics.counts(fit.model.chain(x, dt=dt, lengths=lengths).marginals(), torch.Size())
@@ -450,7 +452,9 @@ def test_em_with_inputs_rises_to_a_stationary_point(panel, prior):
     fit = model.fit(x, **given, fixed=fixed, prior=prior, **options)
     assert bool((fit.objective.diff() > -1e-9).all())
     problem = fit.model.problem(x, **given)
-    values = {name: table.clone().requires_grad_(name.startswith("rates")) for name, table in fit.values.items()}
+    frame = frame_of(problem)  # the prior is that of rates at the mean inputs
+    problem, at = problem.in_frame(frame), frame.into(fit.values)
+    values = {name: table.clone().requires_grad_(name.startswith("rates")) for name, table in at.items()}
     height = problem.evidence(values).sum()
     if prior is not None:
         density = {s.name: s for s in problem.dynamics.sites(problem.prior)}
@@ -548,6 +552,25 @@ def test_errors_name_the_sequence():
         model_of().log_evidence(X.unsqueeze(-1), dt=[[0, 1, 2, 3], [0, 1, 2, -2]])
 
 
+@pytest.mark.parametrize("n", [1, 30])
+def test_sequences_of_one_visit_have_no_gap(n):
+    x = np.linspace(-1, 1, n)[:, None, None]
+    beside = {"inputs": x + 0.5, "dt": np.ones((n, 1))}
+    model = sh.SwitchingSSM(sh.ContinuousMarkov(2, inputs=1), sh.Normal(1))
+    known = model.with_values(
+        initial_probs=[0.4, 0.6],
+        rates=[[0, 1], [2, 0]],
+        rates_weights=[[[0.0], [1.0]], [[1.0], [0.0]]],
+        loc=[[0.0], [1.0]],
+        scale=[[1.0], [1.0]],
+    )
+    mixture = 0.4 * norm.pdf(x, 0, 1) + 0.6 * norm.pdf(x, 1, 1)
+    np.testing.assert_allclose(known.log_evidence(x, **beside), np.log(mixture).ravel(), rtol=1e-12)
+    if n > 1:
+        fit = model.fit(x, **beside, restarts=1, max_steps=3, progress=False)
+        assert np.isfinite(fit.loglik)
+
+
 def test_nothing_follows_an_absorbing_state():
     seen = sh.SwitchingSSM(sh.ContinuousMarkov(3, absorbing=[2]), sh.Categorical(3)).with_values(
         initial_probs=START, rates=RATES, probs=torch.eye(3).double()
@@ -582,3 +605,14 @@ def test_other_dynamics_have_no_times_between_steps():
         markov.sojourn()
     with pytest.raises(ValueError, match=r"times: got \[-1.0\], expected numbers of at least 0"):
         model_of().transition_table([-1.0])
+
+
+def test_rates_without_a_maximum_are_said():
+    """Where states alternate from step to step, faster rates are always more likely."""
+    noise = torch.randn(40, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    model, quiet = sh.SwitchingSSM(sh.ContinuousMarkov(2), sh.Normal(1)), {"restarts": 1, "progress": False}
+    with pytest.warns(UserWarning, match=r"rates: after the shortest gap \(1\) .* has no maximum .*prior='weak'"):
+        model.fit(torch.tensor([0.0, 6.0] * 20) + 0.1 * noise, prior=None, **quiet)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        model.fit(torch.tensor([0.0, 6.0, 0.0, 6.0]).repeat_interleave(10) + 0.1 * noise, prior=None, **quiet)

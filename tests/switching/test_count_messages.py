@@ -33,7 +33,7 @@ def log_evidences(x: Tensor, u: Tensor, prior: dict[str, Tensor], sets: list[tup
     first = torch.linspace(-9, 7, 801, dtype=torch.float64)[:, None, None]
     slope = torch.linspace(-9, 9, 901, dtype=torch.float64)[None, :, None]
     a, b, scale = prior["shape"][0, 0], prior["rate"][0, 0], prior["coefficients_scale"][0, 0, 0]
-    log_rate = first + slope * u
+    log_rate = first + slope * (u - prior["inputs_center"])
     each = x * log_rate - log_rate.exp() - torch.lgamma(x + 1)
     first, slope = first[..., 0], slope[..., 0]
     density = a * b.log() - torch.lgamma(a) + a * first - b * first.exp()
@@ -107,10 +107,12 @@ def test_the_bound_is_at_a_maximum_of_its_naive_form():
     q = message_form(sh.Poisson(1, inputs=1)).family.usual(eta[0])
     mean = q.loc.clone().requires_grad_()
     covariance = torch.linalg.inv(q.precision).requires_grad_()
-    design, counts = torch.nn.functional.pad(inputs[0], (1, 0), value=1.0), x[0, :, 0]
+    frame = fit.posterior.units.frame  # in which inputs have the spread 1
+    design = torch.nn.functional.pad((inputs[0] - frame.center) / frame.scale, (1, 0), value=1.0)
+    counts = x[0, :, 0]
     variance = ((design @ covariance) * design).sum(-1)
     data = counts * (design @ mean) - (design @ mean + variance / 2).exp() - torch.lgamma(counts + 1)
-    a, b, scale = prior["shape"][0, 0], prior["rate"][0, 0], prior["coefficients_scale"][0, 0, 0]
+    a, b, scale = prior["shape"][0, 0], prior["rate"][0, 0], prior["coefficients_scale"][0, 0, 0] * frame.scale[0]
     of_rate = a * b.log() - torch.lgamma(a) + a * mean[0] - b * (mean[0] + covariance[0, 0] / 2).exp()
     of_slope = -(mean[1] ** 2 + covariance[1, 1]) / (2 * scale**2) - (scale * math.sqrt(2 * math.pi)).log()
     bound = data.sum() + of_rate + of_slope + torch.logdet(covariance) / 2 + 1 + math.log(2 * math.pi)
@@ -161,7 +163,6 @@ def test_both_parts_of_a_gate_may_count():
 
 
 @pytest.mark.slow
-@pytest.mark.kernels
 def test_intervals_are_near_those_of_nuts():
     x, inputs = series_of(150)
     model = sh.SwitchingSSM(sh.Markov(2), sh.Poisson(1, inputs=1))

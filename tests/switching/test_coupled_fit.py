@@ -13,8 +13,6 @@ from samplehold.switching.coupled.noise import CountNoise, NormalNoise
 from samplehold.switching.fitting.options import Options
 from torch.testing import assert_close
 
-pytestmark = pytest.mark.kernels
-
 FLOAT = torch.float64
 
 

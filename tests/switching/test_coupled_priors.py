@@ -204,7 +204,7 @@ def test_a_later_prior_replaces_an_earlier_one_of_the_same_parameter() -> None:
     assert float(model.chain_priors["redraw_prob"].concentration0) == 1.0
 
 
-TAKEN = "takes only conjugate priors: a Beta of redraw_prob"
+TAKEN = "supports only conjugate priors: a Beta of redraw_prob"
 
 
 @pytest.mark.parametrize(
@@ -229,8 +229,8 @@ TAKEN = "takes only conjugate priors: a Beta of redraw_prob"
         (lambda: layers(2).with_prior({"redraw": BETA}), "prior['redraw']: got Beta, but a LayeredSSM"),
         (
             lambda: layers(2).fit(normal(), "vmp", prior={"redraw_prob": dist.Uniform(0.0, 0.1)}, **QUIET),
-            "prior['redraw_prob']: got Uniform, but a LayeredSSM takes only conjugate priors: a Beta of redraw_prob, a "
-            "Dirichlet of state_probs, a Gamma of precision.",
+            "prior['redraw_prob']: got Uniform, but a LayeredSSM supports only conjugate priors: a Beta of "
+            "redraw_prob, a Dirichlet of state_probs, a Gamma of precision.",
         ),
         (
             lambda: joint_counts(2).with_prior({"redraw_prob": dist.Beta}),

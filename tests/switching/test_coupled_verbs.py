@@ -120,9 +120,9 @@ def test_arviz_has_a_state_and_a_redraw_for_each_chain(model):
     redraw = data.smoothed["redraw_probability"]
     assert redraw.dims[2] in ("component", "layer")
     assert_close(torch.from_numpy(redraw.values), smoothed.redraw, rtol=1e-10, atol=1e-12)
-    assert float(data.log_likelihood["x"][0, 0].sum()) == pytest.approx(float(model.log_evidence(x).sum()), rel=1e-10)
+    assert float(data.log_density["x"].sum()) == pytest.approx(float(model.log_evidence(x).sum()), rel=1e-10)
     assert data.replicated["x"].shape == (1, 3, 2, 7, 2)
-    assert data.posterior["redraw_prob"].shape == (1, 3, 2)
+    assert data.estimates["redraw_prob"].shape == (2,)
 
 
 @each

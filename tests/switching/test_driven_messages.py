@@ -144,7 +144,10 @@ def test_the_bound_is_the_sum_of_its_parts(weight, row):
     model, x, inputs, fixed = partly_known(weight, row)
     fit = model.fit(x, "vmp", inputs=inputs, fixed=fixed, restarts=1, tol=1e-10, progress=False)
     prior, rows = model.scaled_to(x, inputs=inputs).prior, dict(model.dynamics.message_blocks)["transition"]
-    known = {name: table for name, table in fixed.items() if name in rows.parameters}
+    units = fit.posterior.units  # in which inputs have the spread 1, or the size 1 about 0 beside a known constant
+    inputs = (inputs - units.frame.center) / units.frame.scale
+    vague = float(fit.model.prior["transition_weights_scale"].mean() * units.frame.scale)
+    known = units.values({name: table for name, table in fixed.items() if name in rows.parameters})
     family = rows.given(known) if known else rows.family
     statistics = family.mean(fit.posterior.blocks["transition"])
     mean, square = statistics[:, :2], statistics[:, 2:].unflatten(-1, (2, 2))
@@ -162,7 +165,7 @@ def test_the_bound_is_the_sum_of_its_parts(weight, row):
             normalizer = torch.lgamma(alpha[state]).sum() - torch.lgamma(alpha[state].sum())
             total = total + (alpha[state] * at_zero[state]).sum() - normalizer
         if 1 in free:
-            total = total - square[state, 1, 1] / 2 / 2.5**2 - math.log(2.5 * math.sqrt(2 * math.pi))
+            total = total - square[state, 1, 1] / 2 / vague**2 - math.log(vague * math.sqrt(2 * math.pi))
     start, dirichlet = fit.posterior.blocks["initial"], torch.distributions.Dirichlet
     divergence = torch.distributions.kl_divergence(dirichlet(start), dirichlet(prior["initial_concentration"]))
     table = rows.expected_logs(statistics, torch.cat([torch.ones(9, 1).double(), inputs], -1))[1:]

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 from oracles.models import drive, random_model
-from samplehold import Copy, Markov, Normal, SwitchingSSM
+from samplehold import ContinuousMarkov, Copy, DeviationAR, Markov, Normal, SemiMarkov, StickyHDP, SwitchingSSM
 from samplehold.switching.data.series import Drive
 from samplehold.switching.dynamics.gates import log1mexp
 from samplehold.switching.priors import log_prior
@@ -140,7 +140,24 @@ def test_drives_that_do_not_fit_are_refused():
         (copy, {"inputs": torch.zeros(4, 1)}, "inputs: was given, but no part of the model reads any"),
         (moved, {}, "inputs: missing"),
         (moved, {"inputs": torch.full((4, 2), torch.nan)}, "inputs: got NaN"),
-        (markov, {"dt": [1.0] * 4}, "dt: Markov dynamics take no gaps"),
+        (markov, {"dt": [1.0] * 4}, "dt: Markov dynamics do not use gaps"),
     ]:
         with pytest.raises(ValueError, match=said):
             model.log_evidence(x, **keywords)
+
+
+@pytest.mark.parametrize(
+    ("make", "name"),
+    [
+        (Markov, "n_states"),
+        (SemiMarkov, "n_states"),
+        (ContinuousMarkov, "n_states"),
+        (StickyHDP, "max_states"),
+        (lambda n: DeviationAR(n, 1), "n_states"),
+        (lambda n: Copy(n**2), "n_states"),
+    ],
+)
+def test_more_states_than_memory_holds_are_refused_by_name(make, name):
+    """Before any table is made; some systems give memory that they do not have."""
+    with pytest.raises(ValueError, match=f"{name}: got 10+, but a table of .* GiB, .* use fewer states"):
+        make(10**9)

@@ -173,7 +173,7 @@ def test_bad_parameters_are_named_by_fit(rows):
     with pytest.raises(TypeError, match="emission"):
         sh.sklearn.HMM(emission="normal").fit(rows)
     reading = sh.SwitchingSSM(sh.Copy(2, inputs=1), sh.Normal(2))
-    with pytest.raises(ValueError, match="which reads inputs, but an estimator takes X alone"):
+    with pytest.raises(ValueError, match="which reads inputs, but an estimator accepts X alone"):
         sh.sklearn.SwitchingEstimator(reading).fit(rows)
     with pytest.raises(TypeError, match="filtered"):
         sh.sklearn.HMM(restarts=1, max_steps=2).fit(rows).predict(rows, filtered="no")

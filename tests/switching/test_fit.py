@@ -13,8 +13,6 @@ from samplehold.switching.fitting.em import EM
 from samplehold.switching.fitting.starts import first_guesses
 from torch.testing import assert_close
 
-pytestmark = pytest.mark.kernels
-
 DATA = Path(sh.__file__).parent / "notebooks" / "data"
 
 
@@ -211,3 +209,20 @@ def test_bad_arguments_are_named(change, said):
 def test_priors_without_a_mode_are_refused_by_em():
     with pytest.raises(ValueError, match="state_concentration: got a concentration below 1"):
         sh.SwitchingSSM(sh.Copy(2, state_prior=0.5), sh.Normal(1)).fit([0.0, 1.0, 2.0], progress=False)
+
+
+def test_the_log_likelihood_of_a_long_float32_series_is_added_up_in_float64():
+    """float32 has a distance of 0.004 between numbers of this size."""
+    x = (torch.randn(40_000, generator=torch.Generator().manual_seed(0)) + 5).unsqueeze(-1)
+    fit = sh.SwitchingSSM(sh.Copy(1), sh.Normal(1)).fit(x, restarts=1, max_steps=1, progress=False)
+    assert fit.model.loc.dtype == torch.float32
+    assert_close(fit.loglik, float(fit.model.log_evidence(x.double())), rtol=0, atol=1e-8)
+
+
+def test_the_evidence_of_many_float32_sequences_is_added_up_in_float64():
+    """float32 would miss 0.01 nats."""
+    x = torch.randn(1, 200, 1, generator=torch.Generator().manual_seed(0)).expand(1000, -1, -1)
+    problem = sh.SwitchingSSM(sh.Copy(1), sh.Normal(1)).problem(x)
+    values = {"redraw_prob": 0.5, "state_probs": [1.0], "loc": [[0.1]], "precision": [[1.0]]}
+    evidence = problem.evidence({name: torch.tensor(value) for name, value in values.items()})
+    assert_close(problem.total(evidence), 1000 * evidence[0].double(), rtol=1e-12, atol=0)

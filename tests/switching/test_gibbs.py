@@ -364,7 +364,7 @@ def partly_missing() -> Tensor:
             "x: some steps miss only some features",
         ),
         (sh.SwitchingSSM(sh.Markov(2), sh.Normal(2)), {"prior": None}, ValueError, "prior: got None"),
-        (sh.SwitchingSSM(sh.Markov(2), sh.Normal(2)), {"max_steps": 9}, ValueError, 'method="gibbs" takes num_samples'),
+        (sh.SwitchingSSM(sh.Markov(2), sh.Normal(2)), {"max_steps": 9}, ValueError, 'method="gibbs" uses num_samples'),
         (sh.SwitchingSSM(sh.Markov(2), sh.Normal(2)), {"num_samples": 0}, ValueError, "num_samples: got 0"),
         (sh.SwitchingSSM(sh.Markov(2), sh.Normal(2)), {"dt": torch.ones(60)}, ValueError, "dt: Markov"),
         (sh.SwitchingSSM(sh.Copy(2), sh.Normal(2)), {"dt": 1 + torch.rand(60)}, TypeError, 'use method="nuts"'),

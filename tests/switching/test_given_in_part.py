@@ -16,8 +16,6 @@ from torch import Tensor
 from torch import distributions as dist
 from torch.testing import assert_close
 
-pytestmark = pytest.mark.kernels
-
 QUIET = {"method": "vmp", "progress": False}
 N, F = 12, 2
 

@@ -2,6 +2,7 @@
 
 from decimal import Decimal
 from fractions import Fraction
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -10,6 +11,7 @@ import samplehold as sh
 import torch
 import xarray as xr
 from samplehold.switching.stacks import automaton
+from torch.utils.data import DataLoader, TensorDataset
 
 NAN = float("nan")
 X = [0.5, 1.0, NAN, 4.0, 4.5, 4.0]
@@ -50,6 +52,9 @@ WITH_GAP = {
     "objects": np.array(X, dtype=object),
     "NA among objects": np.array([pd.NA if value != value else value for value in X], dtype=object),
     "NA in a list": [pd.NA if value != value else value for value in X],
+    "None in a list": [None if value != value else value for value in X],
+    "None among objects": np.array([None if value != value else value for value in X], dtype=object),
+    "None in rows": [[None if value != value else value] for value in X],
     "Float64": pd.Series(X, dtype="Float64"),
     "frame of Float64": pd.DataFrame({"v": pd.array(X, dtype="Float64")}),
     "None in a pandas Series": pd.Series([None if value != value else value for value in X], dtype=object),
@@ -88,7 +93,7 @@ WITHOUT = {
 @pytest.mark.parametrize("form", [*WITH_GAP, *WITHOUT])
 def test_every_form_of_numbers_gives_the_answers_of_float64(form):
     expected = model().smooth(torch.tensor(X if form in WITH_GAP else WHOLE, dtype=torch.float64))
-    found = model().smooth((WITH_GAP | WITHOUT)[form])
+    found = model().smooth((WITH_GAP | WITHOUT)[form], ragged=False)
     torch.testing.assert_close(found.state.reshape(6, 2), expected.state, rtol=1e-12, atol=0)
     torch.testing.assert_close(found.log_normalizer.sum(), expected.log_normalizer, rtol=1e-12, atol=0)
 
@@ -134,7 +139,8 @@ REFUSED = {
     "objects": [object(), object()],
     "one object": object(),
     "None": None,
-    "None in a list": [None, 1.0],
+    "text beside None": [None, "1.0"],
+    "None for a row": [[1.0], None],
     "set": {1.0, 2.0},
     "sparse": torch.tensor([1.0, 2.0]).to_sparse(),
     "without values": torch.ones(2, device="meta"),
@@ -213,3 +219,54 @@ def test_tables_of_every_kind_of_tensor_give_the_answers_of_plain_ones(form):
 
     for found, expected in zip(answers(form), answers(lambda table: table), strict=True):
         torch.testing.assert_close(found, expected)
+
+
+DAYS = pd.DatetimeIndex(["2026-01-01", "2026-01-03", "2026-01-03 12:00"])
+TIMES = {
+    "index": DAYS,
+    "index with a time zone": DAYS.tz_localize("Europe/Vienna"),
+    "column": pd.Series(DAYS),
+    "column of objects": pd.Series([*DAYS], dtype=object),
+    "array": DAYS.to_numpy(),
+    "list": [*DAYS],
+    "datetimes": DAYS.to_pydatetime().tolist(),
+    "durations": DAYS - DAYS[0],
+    "text": ["2026-01-01", "2026-01-03", "2026-01-03T12:00"],
+    "days": [0.0, 2.0, 2.5],
+}
+
+
+@pytest.mark.parametrize("form", TIMES)
+def test_times_may_be_dates(form):
+    expected = torch.tensor([0.0, 2.0, 0.5], dtype=torch.float64)
+    torch.testing.assert_close(model().read(X[:3], time=TIMES[form]).dt, expected)
+    two = model().read([X[:3], X[:2]], time=[TIMES[form], TIMES[form][:2]]).dt
+    torch.testing.assert_close(two, torch.stack([expected, torch.tensor([0.0, 2.0, 0.0], dtype=torch.float64)]))
+    with pytest.raises(ValueError, match="time: goes back at step 1"):
+        model().read(X[:3], time=TIMES[form][::-1])
+
+
+def test_periods_are_counted_in_periods():
+    quarters = pd.PeriodIndex(["2019Q4", "2020Q1", "2021Q1"], freq="Q")
+    assert model().read(X[:3], time=quarters).dt.tolist() == [0, 1, 4]
+    with pytest.raises(ValueError, match="time: got nan at step 1"):
+        model().read(X[:3], time=pd.DatetimeIndex([DAYS[0], pd.NaT, DAYS[2]]))
+
+
+ROWS = pd.DataFrame({"who": list("aab"), "v": [1.0, 2.0, 3.0]})
+
+
+@pytest.mark.parametrize(
+    ("x", "said"),
+    [
+        ("data.csv", "x: got text 'data.csv', expected numbers; read the file first, as by pandas.read_csv"),
+        (Path("data.csv"), "x: got the path data.csv, expected numbers; read the file first"),
+        (DataLoader(TensorDataset(torch.zeros(4, 3, 1))), "x: got DataLoader.*its items are batches; give its dataset"),
+        (ROWS.groupby("who"), "x: got DataFrameGroupBy.*give the frame itself: sh.read_panel"),
+        (ROWS.groupby("who")["v"], "x: got SeriesGroupBy.*give the frame itself"),
+        (iter([X, X]), "x: got list_iterator.*give a list of sequences"),
+    ],
+)
+def test_what_only_leads_to_data_is_refused_with_a_cure(x, said):
+    with pytest.raises(TypeError, match=said):
+        model().fit(x, progress=False)

@@ -1,5 +1,7 @@
 """Inputs of models: how they are read, named and chosen."""
 
+import math
+
 import numpy as np
 import pandas as pd
 import polars as pl
@@ -14,6 +16,7 @@ X = torch.linspace(-1, 1, T, dtype=torch.float64)
 MODEL = sh.SwitchingSSM(sh.Copy(2, inputs=["rain", "dose"]), sh.Normal(1)).with_values(
     redraw_intercept=-1.0, redraw_weights=[0.5, -2.0], state_probs=[0.4, 0.6], loc=[[-1.0], [1.0]], scale=[[0.5], [1.0]]
 )
+LOST = -3000 - math.log1p(math.exp(-10))  # a 0 at log odds of 3000, and a 1 at 10
 TABLE = FRAME[["rain", "dose"]].to_numpy().copy()
 
 
@@ -46,8 +49,8 @@ def test_a_single_input_needs_no_axis_of_columns(column):
     assert_close(model.smooth(X, inputs=column).state, model.smooth(X, inputs=table).state, rtol=0, atol=0)
     batch = np.reshape(column, (3, 4))
     assert_close(model.smooth(rows, inputs=batch).state, model.smooth(rows, inputs=batch[..., None]).state)
-    by_list = model.smooth([X[:5], X], inputs=[table[:5, 0], table[:, 0]]).state
-    assert_close(by_list, model.smooth([X[:5], X], inputs=[table[:5], table]).state, rtol=0, atol=0)
+    by_list = model.smooth([X[:5], X], inputs=[table[:5, 0], table[:, 0]], ragged=False).state
+    assert_close(by_list, model.smooth([X[:5], X], inputs=[table[:5], table], ragged=False).state, rtol=0, atol=0)
     one_table = model.smooth(X, inputs=column, lengths=[5, 7]).state
     assert_close(one_table, model.smooth(X, inputs=table, lengths=[5, 7]).state, rtol=0, atol=0)
     past = model.read(X[:8], inputs=column[:8])
@@ -71,12 +74,12 @@ def test_sequences_by_name_have_inputs_by_name():
 
 @pytest.mark.parametrize("form", [lambda frame: frame, pl.from_pandas], ids=["pandas", "polars"])
 def test_frames_of_several_sequences_have_their_columns_in_any_order(form):
-    x, expected = [X, X[:5]], MODEL.smooth([X, X[:5]], inputs=[FRAME, FRAME[:5]]).state
+    x, expected = [X, X[:5]], MODEL.smooth([X, X[:5]], inputs=[FRAME, FRAME[:5]], ragged=False).state
     for frames in (
         [form(FRAME), FRAME[:5][["rain", "site", "dose"]]],
         [FRAME, form(FRAME[:5][["dose", "rain", "site"]])],
     ):
-        assert_close(MODEL.smooth(x, inputs=frames).state, expected, rtol=0, atol=0)
+        assert_close(MODEL.smooth(x, inputs=frames, ragged=False).state, expected, rtol=0, atol=0)
     with pytest.raises(
         ValueError, match=r"^inputs\[1\]: got columns \['dose', 'rain'\], but inputs\[0\] has \['site', 'dose'"
     ):
@@ -133,3 +136,26 @@ def test_parts_name_their_inputs_or_count_them():
     with pytest.raises(ValueError, match=r"^inputs: got 'a' twice"):
         sh.Copy(2, inputs=["a", "a"])
     assert sh.SwitchingSSM(sh.Copy(2, inputs=3), sh.Normal(1)).inputs == 3
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize(
+    ("emission", "values", "x", "expected"),
+    [
+        (sh.Bernoulli(1, inputs=["u"]), {"probs": [[0.5]]}, [0.0, 1.0], LOST),
+        (sh.Categorical(2, inputs=["u"]), {"probs": [[0.5, 0.5]]}, [0.0, 1.0], LOST),
+        (sh.Poisson(1, inputs=["u"]), {"rate": [[1.0]]}, [0.0, 1.0], -3000.0),
+    ],
+    ids=["Bernoulli", "Categorical", "Poisson"],
+)
+def test_observations_far_in_a_tail_stay_possible(emission, values, x, expected, dtype):
+    """A probability that rounds to 0 or 1 is known by its logarithm."""
+    u = [3000.0, 10.0] if "probs" in values else [-3000.0, -3000.0]
+    model = sh.SwitchingSSM(sh.Copy(1), emission).with_values(
+        redraw_prob=0.2, state_probs=[1.0], coefficients=[[[1.0]]], **values
+    )
+    x = torch.tensor(x, dtype=dtype).unsqueeze(-1)
+    got = model.log_evidence(x, inputs=torch.tensor(u, dtype=dtype).unsqueeze(-1))
+    assert_close(got, torch.tensor(expected, dtype=got.dtype), rtol=3e-7, atol=0)
+    state = model.smooth(x, inputs=torch.tensor(u, dtype=dtype).unsqueeze(-1)).state
+    assert_close(state, torch.ones_like(state))

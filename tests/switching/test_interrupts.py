@@ -7,18 +7,20 @@ import subprocess
 import sys
 import threading
 import time
+from typing import Any
 
 import pytest
 import samplehold as sh
 import torch
 from oracles.coupled import factorial_of
 from oracles.effort import effort
+from samplehold.inference.families.paths import MarkovPaths
 from samplehold.inference.message_passing.engine import VMP
 from samplehold.inference.numerics import interrupts
-from samplehold.inference.numerics.interrupts import check_interrupt, interruptible, may_interrupt
+from samplehold.inference.numerics.interrupts import check_interrupt, importing, interruptible, may_interrupt
 from samplehold.switching.ascent import Ascent
 from samplehold.switching.fitting import fit as fits
-from samplehold.switching.fitting import sampling, search
+from samplehold.switching.fitting import sampling, search, subject_starts
 from samplehold.switching.fitting.em import EM
 from samplehold.switching.progress import Progress
 from samplehold.switching.slds import starts as slds_starts
@@ -87,7 +89,18 @@ def test_before_the_first_draw_there_is_the_start(monkeypatch, method, call):
     fit = MODEL.fit(levels(), method, restarts=2, progress=False, **effort(method, 10))
     assert fit.interrupted
     assert fit.method == "vmp"  # what it is: the fit from which the sampler would have gone on
+    assert fit.reason.endswith(f"before the first result of {method}; this is the fit by vmp where it starts")
     assert fit.posterior is not None
+
+
+@pytest.mark.parametrize(
+    "model", [sh.LinearSSM(sh.LocalLevel()), sh.Segments(sh.Normal(1), 0.1)], ids=["linear", "segments"]
+)
+def test_before_the_first_draw_other_models_have_the_mode_and_say_so(monkeypatch, model):
+    interrupted_at(monkeypatch, "nuts", 2)
+    fit = model.fit(levels(20), "nuts", restarts=2, progress=False, **effort("nuts", 10))
+    assert (fit.method, fit.interrupted, fit.converged, fit.posterior) == ("em", True, False, None)
+    assert "before the first result of nuts" in fit.reason
 
 
 @pytest.mark.parametrize("method", ["em", "vmp"])
@@ -195,6 +208,62 @@ def test_an_import_is_never_broken_off(tmp_path, monkeypatch, presses):
     assert modules[0].complete
 
 
+@pytest.mark.parametrize("fails", [False, True])
+@pytest.mark.parametrize("presses", [1, 2])
+def test_imports_outside_a_fit_are_not_broken_off_either(tmp_path, monkeypatch, presses, fails):
+    name = f"imported_{presses}_{fails}"
+    press = "import signal\n" + "signal.raise_signal(signal.SIGINT)\n" * presses
+    (tmp_path / f"{name}.py").write_text(press + ("import no_such_module\n" if fails else "complete = True\n"))
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(KeyboardInterrupt), importing(), importing():
+        importlib.import_module(name)
+    assert fails or sys.modules[name].complete
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_a_press_at_a_first_name_comes_after_its_import(monkeypatch):
+    loaded = []
+
+    def load(name: str) -> str:
+        signal.raise_signal(signal.SIGINT)
+        loaded.append(name)
+        return name
+
+    monkeypatch.setattr(sh, "_load", load)
+    with pytest.raises(KeyboardInterrupt):
+        sh.__getattr__("SwitchingSSM")
+    assert loaded == ["SwitchingSSM"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("library", ["torch.", "torch.distributions", "pyro", "pyro.infer", "pandas._libs"])
+def test_a_press_at_the_first_name_leaves_the_process_whole(library):
+    done = subprocess.run([sys.executable, "-c", NAMED % library], capture_output=True, text=True, check=False)
+    assert done.stdout.split() == ["pressed", "True"], done.stderr
+
+
+NAMED = """
+import builtins, signal
+import samplehold as sh
+true, names = builtins.__import__, []
+
+def load(name, *rest, **named):
+    if name.startswith("%s") and not names:
+        names.append(name)
+        signal.raise_signal(signal.SIGINT)
+    return true(name, *rest, **named)
+
+builtins.__import__ = load
+try:
+    sh.SwitchingSSM
+except KeyboardInterrupt:
+    print("pressed" if names else "elsewhere")
+builtins.__import__ = true
+x = [1.0, 1.1, 0.9, 4.0, 4.1, 3.9]
+print(sh.SwitchingSSM(sh.Copy(2), sh.Normal(1)).fit(x, restarts=1, progress=False).converged)
+"""
+
+
 def test_a_press_during_an_import_is_heard_soon_after_it(tmp_path, monkeypatch):
     (tmp_path / "interrupted_early.py").write_text("import signal\nsignal.raise_signal(signal.SIGINT)\n")
     monkeypatch.syspath_prepend(tmp_path)
@@ -242,12 +311,206 @@ def test_where_no_step_is_finished_one_start_alone_takes_one(monkeypatch, method
     assert all(bool(value.isfinite().all()) for value in fit.model.values.values())
 
 
+# ---- after a press ---------------------------------------------------------------------------------------------------
+
+
+def passes_after(monkeypatch, room, name: str, press_at: int, fit) -> tuple[Any, list[int]]:
+    """A fit during whose pass with this number, counted from 1, somebody presses the keys; and the numbers of restarts
+    of all later passes."""
+    seen, true = [], getattr(room, name)
+
+    def one(self, tables, *rest):
+        seen.append(len(tables.steps[0] if isinstance(tables, tuple) else next(iter(tables.values()))))
+        if len(seen) == press_at:
+            signal.raise_signal(signal.SIGINT)
+        return true(self, tables, *rest)
+
+    monkeypatch.setattr(room, name, one)
+    fitted = fit()
+    assert len(seen) >= press_at
+    return fitted, seen[press_at:]
+
+
+@pytest.mark.parametrize(("press_at", "after"), [(1, [1, 1]), (2, [1]), (3, []), (12, []), (30, [])])
+def test_after_a_press_message_passing_computes_no_path_twice(monkeypatch, press_at, after):
+    """While no step is finished, the paths at the start and those after one step are those of one start alone."""
+    model = sh.SwitchingSSM(sh.StickyHDP(5), sh.Normal(1))
+    fit, later = passes_after(
+        monkeypatch, MarkovPaths, "evaluate", press_at, lambda: model.fit(levels(), "vmp", restarts=4, progress=False)
+    )
+    assert fit.interrupted
+    assert later == after
+
+
+@pytest.mark.parametrize("dynamics", [sh.SemiMarkov(2, max_duration=20), sh.Markov(2)], ids=lambda d: d.name)
+@pytest.mark.parametrize(("press_at", "after"), [(1, [1, 1]), (2, [1]), (3, []), (6, [])])
+def test_after_a_press_em_makes_no_expectation_twice(monkeypatch, dynamics, press_at, after):
+    model = sh.SwitchingSSM(dynamics, sh.Normal(1))
+    fit, later = passes_after(
+        monkeypatch, EM, "_expected", press_at, lambda: model.fit(levels(), "em", restarts=2, progress=False)
+    )
+    assert fit.interrupted
+    assert later == after
+
+
+def test_states_of_an_interrupted_fit_are_those_of_its_values(monkeypatch):
+    """The expected steps in the states, which come from the last step, are those of the best tables."""
+    interrupted_at(monkeypatch, "vmp", 2)
+    fit = sh.SwitchingSSM(sh.StickyHDP(5), sh.Normal(1)).fit(levels(), "vmp", restarts=4, tol=0.0, progress=False)
+    used = fit.posterior.smooth(fit.series).state.reshape(-1, 5).sum(0)
+    assert fit.empty_states.tolist() == (used < 1).tolist()
+
+
+@pytest.mark.parametrize(("pooled", "method"), [("none", "em"), ("partial", "vmp")])
+def test_a_press_ends_all_fits_of_a_fit_by_subject(monkeypatch, pooled, method):
+    parts = list(levels(120).split(30))
+    interrupted_at(monkeypatch, method, 1)
+    alone = len(MODEL.fit(parts, method, restarts=2, progress=False).objective)
+    monkeypatch.undo()
+    interrupted_at(monkeypatch, method, 1)
+    fit = MODEL.fit(parts, method, restarts=2, subjects=[0, 0, 1, 1], pooled=pooled, progress=False)
+    assert fit.interrupted
+    assert len(fit.objective) == 1 <= alone
+
+
+def test_a_press_before_fits_of_single_subjects_ends_with_the_common_fit(monkeypatch):
+    pressed_before(monkeypatch, subject_starts, "_guessed")
+    fit = MODEL.fit(list(levels(120).split(30)), restarts=2, subjects=[0, 0, 1, 1], pooled="none", progress=False)
+    assert fit.interrupted
+    assert len(fit.objective) == 1
+
+
+def test_after_an_interrupted_loop_each_later_one_ends_at_once():
+    steps = []
+    with interruptible():
+        for _ in range(3):
+            with contextlib.suppress(KeyboardInterrupt), may_interrupt():
+                steps.append(1)
+                signal.raise_signal(signal.SIGINT)
+    assert len(steps) == 1
+    with interruptible(), may_interrupt():  # the next fit
+        steps.append(2)
+    assert len(steps) == 2
+
+
 def test_a_switching_linear_model_keeps_one_start(monkeypatch):
     pressed_before(monkeypatch, slds_starts, "annealed")
     fit = sh.SwitchingLinearSSM(2, 1).fit(levels(), restarts=3, progress=False)
     assert fit.interrupted
     assert len(fit.restarts) == 1
     assert all(bool(value.isfinite().all()) for value in fit.model.values.values())
+
+
+def pressed_at_fit(monkeypatch, number: int, within: bool) -> list[int]:
+    """Somebody presses the keys in the step after so many fits; within: while a fit runs, or else after it."""
+    fits_so_far, true = [], type(MODEL).fit
+
+    def fit(self, *arguments, **keywords):
+        fits_so_far.append(len(fits_so_far))
+        here = len(fits_so_far) == number
+        if here and within:
+            interrupted_at(monkeypatch, "em", 1)
+        found = true(self, *arguments, **keywords)
+        if here and not within:
+            signal.raise_signal(signal.SIGINT)
+        return found
+
+    monkeypatch.setattr(type(MODEL), "fit", fit)
+    return fits_so_far
+
+
+SMALL = {"restarts": 1, "max_steps": 5}
+
+
+def chosen(**options) -> Any:
+    return sh.select(lambda k: sh.SwitchingSSM(sh.Copy(k), sh.Normal(1)), levels(24), (1, 2, 3), **SMALL, **options)
+
+
+def walked(**options) -> Any:
+    return sh.backtest(MODEL, levels(24), refit_every=4, horizon=1, first=12, **SMALL, **options)
+
+
+@pytest.mark.parametrize("within", [True, False])
+@pytest.mark.parametrize(("criterion", "fits"), [("bic", 1), ("heldout", 4)])
+def test_a_selection_keeps_the_candidates_that_are_complete(monkeypatch, criterion, fits, within):
+    whole = chosen(criterion=criterion, folds=3)
+    assert not whole.interrupted
+    before = pressed_at_fit(monkeypatch, fits + 1, within)
+    some = chosen(criterion=criterion, folds=3)
+    assert (some.interrupted, some.candidates, len(some.fits), len(before)) == (True, (1,), 1, fits + 1)
+    assert some.table.equals(whole.table[:1])
+    assert "interrupted before the next candidate" in repr(some)
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+@pytest.mark.few(1)
+@pytest.mark.parametrize("within", [True, False])
+def test_a_backtest_keeps_the_origins_of_the_fits_that_are_complete(monkeypatch, within):
+    whole = walked()
+    pressed_at_fit(monkeypatch, 3, within)
+    some = walked()
+    assert (some.interrupted, whole.interrupted, len(some.fits)) == (True, False, 2)
+    assert some.forecasts.equals(whole.forecasts[:8])
+    assert some.states.equals(whole.states[:8])
+    assert "8 origins and 2 fits, interrupted" in repr(some)
+
+
+@pytest.mark.parametrize("call", [chosen, walked])
+def test_before_the_first_fit_is_complete_there_is_nothing_to_keep_of_several(monkeypatch, call):
+    pressed_at_fit(monkeypatch, 1, True)
+    with pytest.raises(KeyboardInterrupt):
+        call()
+
+
+@pytest.mark.parametrize("call", [chosen, walked])
+def test_interrupted_calls_of_several_fits_go_on_from_their_checkpoints(monkeypatch, tmp_path, call):
+    whole = call()
+    with monkeypatch.context() as patch:
+        pressed_at_fit(patch, 2, True)
+        assert call(checkpoint=tmp_path / "fits").interrupted
+    steps, true = [], EM.run
+    monkeypatch.setattr(EM, "run", lambda self, *given: steps.append(self) or true(self, *given))
+    again = call(checkpoint=tmp_path / "fits")
+    n_again = len(steps)
+    call()
+    assert n_again < len(steps) - n_again
+    assert all(torch.equal(a.model.loc, b.model.loc) for a, b in zip(again.fits, whole.fits, strict=True))
+
+
+def test_checkpoints_of_several_fits_need_a_folder(tmp_path):
+    (tmp_path / "file").write_text("here")
+    for path in (tmp_path / "file", tmp_path / "absent" / "folder"):
+        with pytest.raises(ValueError, match=r"checkpoint: .* is no folder .* give the path of a folder"):
+            chosen(checkpoint=path)
+
+
+DEVIATIONS = sh.DeviationAR(2, 1)
+
+
+@pytest.mark.few(1)
+@pytest.mark.parametrize("n_before", [45, 7, 0])
+def test_an_autoregression_in_deviations_keeps_its_steps(monkeypatch, tmp_path, n_before):
+    """And goes on from its checkpoint."""
+    x, options = levels(16), {"restarts": 1, "max_steps": 60}
+    whole, calls, true = DEVIATIONS.fit(x, **options), [], Ascent._step
+
+    def step(self):
+        calls.append(len(self.point))
+        if len(calls) == n_before + 1:
+            signal.raise_signal(signal.SIGINT)
+        return true(self)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Ascent, "_step", step)
+        fit = DEVIATIONS.fit(x, **options, checkpoint=tmp_path / "fit", every=0)
+    assert fit.interrupted
+    assert len(calls) == n_before + 1
+    assert fit.log_evidence <= whole.log_evidence + 1e-9
+    again = DEVIATIONS.fit(x, **options, checkpoint=tmp_path / "fit")
+    assert not again.interrupted
+    assert torch.equal(again.heights, whole.heights)
+    with pytest.raises(ValueError, match=r"checkpoint: .* is of another fit, which differs in model"):
+        sh.DeviationAR(2, 1, switching=["scale"]).fit(x, **options, checkpoint=tmp_path / "fit")
 
 
 @pytest.mark.slow
@@ -352,5 +615,7 @@ def test_a_press_that_is_lost_in_the_last_step_is_heard_at_the_end():
     with interruptible():
         with pytest.raises(KeyboardInterrupt), may_interrupt(), contextlib.suppress(KeyboardInterrupt):
             signal.raise_signal(signal.SIGINT)
-        with may_interrupt():
+        with may_interrupt(anyway=True):
             pass  # the press is spent
+        with pytest.raises(KeyboardInterrupt), may_interrupt():  # another fit of the same call
+            pass

@@ -220,11 +220,13 @@ def test_what_takes_no_noise_says_so():
     x = [0.0, 1.0, 2.0, 1.0]
     noise = [1.0] * 4
     counts = sh.SwitchingSSM(sh.Copy(2), sh.Poisson(1))
-    with pytest.raises(ValueError, match="noise: was given, but Poisson takes none; leave it out, or use Normal"):
+    with pytest.raises(
+        ValueError, match="noise: was given, but Poisson does not support it; leave it out, or use Normal"
+    ):
         counts.read(x, noise=noise)
-    with pytest.raises(ValueError, match='noise: was given, but message passing takes none; use method="em"'):
+    with pytest.raises(ValueError, match='noise: was given, but message passing does not support it; use method="em"'):
         sh.SwitchingSSM(sh.Copy(2), sh.Normal(1)).fit(x, "vmp", noise=noise, progress=False)
-    with pytest.raises(ValueError, match="noise: was given, but a LinearSSM takes none; leave it out"):
+    with pytest.raises(ValueError, match="noise: was given, but a LinearSSM does not support it; leave it out"):
         sh.LinearSSM(1, 1).read(x, noise=noise)
-    with pytest.raises(ValueError, match="noise: was given, but this filter takes none; leave it out"):
+    with pytest.raises(ValueError, match="noise: was given, but this filter does not support it; leave it out"):
         sh.filter_vmp(random_model("copy", "normal"), torch.zeros(4, 2), noise=noise)

@@ -471,8 +471,8 @@ def test_a_bad_state_of_several_sequences_has_its_place():
          model.read(torch.zeros(2, 3, 1), lengths=[3, 1], states=[[0, 1, 2], [1, -1, -1]]))  # fmt: skip
     index = pd.MultiIndex.from_product([["a", "b"], range(2)])
     panel = pd.DataFrame({"x": np.zeros(4)}, index=index)
-    with pytest.raises(ValueError, match="states: got an index other than that of x"):
-        model.read(panel, states=pd.Series([0, 1, 0, 1], index=index[[2, 3, 0, 1]]))
+    with pytest.raises(ValueError, match="states: sequence b: has no row for 1, a step of x"):
+        model.read(panel, states=pd.Series([0, 1, 0], index=index[[2, 0, 1]]))
     with pytest.raises(ValueError, match="states: got sequences of unequal categories"):
         model.read([[0.0], [1.0, 2.0]], states=[pd.Categorical(["a"]), pd.Categorical(["b", "a"])])
 
@@ -483,19 +483,21 @@ def test_a_bad_state_of_several_sequences_has_its_place():
     ids=["linear", "switching linear", "factorial"],
 )
 def test_other_models_take_no_states(model):
-    with pytest.raises(ValueError, match=f"states: was given, but a {type(model).__name__} takes none; leave it out"):
+    with pytest.raises(
+        ValueError, match=f"states: was given, but a {type(model).__name__} does not support it; leave it out"
+    ):
         model.read([1.0, 2.0, 3.0], states=[0, 1, 0])
 
 
 def test_a_series_has_its_own_states():
     model = three_states()[0]
     series = model.read([0.1, 0.2])
-    with pytest.raises(ValueError, match="states: was given with a Series"):
+    with pytest.raises(ValueError, match="states: the Series has its own; leave states out"):
         model.read(series, states=[0, 1])
 
 
 def test_a_filter_that_does_not_use_states_refuses_them():
     model = random_model("copy", "normal")
     x = model.simulate(N, seed=0).x
-    with pytest.raises(ValueError, match="states: was given, but this filter takes none"):
+    with pytest.raises(ValueError, match="states: was given, but this filter does not support it"):
         sh.filter_vmp(model, x, states=KNOWN)

@@ -14,8 +14,6 @@ from samplehold.switching.slds.layout import LinearRegimes
 from torch import Tensor
 from torch.testing import assert_close
 
-pytestmark = pytest.mark.kernels
-
 N = math.nan
 QUIET = {"restarts": 1, "progress": False}
 STRUCTURE = {

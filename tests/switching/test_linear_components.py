@@ -144,7 +144,6 @@ def test_the_evidence_of_a_damped_cycle_has_the_gradient_of_its_differences() ->
     assert_close(slope, differences, rtol=1e-6, atol=1e-6)
 
 
-@pytest.mark.kernels
 @pytest.mark.slow
 @pytest.mark.parametrize("damped", [False, True])
 def test_the_maximum_of_a_cycle_is_no_lower_than_that_of_statsmodels(damped: bool) -> None:
@@ -259,7 +258,7 @@ def test_everything_of_a_fit_works_with_inputs(tmp_path: Path) -> None:
     fit.plot()
     ahead.plot()
     fit.save(tmp_path)
-    again = load(tmp_path)
+    again = load(tmp_path).model
     assert again.dynamics == model.dynamics
     assert_close(again.log_evidence(x, inputs=inputs), fit.log_evidence())
     drawn = fit.model.simulate(5, (2,), seed=0, inputs=np.stack([coming[[0, 0, 1, 2, 3]]] * 2))

@@ -20,8 +20,6 @@ from samplehold.switching.linear.priors import families, units_of, weak
 from samplehold.switching.linear.starts import first_paths
 from torch.testing import assert_close
 
-pytestmark = pytest.mark.kernels
-
 QUIET = {"restarts": 1, "progress": False}
 
 

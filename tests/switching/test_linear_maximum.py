@@ -49,7 +49,6 @@ def densities(structure: object, x: np.ndarray, **given: object) -> tuple[QuickD
     return QuickDensity(inner, units, near, volume=False), LinearDensity(inner, units, near, volume=False)
 
 
-@pytest.mark.kernels
 @pytest.mark.parametrize(
     "structure",
     [
@@ -65,7 +64,7 @@ def test_the_density_of_searches_has_the_values_and_the_gradient_of_the_exact_on
     given = {"inputs": np.sin(np.arange(len(x)))[:, None]} if structure.n_inputs else {}
     quick, exact = densities(structure, x, **given)
     points = 0.1 + torch.rand(3, len(quick.point), dtype=torch.float64, generator=torch.Generator().manual_seed(0))
-    with kernels("always"):
+    with kernels("native"):
         (height, forward), central = quick.climb(points), quick.gradient(points)
         curved = quick.curved(points)
         assert_close(quick.at(points), exact.at(points), rtol=1e-9, atol=1e-9)
@@ -78,11 +77,10 @@ def test_the_density_of_searches_has_the_values_and_the_gradient_of_the_exact_on
     assert_close(curved[2], hessian, rtol=1e-2, atol=1e-2 * float(hessian.abs().max()))
 
 
-@pytest.mark.kernels
 def test_starts_have_the_best_common_scale_of_their_standard_deviations() -> None:
     quick, _ = densities(LocalLinearTrend() + Autoregression(1), SERIES["inflation"])
     points = torch.tensor([[0.1, 0.2, 0.05, 3.0, 0.5], [9.0, 0.0, 1.0, 4.0, -0.3]], dtype=torch.float64)
-    with kernels("always"):
+    with kernels("native"):
         scaled, heights = in_scale(quick, points)
         assert_close(quick.at(scaled), heights)
         for c in (0.99, 1.01):
@@ -104,11 +102,10 @@ CASES = [(name, series) for name in STRUCTURES for series in SERIES]
 QUICK = ("level, autoregression", "inflation")
 
 
-@pytest.mark.kernels
 @pytest.mark.parametrize(("name", "series"), [QUICK, *(slow(*case) for case in CASES if case != QUICK)])
 def test_the_maximum_depends_on_no_seed_and_is_no_lower_than_that_of_many_starts(name: str, series: str) -> None:
     (structure, keywords), x = STRUCTURES[name], SERIES[series]
-    with kernels("always"):
+    with kernels("native"):
         fits = [LinearSSM(structure).fit(x, seed=seed, progress=False) for seed in range(2)]
     ends = [fit.loglik for fit in fits]
     assert max(ends) - min(ends) < 1e-6

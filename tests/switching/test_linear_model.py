@@ -8,9 +8,9 @@ import pyro
 import pytest
 import torch
 from matplotlib.figure import Figure
+from oracles import naive_linear_gaussian as naive
 from oracles.linear_models import FLOAT, draw, model_of
 from samplehold import Autoregression, LinearGaussian, LinearSSM, LocalLevel, LocalLinearTrend, Seasonal, read_panel
-from samplehold.inference.chains.linear_gaussian import naive
 from samplehold.switching.linear.bases import turned
 from torch.testing import assert_close
 
@@ -265,7 +265,7 @@ def test_what_is_wrong_is_told_with_its_cure() -> None:
         model.smooth(torch.zeros(4, 2), inputs=torch.zeros(4, 1))
     with pytest.raises(TypeError, match="restart"):
         model.fit(torch.zeros(4, 2), restart=3, progress=False)
-    with pytest.raises(ValueError, match="lengths: was given with a Series"):
+    with pytest.raises(ValueError, match="lengths: the Series has its own; leave lengths out"):
         model.smooth(model.read(torch.zeros(2, 4, 2)), lengths=[4, 3])
     with pytest.raises(ValueError, match=r"x: got shape \(4, 3\)"):
         model.smooth(torch.zeros(4, 3))

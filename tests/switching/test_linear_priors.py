@@ -259,7 +259,6 @@ def test_files_hold_them(tmp_path) -> None:
         assert float(one) != float(structure.with_prior({"spread": [3.0]}).problem(X).log_prior(values))
 
 
-@pytest.mark.kernels
 @pytest.mark.slow
 @pytest.mark.parametrize("method", ["svi", "nuts"])
 def test_draws_have_the_moments_of_a_grid(method: str) -> None:

@@ -86,14 +86,12 @@ def line() -> np.ndarray:
     return 0.5 * np.arange(40) + np.random.default_rng(0).normal(size=40)
 
 
-@pytest.mark.kernels
 @pytest.mark.parametrize("level", [0.95, slow(0.5)])
 @pytest.mark.slow
 def test_intervals_of_the_nile_are_those_of_the_profile_at_any_level(level: float) -> None:
     check(LinearSSM(LocalLevel()).fit(nile(), progress=False), nile(), level)
 
 
-@pytest.mark.kernels
 @pytest.mark.slow
 def test_an_interval_begins_at_a_variance_of_0_and_ends_where_the_profile_does() -> None:
     fit = LinearSSM(LocalLinearTrend()).fit(line(), progress=False)
@@ -109,7 +107,6 @@ def test_other_parameters_may_be_held_and_the_plain_form_serves() -> None:
     check(fit, nile())
 
 
-@pytest.mark.kernels
 @pytest.mark.slow
 def test_series_share_a_profile_and_inputs_have_theirs() -> None:
     x = nile().to_numpy(dtype=float).reshape(2, 50, 1)
@@ -118,7 +115,6 @@ def test_series_share_a_profile_and_inputs_have_theirs() -> None:
     check(fit, x, inputs=drive)
 
 
-@pytest.mark.kernels
 @pytest.mark.slow
 def test_the_profile_is_of_the_objective_that_was_maximised() -> None:
     prior = {"center": [900.0], "spread": [20.0]}
@@ -128,7 +124,6 @@ def test_the_profile_is_of_the_objective_that_was_maximised() -> None:
     assert float(fit.profile_interval(0.9).upper["sigma2.irregular"]) < float(plain.upper["sigma2.irregular"])
 
 
-@pytest.mark.kernels
 @pytest.mark.slow
 def test_coefficients_of_an_autoregression_have_profiles() -> None:
     draws, x = np.random.default_rng(3).normal(size=80), np.zeros(80)
@@ -138,7 +133,6 @@ def test_coefficients_of_an_autoregression_have_profiles() -> None:
     check(fit, x)
 
 
-@pytest.mark.kernels
 def test_an_end_is_infinite_if_the_data_say_nothing_of_a_variance() -> None:
     """The input is there at one step only, so how its coefficient moves is not seen."""
     drive = (np.arange(100) == 40).astype(float)[:, None]
@@ -149,7 +143,6 @@ def test_an_end_is_infinite_if_the_data_say_nothing_of_a_variance() -> None:
 
 
 @pytest.mark.few(1)
-@pytest.mark.kernels
 @pytest.mark.parametrize("unit", [1e-3, 1e4])
 def test_intervals_have_the_unit_and_the_dtype_of_the_series(unit: float) -> None:
     expected = LinearSSM(LocalLevel()).fit(nile(), progress=False).profile_interval(0.8)

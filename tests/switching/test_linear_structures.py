@@ -9,8 +9,8 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from oracles import naive_linear_gaussian as naive
 from samplehold import Autoregression, LinearSSM, LocalLevel, LocalLinearTrend, Seasonal
-from samplehold.inference.chains.linear_gaussian import naive
 from samplehold.switching.linear.stationary import (
     from_partial_autocorrelations,
     partial_autocorrelations,
@@ -302,3 +302,21 @@ def test_an_irregular_part_that_is_held_at_0_is_fitted_beside(name: str) -> None
     assert fit.converged
     assert fit.loglik >= peer.llf - 1e-4
     assert bool(fit.summary().parameters["estimate"].notna().all())
+
+
+@pytest.mark.parametrize(
+    ("structure", "x"), [(LocalLevel(), [1.0]), (LocalLevel(), [[[1.0]], [[2.0]]]), (LocalLinearTrend(), [1.0, 2.0])]
+)
+def test_a_series_that_only_determines_the_start_is_refused(structure, x):
+    with pytest.raises(ValueError, match=r"x: got \d observed step\(s\), which only determine where .* starts"):
+        LinearSSM(structure).fit(x, progress=False)
+
+
+def test_variances_that_few_steps_determine_only_together_are_named():
+    level = LinearSSM(LocalLevel())
+    with pytest.warns(UserWarning, match=r"determine sigma2\.irregular, sigma2\.level only together"):
+        level.fit([1.0, 2.0], progress=False)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        fit = level.fit([1.0, 2.0], fixed={"sigma2.irregular": 0.1}, progress=False)
+    assert fit.values["sigma2.level"] == pytest.approx(0.8, abs=1e-5)  # 1 = 2 irregular + level

@@ -8,6 +8,7 @@ from oracles.models import enumerate_evidence, numbers
 from samplehold import Categorical, Markov, Normal, Poisson, SwitchingSSM, automata, load
 from samplehold.switching.data.series import Drive
 from samplehold.switching.dynamics.initial import has_one_class, stationary
+from samplehold.switching.responses import Frame
 from scipy.optimize import minimize
 from scipy.stats import poisson
 from torch.testing import assert_close
@@ -132,11 +133,15 @@ def test_em_never_falls_and_ends_where_the_slope_is_0(dynamics, prior):
     fit = model.fit(x, restarts=1, start=model, max_steps=1000, tol=1e-12, prior=prior, progress=False, **given)
     assert fit.converged
     assert float(fit.objective.diff().min()) > -1e-9 * float(fit.objective.abs().max())
-    whole = model.scaled_to(x, **given)
-    leaves = {name: value.clone().requires_grad_() for name, value in fit.model.values.items()}
-    height = whole.problem(x, **given).evidence(leaves).sum() + (whole.log_prior(leaves) if prior else 0)
+    problem, values = model.scaled_to(x, **given).problem(x, **given), fit.model.values
+    if prior and "inputs_center" in problem.prior:  # the mode is that of constants at the inputs of their prior
+        center = problem.prior["inputs_center"]
+        values = Frame(problem.responses, problem.inputs, center, torch.ones_like(center)).into(values)
+        problem = problem.about_inputs(center)
+    leaves = {name: value.clone().requires_grad_() for name, value in values.items()}
+    height = problem.evidence(leaves).sum() + (problem.log_prior(leaves) if prior else 0)
     for name, slope in zip(leaves, torch.autograd.grad(height, list(leaves.values())), strict=True):
-        value = fit.model.values[name]
+        value = values[name]
         if name.endswith("probs"):
             slope = slope * value - value * (slope * value).sum(-1, keepdim=True)  # in the logits
         elif name.endswith("weights"):

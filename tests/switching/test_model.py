@@ -119,6 +119,7 @@ GOOD = {"redraw_prob": 0.1, "state_probs": [0.5, 0.5], "loc": [[0.0], [3.0]], "s
     [
         ({"redraw_prob": 1.5}, "redraw_prob: got 1.5, expected a probability"),
         ({"state_probs": [0.5, 0.6]}, "state_probs: got rows that are not probabilities"),
+        ({"state_probs": [1.1, -0.1]}, r"state_probs: got -0.1 at \[1\], expected probabilities, from 0 to 1"),
         ({"state_probs": [0.2, 0.3, 0.5]}, r"state_probs: got shape \(3,\)"),
         ({"loc": [[0.0]]}, r"loc: got shape \(1, 1\); Normal needs \[2, 1\]"),
         ({"loc": [0.0, 1.0]}, r"loc: got shape \(2,\)"),

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 
 import torch
+from samplehold.switching.ascent import leaving, newton
 from samplehold.switching.newton import NewtonAscent
 from torch import Tensor
 from torch.testing import assert_close
@@ -80,3 +81,19 @@ def test_where_no_step_rises_the_points_stay():
     ascent = NewtonAscent(Wrong(hills), starts.clone(), 1e-9)
     ascent.run(3)
     assert torch.equal(ascent.point, starts)
+
+
+def test_a_step_of_an_m_step_is_the_last_if_it_rises_as_its_parabola_promised():
+    n_steps = []
+
+    def step_from(point):
+        n_steps.append(len(point))
+        return 1 - point, 2 * (1 - point).square().sum(-1)
+
+    start = torch.tensor([[0.0, 3.0], [0.5, 1.0]]).double()
+    for n_expected, share in ((2, 0.0), (1, 0.1)):  # without a share a second step shows that nothing is left
+        n_steps.clear()
+        with leaving(share):
+            end = newton(lambda point: -(1 - point).square().sum(-1), step_from, start, 5)
+        assert_close(end, torch.ones_like(start), rtol=0, atol=0)
+        assert len(n_steps) == n_expected

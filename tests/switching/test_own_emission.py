@@ -9,14 +9,14 @@ import samplehold as sh
 import torch
 from oracles.effort import effort
 from samplehold.inference.families import Gamma
+from samplehold.switching.ascent import leaving
 from samplehold.switching.emissions.ascent import ascend
 from samplehold.switching.emissions.conjugate import Representative
+from samplehold.switching.fitting.starts import first_guesses, typical
 from samplehold.switching.parameters import Named
 from torch import Tensor
 from torch.distributions import constraints
 from torch.testing import assert_close
-
-pytestmark = pytest.mark.kernels
 
 
 @dataclass(frozen=True)
@@ -197,6 +197,23 @@ def test_climbing_ends_where_the_conjugate_m_step_does():
     assert_close(plain.model.loc[order[0]], conjugate.model.loc[order[1]], rtol=1e-4, atol=1e-4)
 
 
+def test_an_m_step_to_a_kink_takes_few_gradients():
+    values = {"loc": torch.tensor([[0.0, 1.0], [0.29, -0.5]]).double(), "scale": torch.ones(2, 2).double()}
+    x, n_calls = torch.linspace(-2, 2.4, 45).double().unsqueeze(-1), 0
+
+    def objective(values):
+        nonlocal n_calls
+        n_calls += 1
+        return dist.Laplace(values["loc"].unsqueeze(-2), values["scale"].unsqueeze(-2)).log_prob(x).sum((-2, -1))
+
+    with leaving(0.1):
+        for _ in range(6):
+            values = ascend(objective, values, {"loc": constraints.real, "scale": constraints.positive})
+    best = -2 * len(x) * (1 + math.log(2 * (x - x.median()).abs().mean()))
+    assert_close(objective(values), torch.full((2,), best).double(), rtol=0, atol=1e-2)
+    assert n_calls <= 140
+
+
 def test_a_climb_keeps_what_it_cannot_better():
     values = {"probs": torch.tensor([[0.2, 0.8], [0.5, 0.5]], dtype=torch.float64)}
 
@@ -286,3 +303,46 @@ def test_what_is_left_out_is_named():
             object.__setattr__(self, "n_features", n)
 
     assert Named(1).n_features == 1
+
+
+@dataclass(frozen=True)
+class VagueLaplace(Laplace):
+    """A prior about 0, however far the data are from it."""
+
+    name = "VagueLaplaceOfTheTests"
+
+    def default_prior(self, n_states, x):
+        size = torch.ones(self.n_features).double() if x is None else x.abs().nanmean(0)
+        return {"size": size.expand(n_states, -1)}
+
+    def priors(self, prior):
+        loc = dist.Normal(torch.zeros_like(prior["size"]), 10 * prior["size"]).to_event(2)
+        return {"loc": loc, "scale": dist.LogNormal(prior["size"].log(), 1.0).to_event(2)}
+
+
+def test_first_guesses_follow_the_data_and_not_a_vague_prior():
+    generator = torch.Generator().manual_seed(0)
+    x = 900 + 50 * torch.randn(40, 1, generator=generator, dtype=torch.float64)
+    x[25:] += 400
+    problem = sh.SwitchingSSM(sh.Copy(2), VagueLaplace()).scaled_to(x).problem(x)
+    middle = typical(problem)["loc"].flatten()
+    assert_close(middle, x.median().expand(2), rtol=0.03, atol=0)
+    starts = first_guesses(problem, 1, 0).values["loc"].flatten().sort().values
+    assert_close(starts, torch.stack([x[:25].median(), x[25:].median()]), rtol=0.03, atol=0)
+
+
+@pytest.mark.slow
+def test_a_fit_under_a_vague_prior_reaches_the_optimum_of_a_near_start(nile):
+    model = sh.SwitchingSSM(sh.Copy(2), VagueLaplace())
+    near = {"loc": [[850.0], [1100.0]], "scale": [[100.0], [100.0]]}
+    best = model.fit(nile, restarts=1, start=near, progress=False).objective[-1]
+    assert model.fit(nile, restarts=2, progress=False).objective[-1] > best - 0.01
+
+
+def test_a_state_without_steps_is_said_with_what_to_try():
+    x = torch.tensor([0.0, 5.0] * 6).double()
+    fit = sh.SwitchingSSM(sh.Markov(3), sh.Normal(1)).fit(
+        x, states=[0, 1] * 6, restarts=1, max_steps=10, progress=False
+    )
+    assert fit.empty_states.tolist() == [False, False, True]
+    assert "1 state has less than one expected step: try fewer states, or more restarts" in fit.reason

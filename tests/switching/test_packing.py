@@ -15,8 +15,6 @@ from samplehold.switching.fitting.units import Units
 from samplehold.switching.program import PathMixture
 from torch.testing import assert_close
 
-pytestmark = pytest.mark.kernels
-
 LENGTHS = torch.tensor([[40, 1, 2], [3, 7, 5]])
 
 

@@ -7,6 +7,7 @@ import matplotlib.dates
 import numpy as np
 import pandas as pd
 import pytest
+import samplehold as sh
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
@@ -446,6 +447,21 @@ def test_the_name_of_a_redraw_stays_in_its_panel(step):
     box, own = panel.get_window_extent(), panel.texts[0].get_window_extent()
     assert box.x0 <= own.x0
     assert own.x1 <= box.x1
+
+
+@pytest.mark.parametrize(
+    ("loc", "scale", "order"),
+    [
+        ([[0.8], [0.7]], [[1.0], [9.0]], [1, 0]),  # means that are near are not ordered by scale
+        ([[2.0, 0.0], [1.0, 50.0]], [[1.0, 1.0]] * 2, [1, 0]),  # the first feature decides
+        ([[1.0, 3.0], [1.0, 2.0]], [[1.0, 1.0]] * 2, [1, 0]),  # where it is equal, the next
+        ([[1.0], [1.0]], [[3.0], [2.0]], [1, 0]),  # where all are equal, the scale
+    ],
+)
+def test_states_are_ordered_by_location_then_by_scale(loc, scale, order):
+    emission = sh.Normal(len(loc[0]))
+    values = {"loc": torch.tensor(loc).double(), "precision": torch.tensor(scale).double() ** -2}
+    assert state_levels(emission, values).argsort().tolist() == order
 
 
 def test_reordering_names_the_same_model_anew():

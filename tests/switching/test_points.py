@@ -7,7 +7,8 @@ import samplehold as sh
 import torch
 from samplehold.inference.families import tree_map
 from samplehold.switching.ascent import Ascent, Differentiable
-from samplehold.switching.fitting.points import AtPoints
+from samplehold.switching.fitting.climbs import Climb
+from samplehold.switching.fitting.points import AtPoints, _apart, _noted
 from samplehold.switching.slds.graph import LINEAR, blank_states, graph_of, priors_of
 
 RESTARTS = 2
@@ -109,3 +110,30 @@ def _row(r: int, table: torch.Tensor) -> torch.Tensor:
 
 def _parts(eta: object) -> list[torch.Tensor]:
     return [eta] if isinstance(eta, torch.Tensor) else list(eta)  # pyright: ignore[reportArgumentType]
+
+
+def test_a_restart_at_the_height_of_a_better_one_at_two_checks_merges_with_it():
+    traces = [[0.0, 4.0, 5.0], [0.0, 3.995, 4.999], [0.0, 1.0, 4.999], [0.0, 3.99, 4.98]]
+    climbs = [Climb("clusters", trace, ended="max_steps") for trace in traces]
+    assert _apart(climbs, range(4), 1) == [0, 2, 3]  # the third only crosses it, and the fourth is elsewhere
+    assert [climb.ended for climb in climbs] == ["max_steps", "merged", "max_steps", "max_steps"]
+    assert climbs[1].leader is climbs[0]
+    assert climbs[1].reached(5.0)
+
+
+def test_each_restart_stops_when_it_gains_no_more():
+    climbs = [Climb("clusters", [1.0], {"y": torch.zeros(1)}, ended="max_steps") for _ in range(3)]
+    heights, ends, tables = [[1.5, 2.0], [1.0, 1.0], [3.0, 3.5]], [2.5, 1.0, 3.0], {"y": torch.ones(3, 1)}
+    assert _noted(climbs, heights, ends, tables, 0.1) == [True, False, False]
+    assert [climb.ended for climb in climbs] == ["max_steps", "converged", "max_steps"]
+    assert [climb.trace for climb in climbs] == [[1.0, 1.5, 2.5], [1.0, 1.0, 1.0], [1.0]]
+    assert [float(climb.tables["y"]) for climb in climbs] == [1.0, 1.0, 0.0]  # rounding counted more in the last one
+
+
+def test_the_bound_of_some_restarts_is_theirs():
+    surface = surface_of(1)
+    some = surface.select(torch.tensor([1]))
+    height, slope = some.climb(some.start)
+    heights, slopes = surface.climb(surface.start)
+    torch.testing.assert_close(height, heights[1:])
+    torch.testing.assert_close(slope, slopes[1:])

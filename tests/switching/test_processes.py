@@ -377,7 +377,7 @@ def test_an_interrupt_of_one_process_ends_all_at_one_step(method, call):
     assert here[0] < 20
 
 
-@pytest.mark.usefixtures("group_of_one")
+@pytest.mark.usefixtures("group_of_one", "keys")
 def test_an_interrupt_waits_for_the_next_sum_of_processes():
     ranks, zero, steps = Ranks.of(None), [torch.zeros(1)], []
 
@@ -478,7 +478,7 @@ def chosen_among(rank: int, cuts: list[int]) -> list[Any]:
         ([1, 2][: 1 + rank], x, {}),
         ([1], x, {"folds": 2 + rank, "criterion": "heldout"}),
         ([1], one, {"criterion": "heldout"}),
-        ([1], x, {"criterion": ["bic", "aicc"][rank]}),
+        ([1], x, {"criterion": ["bic", "dic"][rank]}),
     ):
         try:
             sh.select(states, y, candidates, restarts=1, max_steps=5, **options)
@@ -506,7 +506,7 @@ def test_several_processes_choose_what_one_chooses():
             r"ValueError: candidates: process 1 has \(1, 2\), but process 0 has \(1,\)",
             "ValueError: folds: process 1 has 3, but process 0 has 2",
             'ValueError: candidates: 1 fails. criterion: got "heldout" and one sequence, which 2 processes',
-            "RankValueError: x: process 1 of 2 has failed: ValueError: criterion: got 'aicc'",
+            "RankValueError: x: process 1 of 2 has failed: ValueError: criterion: got 'dic'",
         ],
         strict=True,
     ):

@@ -18,8 +18,6 @@ from pyro.infer.autoguide.initialization import init_to_median
 from samplehold import Copy, Markov, Normal, SwitchingSSM
 from torch.testing import assert_close
 
-pytestmark = pytest.mark.kernels
-
 N_STEPS = 4
 GATE = {"redraw_prob": 0.1, "state_probs": [0.5, 0.5]}
 

@@ -110,7 +110,6 @@ def reached(row: Published) -> float:
 
 
 @pytest.mark.peer
-@pytest.mark.kernels
 @pytest.mark.slow
 @pytest.mark.parametrize("row", rows(), ids=lambda row: f"{row.data} {row.model}")
 def test_the_published_maximum_is_reached(row):

@@ -8,15 +8,13 @@ from examples import examples
 from hypothesis import given
 from hypothesis import strategies as st
 from oracles.action_histories import every_run
+from oracles.naive_automaton import forward_weights
 from oracles.operators import use_plain_torch, without_kernels
-from samplehold.inference.stacks.automaton import cpu_tape
+from samplehold.inference.stacks.automaton import native_tape
 from samplehold.inference.stacks.automaton import op as inference
 from samplehold.inference.stacks.automaton import plain as vectorized
-from samplehold.inference.stacks.automaton.naive import forward_weights
 from samplehold.switching.stacks.automaton import PushdownAutomaton, Transitions, advance, start
 from torch import Tensor
-
-pytestmark = pytest.mark.kernels
 
 MIXED = r"log_push: got torch\.float32 on {}, but log_initial is torch\.float64"
 
@@ -199,14 +197,14 @@ def run(weights: list[Tensor], start, branch: bool) -> Tensor:
 
 
 @pytest.mark.slow
-@pytest.mark.cpu("numba's kernels")
+@pytest.mark.cpu("its kernels")
 @pytest.mark.parametrize("branch", [False, True])
 def test_gradients_through_the_steps_equal_those_of_plain_torch(branch):
     T, Q, G, B = 5, 2, 2, 2
     initial, push, replace, pop = (x.clamp_min(-4) for x in tables(6, T, Q, G, B))
     flat = initial.reshape(B, 4), push.reshape(B, T, 4, 4), replace.reshape(B, T, 4, 4), pop.reshape(B, T, 4, 2)
     weights = [x.clone().requires_grad_() for x in flat]
-    mine, plain = run(weights, cpu_tape.start, branch), run(weights, vectorized.start, branch)
+    mine, plain = run(weights, native_tape.start, branch), run(weights, vectorized.start, branch)
     close(mine, plain)
     first = torch.autograd.grad(mine, weights, retain_graph=True)
     part = torch.autograd.grad(mine, weights[3], retain_graph=True)  # stops before the start, and leaves nothing behind

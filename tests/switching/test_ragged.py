@@ -4,6 +4,7 @@ import re
 from dataclasses import fields, is_dataclass
 from inspect import signature
 
+import numpy as np
 import pandas as pd
 import pytest
 import samplehold as sh
@@ -19,7 +20,8 @@ from oracles.operators import unchecked
 from oracles.processes import printed
 from pandas.testing import assert_frame_equal
 from samplehold.inference.message_passing.engine import VMP
-from samplehold.inference.numerics.costs import kernels
+from samplehold.inference.numerics.forms import kernels
+from samplehold.switching.data.packed import Packed
 from samplehold.switching.fitting.options import Options
 from samplehold.switching.linear.learning import graph_of
 from samplehold.switching.linear.problem import typical
@@ -99,7 +101,6 @@ def assert_like(got: object, expected: object, tol: float = 1e-10) -> None:
         assert got == expected
 
 
-@pytest.mark.kernels  # an iteration ends elsewhere if the same call takes another form
 @pytest.mark.few(3)
 @pytest.mark.parametrize(("name", "verb"), EXACT)
 @examples(2)
@@ -114,7 +115,6 @@ def test_each_record_is_that_of_the_sequence_alone(name, verb, lengths, long, at
         assert_like(record, getattr(model, verb)(x[i], **alone(driven, i)))
 
 
-@pytest.mark.kernels
 @pytest.mark.few(3)
 @pytest.mark.parametrize(("name", "verb"), [case for case in EXACT if case[0] != "structure"])  # its start needs more
 def test_sequences_of_one_step_are_among_them(name, verb):
@@ -201,7 +201,7 @@ def test_a_fit_gives_the_records_of_its_sequences():
 def test_the_argument_is_in_the_signature_and_is_checked():
     for name, verb in EXACT:
         method = getattr(MODELS[name], verb)
-        assert signature(method).parameters["ragged"].default is False
+        assert signature(method).parameters["ragged"].default is None
         assert "ragged=True" in method.__doc__
     with unchecked(), pytest.raises(TypeError, match="ragged: got 'yes'"):
         MODELS["copy"].smooth([draw(0, 3, 2)], ragged="yes")
@@ -323,7 +323,7 @@ def test_sweeps_change_paths_of_one_step_too():
     assert all(change > 0 for sweep in recorded.sweeps for change in sweep.change.values())
 
 
-@pytest.mark.parametrize("mode", ["never", pytest.param("always", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("mode", ["plain", pytest.param("native", marks=pytest.mark.slow)])
 def test_the_density_of_a_packed_structure_is_that_of_the_padded_one(mode, never_packed):
     x, driven = sequences("structure", [40, 5, 6, 5, 4])
     structure = sh.LocalLevel() + sh.Regression(1, varying=True)
@@ -402,7 +402,6 @@ print(peak() - before)
 
 
 @pytest.mark.slow
-@pytest.mark.kernels
 @pytest.mark.parametrize(
     ("model", "longest"),
     [
@@ -446,3 +445,124 @@ def test_shapes_beside_packed_observations_are_checked(name, table, said):
     x = [torch.zeros(n, 1).double() for n in (100, 2, 3, 1, 1)]
     with unchecked(), pytest.raises(ValueError, match=rf"{name}: got shape .*{re.escape(said)}"):
         model.read(x, **{name: table})
+
+
+def refuse_padding(monkeypatch):
+    """Any padded table of a packed series is an error."""
+
+    def padded(self):
+        raise AssertionError("a packed table was padded")
+
+    monkeypatch.setattr(Packed, "padded", padded)
+
+
+SEVERAL = [
+    np.random.default_rng(i).normal(size=n) + 3 * (np.arange(n) // 5 % 2) for i, n in enumerate([40, 2, 3, 2, 4])
+]
+
+
+@pytest.mark.parametrize("dynamics", [sh.Markov(2), sh.Copy(2), slow(sh.SemiMarkov(2))], ids=["markov", "copy", "semi"])
+def test_nothing_that_returns_a_list_or_a_row_of_each_sequence_is_padded(monkeypatch, dynamics):
+    model = sh.SwitchingSSM(dynamics, sh.Normal(1))
+    fit = model.fit(SEVERAL, restarts=1, max_steps=5, progress=False, seed=0)
+    assert fit.series.packed
+    model, rows, lengths = fit.model, np.concatenate(SEVERAL), [len(part) for part in SEVERAL]
+    forecast = model.forecast(rows, 3, lengths=lengths).mean
+    states = [model.smooth(part).state for part in SEVERAL]
+    with monkeypatch.context() as patch:
+        refuse_padding(patch)
+        summary, diagnosis, found = fit.summary(), fit.diagnose(), fit.forecast(3).mean
+        used = fit.n_states_used(draws=20).probability if not isinstance(dynamics, sh.SemiMarkov) else None
+        smoothed, best = fit.smooth(), model.viterbi(SEVERAL)
+    assert_close(found, forecast)
+    assert [len(one.path) for one in best] == lengths
+    for record, state in zip(smoothed, states, strict=True):
+        assert_close(record.state, state)
+    share = torch.cat(states).mean(0).numpy()
+    np.testing.assert_allclose(summary.states["share of steps"], share, rtol=1e-10)
+    assert used is None or float(used.sum()) == pytest.approx(1)
+    assert "rare states" in str(diagnosis)
+
+
+@pytest.mark.parametrize("kind", ["best q", pytest.param("draws", marks=pytest.mark.slow)])
+def test_a_posterior_smooths_each_sequence_of_a_list(monkeypatch, kind):
+    options = {"method": "vmp", "max_steps": 3}
+    if kind == "draws":
+        options = {"method": "nuts", "num_samples": 5, "warmup_steps": 5}
+    fit = sh.SwitchingSSM(sh.Markov(2), sh.Normal(1)).fit(SEVERAL, restarts=1, progress=False, **options)
+    table = fit.posterior.smooth(SEVERAL, ragged=False)
+    refuse_padding(monkeypatch)
+    for i, one in enumerate(fit.posterior.smooth(SEVERAL)):
+        assert_close(one.state, table.state[i, : len(SEVERAL[i])])
+        assert_close(one.log_normalizer, table.log_normalizer[i])
+
+
+def test_forecasts_of_autoregressions_are_not_padded(monkeypatch):
+    model = sh.SwitchingSSM(sh.Markov(2), sh.AutoRegressive(2, 1)).with_values(
+        initial_probs=[0.5, 0.5],
+        transition_probs=[[0.9, 0.1], [0.2, 0.8]],
+        loc=[[0.0], [1.0]],
+        coefficients=[[[0.5, 0.2]], [[0.1, -0.3]]],
+        scale=[[1.0], [0.5]],
+    )
+    x = [part.copy() for part in SEVERAL]
+    x[0][-2] = np.nan  # so that its forecast begins before
+    alone = [model.forecast(part, 3, draws=10) for part in x]
+    refuse_padding(monkeypatch)
+    found = model.forecast(x, 3, draws=10)
+    for name in ("mean", "variance", "state"):
+        assert_close(getattr(found, name), torch.stack([getattr(one, name) for one in alone]))
+
+
+def test_a_list_has_a_list_of_results_and_a_table_has_a_table():
+    model, few = MODELS["copy"], [draw(n, n, 2) for n in (3, 5)]
+    assert isinstance(model.smooth(few), list)
+    assert isinstance(model.smooth(model.read(few)), list)
+    assert list(model.smooth({"b": few[0], "a": few[1]})) == ["b", "a"]
+    assert model.smooth(few, ragged=False).state.shape[:2] == (2, 5)
+    assert model.smooth(model.read(few).as_table()).state.shape[:2] == (2, 5)
+    assert model.smooth(torch.stack([few[1], few[1]]), lengths=[5, 3]).state.shape[:2] == (2, 5)
+    assert model.smooth(torch.cat(few), lengths=[3, 5]).state.shape[:2] == (2, 5)
+    assert model.smooth(few[0]).state.shape[0] == 3
+
+
+def test_a_table_that_is_nearly_all_padding_is_refused(monkeypatch):
+    monkeypatch.setattr("samplehold.switching.data.series.LARGE", 1000)
+    model = sh.SwitchingSSM(sh.Markov(2), sh.Normal(1)).with_values(
+        initial_probs=[0.5, 0.5], transition_probs=[[0.9, 0.1], [0.2, 0.8]], loc=[[0.0], [1.0]], scale=[[1.0], [1.0]]
+    )
+    x = [np.zeros(1000), *[np.zeros(1)] * 150]
+    refuse_padding(monkeypatch)
+    assert len(model.smooth(x)) == 151
+    said = "x: got 151 sequences of 1 to 1000 steps, whose padded table has 151000 steps, 131 times those of the data"
+    for call in (
+        lambda: model.smooth(x, ragged=False),
+        lambda: model.viterbi(np.concatenate(x), lengths=[len(part) for part in x]),
+        lambda: model.to_arviz(x, draws=2),
+        lambda: model.chain(x),
+        lambda: sh.LinearSSM(sh.LocalLevel()).with_values({"sigma2.irregular": 1, "sigma2.level": 1}).chain(x),
+        lambda: sh.SwitchingLinearSSM(2, 1, 1).fit(x, progress=False),
+    ):
+        with pytest.raises(ValueError, match=said):
+            call()
+
+
+@pytest.mark.parametrize("name", ["linear", "factorial"])
+def test_forecasts_and_tables_of_states_of_other_models_are_not_padded_either(monkeypatch, name):
+    model, x = MODELS[name], [draw(i, n, 2) for i, n in enumerate([30, 2, 1, 3])]
+    alone = [model.forecast(part, 2).mean for part in x]
+    series = model.read(x)
+    assert series.packed
+    refuse_padding(monkeypatch)
+    assert_close(model.forecast(series, 2).mean, torch.stack(alone))
+    assert len(model.states(series)) == 36
+
+
+@pytest.mark.parametrize("name", ["markov", "linear", "one chain"])
+def test_what_uses_paths_accepts_a_list_of_like_lengths(tmp_path, name):
+    model = MODELS[name]
+    x = [draw(i, n, model.n_features) for i, n in enumerate([5, 4])]
+    result = "states" if name == "linear" else "viterbi"
+    model.write(x, tmp_path / "x.csv", result)
+    assert len(pd.read_csv(tmp_path / "x.csv")) == 9
+    assert model.forecast(x, 2).mean.shape == (2, 2, model.n_features)

@@ -15,8 +15,6 @@ from samplehold.switching.fitting.refinement import RELIABLE, peak, smoothed_wei
 from scipy import stats
 from torch.testing import assert_close
 
-pytestmark = pytest.mark.kernels
-
 
 def density_of(dynamics: str, emission: str) -> Density:
     model, keywords = random_model(dynamics, emission, seed=1), drive(dynamics, (2,), 12)

@@ -8,7 +8,18 @@ import pandas as pd
 import pytest
 import torch
 import xarray as xr
-from samplehold import Bernoulli, Categorical, Copy, Gated, Markov, MultivariateNormal, Normal, Poisson, SwitchingSSM
+from samplehold import (
+    Bernoulli,
+    Categorical,
+    Copy,
+    Gated,
+    Markov,
+    MultivariateNormal,
+    Normal,
+    Poisson,
+    SwitchingLinearSSM,
+    SwitchingSSM,
+)
 from samplehold.switching import problem
 from samplehold.switching.views import arviz as report
 from torch.testing import assert_close
@@ -144,7 +155,7 @@ def test_every_group_has_named_dims_and_the_coordinates_of_the_data(nile, nile_d
 )
 def test_parameters_of_every_family_have_their_dims(model, expected):
     x = np.random.default_rng(0).integers(0, 2, (30, model.emission.n_features)).astype(float)
-    data = model.fit(x, restarts=2, max_steps=20, progress=False).to_arviz(x, draws=4)
+    data = model.fit(x, method="vmp", restarts=2, max_steps=20, progress=False).to_arviz(x, draws=4)
     assert {name: value.dims[2:] for name, value in data.posterior.data_vars.items()} == expected
     assert np.isfinite(data.posterior.to_array().values).all()
     assert az.summary(data, kind="stats").shape[0] == sum(value[0, 0].size for value in data.posterior.values())
@@ -158,10 +169,10 @@ def test_inputs_are_named_and_gaps_are_taken():
         x, restarts=1, max_steps=3, progress=False, inputs=inputs.to_numpy(copy=True), dt=dt
     )
     data = fit.to_arviz(x, inputs=inputs, dt=dt, draws=4)
-    assert data.posterior["redraw_weights"].dims == (*DRAWN, "input")
-    assert data.posterior["input"].values.tolist() == ["heat", "rain"]
+    assert data.estimates["redraw_weights"].dims == ("input",)
+    assert data.estimates["input"].values.tolist() == ["heat", "rain"]
     evidence = fit.model.log_evidence(x, inputs=inputs.to_numpy(copy=True), dt=dt)
-    assert float(data.log_likelihood["x"][0, 0].sum()) == pytest.approx(float(evidence), rel=1e-12)
+    assert float(data.log_density["x"].sum()) == pytest.approx(float(evidence), rel=1e-12)
 
 
 @pytest.mark.few(3)
@@ -185,38 +196,52 @@ def test_any_pandas_index_survives_netcdf(index, stored, tmp_path):
 # ---- numbers -------------------------------------------------------------------------------------------------------
 
 
-def test_posterior_is_the_point_in_a_readers_form(nile_fit, nile_data):
+@pytest.fixture(scope="module")
+def nile_point(nile, nile_fit):
+    return nile_fit.model.to_arviz(nile, draws=10)
+
+
+def test_a_model_without_a_fit_is_a_point_with_nothing_to_compare_it_by(nile_data, nile_point):
+    others = {"posterior_predictive", "replicated", "observed_data", "sample_stats", "smoothed"}
+    assert set(nile_point.groups()) == {"estimates", "log_density", *others}
+    assert nile_point.attrs["posterior"].startswith("left out")
+    assert "normal around the estimates, with the curvature of the log posterior" in nile_data.attrs["posterior"]
+    with pytest.raises(TypeError):
+        az.loo(nile_point)
+    with pytest.raises(TypeError):
+        az.waic(nile_point)
+
+
+def test_estimates_are_the_point_in_a_readers_form(nile_fit, nile_point):
     for name, value in nile_fit.model.describe().items():
-        drawn = nile_data.posterior[name].values
-        assert (drawn == value.numpy()).all()
-        assert drawn.shape == (1, 100, *value.shape)
+        assert (nile_point.estimates[name].values == value.numpy()).all()
 
 
-def test_log_likelihood_is_one_step_ahead_and_sums_to_the_evidence(nile, nile_fit, nile_data):
+def test_the_log_density_is_one_step_ahead_and_sums_to_the_evidence(nile, nile_fit, nile_point):
     increments = nile_fit.model.filter(nile).log_increment.numpy()
-    np.testing.assert_allclose(nile_data.log_likelihood["x"].values, np.broadcast_to(increments, (1, 100, 100)), rtol=0)
-    assert float(nile_data.log_likelihood["x"][0, 7].sum()) == pytest.approx(
+    np.testing.assert_allclose(nile_point.log_density["x"].values, increments, rtol=0)
+    assert float(nile_point.log_density["x"].sum()) == pytest.approx(
         float(nile_fit.model.log_evidence(nile)), rel=1e-12
     )
 
 
-def test_smoothed_group_is_what_the_model_smooths(nile, nile_fit, nile_data):
+def test_smoothed_group_is_what_the_model_smooths(nile, nile_fit, nile_point):
     smoothed = nile_fit.model.smooth(nile)
-    np.testing.assert_allclose(nile_data.smoothed["state_probability"].values, smoothed.state.numpy(), rtol=1e-12)
-    np.testing.assert_allclose(nile_data.smoothed["redraw_probability"].values, smoothed.redraw.numpy(), rtol=1e-12)
+    np.testing.assert_allclose(nile_point.smoothed["state_probability"].values, smoothed.state.numpy(), rtol=1e-12)
+    np.testing.assert_allclose(nile_point.smoothed["redraw_probability"].values, smoothed.redraw.numpy(), rtol=1e-12)
 
 
-def test_the_nile_changes_in_1899(nile_fit, nile_data):
-    loc = np.sort(nile_data.posterior["loc"].values[0, 0, :, 0])
+def test_the_nile_changes_in_1899(nile_point):
+    loc = np.sort(nile_point.estimates["loc"].values[:, 0])
     np.testing.assert_allclose(loc, [850, 1100], atol=10)
-    redraw = nile_data.smoothed["redraw_probability"].sel(time=slice(1872, None))
+    redraw = nile_point.smoothed["redraw_probability"].sel(time=slice(1872, None))
     assert int(redraw.idxmax()) == 1899
     assert 0.7 < float(redraw.max()) < 0.9
     assert float(redraw.sel(time=[1898, 1899]).sum()) > 0.85
-    change = nile_data.smoothed["change_probability"]
+    change = nile_point.smoothed["change_probability"]
     assert float(change[0]) == 0
     assert (change.values[1:] <= redraw.values).all()
-    best = nile_data.smoothed["state_probability"].argmax("state")
+    best = nile_point.smoothed["state_probability"].argmax("state")
     assert (np.diff(best.values) != 0).nonzero()[0].tolist() == [1898 - 1871]
 
 
@@ -326,20 +351,50 @@ def test_several_parameter_draws_are_averaged_and_kept_apart_where_they_should_b
 # ---- ArviZ ---------------------------------------------------------------------------------------------------------
 
 
-def test_summary_shows_the_point_without_spread(nile_fit, nile_data):
-    summary = az.summary(nile_data, round_to="none")
-    assert summary.loc["redraw_prob", "mean"] == pytest.approx(float(nile_fit.model.values["redraw_prob"]), rel=1e-12)
-    assert {"state_probs[0]", "loc[1, volume]", "scale[0, volume]"} <= set(summary.index)
-    assert (summary["sd"] < 1e-12 * summary["mean"]).all()
+def test_a_fit_by_em_enters_by_draws_with_its_standard_errors(nile, nile_fit):
+    summary, draws = nile_fit.summary().parameters, nile_fit.to_arviz(nile, draws=4000, predictive=False)
+    table = az.summary(draws, kind="stats", round_to="none")
+    for name in ("loc[0, volume]", "loc[1, volume]"):  # real numbers are their own free coordinates
+        estimate, error = summary.loc[name, ["estimate", "standard error"]]
+        assert table.loc[name, "mean"] == pytest.approx(estimate, abs=5 * error / 4000**0.5)
+        assert table.loc[name, "sd"] == pytest.approx(error, rel=0.05)
+    probs = draws.posterior["state_probs"].values
+    np.testing.assert_allclose(probs.sum(-1), 1.0, rtol=1e-12)
+    assert float(draws.posterior["scale"].min()) > 0
 
 
-def test_loo_of_a_point_is_its_evidence_without_a_penalty(nile, nile_fit, nile_data):
-    with pytest.warns(UserWarning, match="Pareto"):
-        loo = az.loo(nile_data, pointwise=True)
-    assert loo["elpd_loo"] == pytest.approx(float(nile_fit.model.log_evidence(nile)), rel=1e-10)
-    assert loo["p_loo"] == pytest.approx(0.0, abs=1e-8)
-    assert loo["n_data_points"] == 100
-    assert np.isinf(loo["pareto_k"]).all()
+def test_loo_of_a_fit_by_em_is_that_of_its_posterior(nile, nile_fit):
+    by_em = az.loo(nile_fit.to_arviz(nile, draws=1000, predictive=False))
+    drawn = SwitchingSSM(Copy(2), Normal(1)).fit(nile, method="vmp", restarts=2, progress=False)
+    exact = az.loo(drawn.to_arviz(nile, draws=1000, predictive=False))
+    assert by_em["elpd_loo"] == pytest.approx(exact["elpd_loo"], abs=0.7)
+    assert by_em["elpd_loo"] < nile_fit.loglik - 5  # what a point would claim
+    assert by_em["p_loo"] > 5
+
+
+def fit_before_a_maximum(x):
+    return SwitchingSSM(Copy(2), Normal(1)).fit(x, restarts=1, max_steps=1, progress=False)
+
+
+def fit_without_a_curvature(x):
+    return SwitchingLinearSSM(2, 1).fit(x, restarts=1, max_steps=2, progress=False)
+
+
+@pytest.mark.parametrize("fit_of", [fit_before_a_maximum, fit_without_a_curvature])
+def test_a_fit_without_a_definite_curvature_has_no_posterior(nile, fit_of):
+    data = fit_of(nile[:60]).to_arviz(draws=4)
+    assert {"estimates", "log_density"} <= set(data.groups())
+    assert not {"posterior", "log_likelihood"} & set(data.groups())
+    assert "left out" in data.attrs["posterior"]
+
+
+def test_parameters_that_are_held_stay_so_in_draws_around_a_fit_by_em(nile):
+    held = {"loc": [[850.0], [float("nan")]], "redraw_prob": 0.05}
+    fit = SwitchingSSM(Copy(2), Normal(1)).fit(nile, fixed=held, restarts=2, progress=False)
+    drawn = fit.to_arviz(draws=50, predictive=False).posterior
+    assert (drawn["redraw_prob"].values == 0.05).all()
+    assert (drawn["loc"].values[..., 0, 0] == 850.0).all()
+    assert drawn["loc"].values[..., 1, 0].std() > 5
 
 
 def test_a_fit_with_a_posterior_enters_by_its_draws(nile):

@@ -13,8 +13,6 @@ from oracles.models import KINDS, drive, random_model
 from samplehold.switching.fitting import sampling
 from torch.testing import assert_close
 
-pytestmark = pytest.mark.kernels
-
 PARAMETERS = ("redraw_prob", "loc", "precision")
 
 
@@ -82,7 +80,7 @@ def test_every_draw_of_nuts_is_exported(fits):
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"method": "nuts", "max_steps": 10}, "takes num_samples, the draws of each chain, and warmup_steps"),
+        ({"method": "nuts", "max_steps": 10}, "uses num_samples, the draws of each chain, and warmup_steps"),
         ({"method": "svi", "num_samples": 10}, 'num_samples: got 10, but method="svi" is no sampler'),
         ({"method": "em", "warmup_steps": 10}, 'warmup_steps: got 10, but method="em" is no sampler'),
         ({"method": "nuts", "num_samples": 0}, "num_samples: got 0"),

@@ -97,16 +97,16 @@ def test_at_the_true_values_residuals_are_standard_normal():
 
 def test_the_groups_of_a_fit(fit):
     groups = fit.to_arviz(draws=6)
-    filtered = fit.filter()
-    assert groups.posterior["count"].shape == (1, 6, 1)
-    likelihood = groups.log_likelihood.x
-    total = torch.as_tensor(likelihood.values[0, 0].sum())
+    filtered = fit.filter(ragged=False)
+    assert groups.estimates["count"].shape == (1,)
+    likelihood = groups.log_density.x
+    total = torch.as_tensor(likelihood.values.sum())
     torch.testing.assert_close(total, filtered.log_normalizer.sum())
     assert likelihood.sizes["observation"] == 9
     assert groups.posterior_predictive.x.shape == (1, 6, 9)
     assert groups.observed_data.x.shape == (9,)
     change = torch.tensor(groups.smoothed.change_probability.values)
-    torch.testing.assert_close(change[:, 1:].nan_to_num(0.0), fit.smooth().change[:, 1:])
+    torch.testing.assert_close(change[:, 1:].nan_to_num(0.0), fit.smooth(ragged=False).change[:, 1:])
     replicated = groups.replicated.x.values
     assert np.isnan(replicated[:, :, 1, 4:]).all()
     assert np.isfinite(replicated[:, :, 0]).all()
@@ -137,19 +137,19 @@ def test_every_emission_is_exported(name):
     model, x, given = case(name)
     both = {key: torch.stack([value, value]) for key, value in given.items()}
     groups = model.to_arviz(torch.stack([x, x]), draws=3, **both)
-    assert {"posterior", "log_likelihood", "posterior_predictive", "replicated", "smoothed"} <= set(groups.groups())
+    assert {"estimates", "log_density", "posterior_predictive", "replicated", "smoothed"} <= set(groups.groups())
     assert np.isfinite(groups.replicated.x.values).all()
     evidence = model.log_evidence(torch.stack([x, x]), **both).sum()
-    assert float(groups.log_likelihood.x[0, 0].sum()) == pytest.approx(float(evidence), abs=1e-8)
+    assert float(groups.log_density.x.sum()) == pytest.approx(float(evidence), abs=1e-8)
 
 
 def test_sequences_that_change_together_have_one_density_of_each_step():
     model, x, _ = case("Normal", shared=True)
     both = torch.stack([x, x.flip(0)])
     groups = model.to_arviz(both, draws=4)
-    likelihood = groups.log_likelihood.x
-    assert likelihood.dims == ("chain", "draw", "time")
-    assert float(likelihood[0, 0].sum()) == pytest.approx(float(model.log_evidence(both)), abs=1e-9)
+    likelihood = groups.log_density.x
+    assert likelihood.dims == ("time",)
+    assert float(likelihood.sum()) == pytest.approx(float(model.log_evidence(both)), abs=1e-9)
     assert groups.smoothed.change_probability.shape == (2, 5)
     assert groups.replicated.x.shape == (1, 4, 2, 5, 2)
     ends = model.problem(both).limits_before(model.values)["at"]

@@ -180,7 +180,8 @@ def test_draws_of_the_weights_have_the_density_of_the_objective():
     one = {name: table[0] for name, table in draws.items()}
     logit = one["hazard_intercept"]
     prior = dist.Beta(1.0, 4.0).log_prob(torch.sigmoid(logit)) + logsigmoid(torch.stack([logit, -logit])).sum()
-    prior = prior + dist.Normal(0.0, 2.5).log_prob(one["hazard_weights"]).sum()
+    scale = 2.5 / INPUTS.double().std(0, correction=0)  # the prior of weights is about inputs of unit variance
+    prior = prior + dist.Normal(0.0, scale).log_prob(one["hazard_weights"]).sum()
     torch.testing.assert_close(problem.log_prior(one), prior)
 
 

@@ -141,7 +141,7 @@ def test_results_are_written_as_they_are_returned(tmp_path):
     written = pd.read_parquet(tmp_path / "states.parquet").set_index("year")
     pd.testing.assert_frame_equal(written, states, check_index_type=False)
     model.write(frame, tmp_path / "ahead.parquet", "forecast", horizon=2)
-    assert [*pd.read_parquet(tmp_path / "ahead.parquet")] == ["horizon", "a", "a_sd", "b", "b_sd", "P(change)"]
+    assert [*pd.read_parquet(tmp_path / "ahead.parquet")] == ["horizon", "a", "a_sd", "b", "b_sd", "change"]
 
 
 def test_moments_are_those_of_scipy():
@@ -484,7 +484,7 @@ REFUSED = {
         ValueError,
     ),
     "dt: got a gap that is negative": (lambda: case("Normal")[0].smooth(NUMBERS[:2], dt=[1.0, -1.0]), ValueError),
-    "dt: was given, but a distribution of durations takes none": (
+    "dt: was given, but a distribution of durations does not use gaps": (
         lambda: sh.Segments(sh.Normal(2), dist.Poisson(3.0)).with_prior(NORMAL).smooth(NUMBERS[:2], dt=[1.0, 1.0]),
         ValueError,
     ),
@@ -505,7 +505,7 @@ REFUSED = {
         lambda: case("LinearRegression")[0].smooth(NUMBERS, inputs=1e300 * torch.ones(6, 1, dtype=FLOAT)),
         ValueError,
     ),
-    "states: was given, but a Segments takes none": (
+    "states: was given, but a Segments does not support it": (
         lambda: case("Normal")[0].smooth(NUMBERS, states=[0] * 6),
         ValueError,
     ),

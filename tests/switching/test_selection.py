@@ -199,5 +199,5 @@ def test_the_weight_of_one_series_counts_what_is_left_out():
 
 
 def test_the_class_of_a_model_is_no_model():
-    with pytest.raises(TypeError, match="make: got ABCMeta for 1, expected a model"):
+    with pytest.raises(TypeError, match="make: got the class SwitchingSSM for 1, expected a model"):
         sh.select(lambda _: sh.SwitchingSSM, numbers(20, 1), [1])

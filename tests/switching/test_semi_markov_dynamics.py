@@ -126,6 +126,14 @@ def test_counts_are_divided_among_the_durations_that_they_stand_for(name, cut):
         np.testing.assert_allclose(found, expected, rtol=1e-9, atol=1e-11)
 
 
+def test_an_m_step_reads_no_durations_that_no_segment_has():
+    counts = torch.full((2, 3, 501), 1e-20, dtype=torch.float64)
+    counts[..., :30] = torch.rand(2, 3, 30, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    x, weights = Durations(sh.NegativeBinomial()).spread(counts, own("negative binomial"))
+    assert_close(x.flatten(), torch.arange(30, dtype=torch.float64))
+    assert_close(weights.mT, counts[..., :30])
+
+
 def test_many_shares_are_thinned_to_the_same_total_and_mean():
     shares = torch.rand(4, 3, 9000, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     places, thin = _thinned(shares)
@@ -186,6 +194,100 @@ def test_the_program_is_the_same_density(name, first, last, x):
     assert_close(enumerated_by_pyro(model, x[:, :4], **given), expected, rtol=1e-10, atol=0)
 
 
+def final(name: str, **options) -> sh.SwitchingSSM:
+    """The same model with a final state 2."""
+    moves = torch.tensor([[0.0, 0.4, 0.6], [0.7, 0.0, 0.3], [0.0, 0.0, 1.0]], dtype=torch.float64)
+    model = sh.SwitchingSSM(sh.SemiMarkov(3, LAWS[name][0], absorbing=[2], **options), sh.Normal())
+    return model.with_values(**(model_of(name).values | {"transition_probs": moves}))
+
+
+@pytest.mark.few(3)
+@pytest.mark.parametrize("first", ["whole", "cut"])
+@pytest.mark.parametrize("name", LAWS)
+def test_a_final_state_lasts_to_the_end(name, first, x):
+    """Its segments have no end, so a path through it counts with the probability of reaching it."""
+    model = final(name, first_segment=first)
+    start, moves = START.numpy(), model.values["transition_probs"].numpy()
+    both = itertools.product((first == "cut", False), (False, True))
+    lasting = {place: [lasts(counts_of(name, k), 6, *place) for k in range(2)] for place in both}
+    for row in x:
+        seen = stats.norm(model.values["loc"].numpy().T, model.values["precision"].numpy().T ** -0.5).logpdf(row)
+        n, total, states = len(row), -np.inf, np.full((len(row), 3), -np.inf)
+        for path in itertools.product(range(3), repeat=n):
+            runs = [(k, len([*run])) for k, run in itertools.groupby(path)]
+            weight = np.log(start[path[0]]) + seen[range(n), path].sum()
+            with np.errstate(divide="ignore"):
+                for i, (state, d) in enumerate(runs):
+                    weight += np.log(moves[runs[i - 1][0], state]) if i else 0.0
+                    if state == 2:
+                        weight += 0.0 if i == len(runs) - 1 else -np.inf
+                    else:
+                        place = first == "cut" and i == 0, i == len(runs) - 1
+                        weight += lasting[place][state][d - 1]
+            total = np.logaddexp(total, weight)
+            for t, state in enumerate(path):
+                states[t, state] = np.logaddexp(states[t, state], weight)
+        np.testing.assert_allclose(model.log_evidence(row), total, rtol=1e-10)
+        np.testing.assert_allclose(model.smooth(row).state, np.exp(states - total), rtol=0, atol=1e-10)
+    assert model.durations(x)[2] == torch.inf
+
+
+@pytest.mark.parametrize("name", ["poisson", "categorical"])
+def test_a_final_state_has_the_same_density_as_a_program(name, x):
+    model = final(name)
+    expected = model.log_evidence(x[:, :4], lengths=[4, 3]).sum()
+    assert_close(enumerated_by_pyro(model, x[:, :4], lengths=[4, 3]), expected, rtol=1e-10, atol=0)
+
+
+@pytest.mark.parametrize("options", [{}, {"first_segment": "cut"}])
+def test_a_stream_with_a_final_state_is_the_filter(options):
+    """However short the longest segment of other states may be."""
+    model = final("poisson", max_duration=4, **options)
+    x = model.simulate(25, (3,), seed=0).x
+    state, beliefs = model.start((3,)), []
+    for t in range(25):
+        state, output = model.update(state, x[:, t])
+        beliefs.append(output.state)
+    assert_close(torch.stack(beliefs, 1), model.filter(x).state)
+    assert_close(state.log_evidence, model.log_evidence(x))
+    ahead = model.dynamics.propagate(model.values, state.belief, model.read(x).drive, 5).redrawn
+    assert_close(model.forecast(x, 5).state, ahead)
+
+
+def test_geometric_durations_with_a_final_state_are_a_markov_chain():
+    stay = torch.tensor([0.5, 0.8, 1.0], dtype=torch.float64)
+    ours = final("geometric")
+    ours = ours.with_values(**(ours.values | {"duration_probs": torch.tensor([[0.5], [0.2], [0.7]])}))
+    moves = stay.diag() + (1 - stay).unsqueeze(-1) * ours.values["transition_probs"]
+    same = {name: ours.values[name] for name in ("initial_probs", "loc", "precision")}
+    theirs = sh.SwitchingSSM(sh.Markov(3), sh.Normal()).with_values(transition_probs=moves, **same)
+    x = torch.randn(3, 40, 1, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    for given in ({}, {"lengths": [40, 9, 1]}):
+        assert_close(ours.log_evidence(x, **given), theirs.log_evidence(x, **given))
+        assert_close(ours.filter(x, **given).state, theirs.filter(x, **given).state)
+        assert_close(ours.forecast(x, 6, **given).state, theirs.forecast(x, 6, **given).state)
+
+
+@pytest.mark.parametrize("law", [sh.Poisson(), sh.Categorical(30)])
+@pytest.mark.parametrize("prior", ["weak", None])
+def test_phases_of_a_trial_are_found_with_their_durations(law, prior):
+    """Two phases of 20 and 25 steps, and a last one to the end."""
+    generator = torch.Generator().manual_seed(0)
+    means = torch.repeat_interleave(torch.tensor([0.0, 3.0, 6.0]), torch.tensor([20, 25, 15])).double()
+    x = [means + torch.randn(60, generator=generator).double(), means[5:] + torch.randn(55, generator=generator)]
+    mask = [[False, True, False], [False, False, True], [False, False, False]]
+    dynamics = sh.SemiMarkov(3, law, mask=mask, absorbing=[2], initial=[1.0, 0.0, 0.0])
+    fit = sh.SwitchingSSM(dynamics, sh.Normal()).fit(x, prior=prior, **QUICK)
+    lasting = fit.model.durations(x)
+    assert (lasting[:2] - torch.tensor([17.5, 25.0])).abs().max() < 2.5
+    assert lasting[2] == torch.inf
+    assert fit.model.values["transition_probs"].equal(
+        torch.tensor(mask).double() + torch.diag(lasting.isinf().double())
+    )
+    assert all(bool(table.isfinite().all()) for table in fit.model.values.values())
+    assert fit.n_parameters == 6 + 2 * (1 if isinstance(law, sh.Poisson) else 29)
+
+
 def markov_beside(stay: Tensor) -> tuple[sh.SwitchingSSM, sh.SwitchingSSM]:
     """A Markov chain, and the semi-Markov chain with geometric durations that is the same."""
     ours = model_of("geometric").with_values(**(model_of("geometric").values | {"duration_probs": 1 - stay[:, None]}))
@@ -236,7 +338,7 @@ def test_negative_binomial_durations_are_stages_of_a_markov_chain():
     assert_close(ours.smooth(x).state, theirs.smooth(x).state.unflatten(-1, (3, 2)).sum(-1))
 
 
-@pytest.mark.parametrize("options", [{}, {"first_segment": "cut"}])
+@pytest.mark.parametrize("options", [{}, {"first_segment": "cut"}, {"last_segment": "whole"}])
 def test_a_stream_is_the_filter_and_knows_what_comes(options):
     """A belief about the steps left has all that forecasts need."""
     model = model_of("poisson", max_duration=20, **options)
@@ -245,7 +347,11 @@ def test_a_stream_is_the_filter_and_knows_what_comes(options):
     for t in range(25):
         state, output = model.update(state, x[:, t])
         beliefs.append(output.state)
-    assert_close(torch.stack(beliefs, 1), model.filter(x).state)
+    known = 24 if "last_segment" in options else 25  # the filter uses that the series ends, a stream does not
+    assert_close(torch.stack(beliefs, 1)[:, :known], model.filter(x).state[:, :known])
+    if "last_segment" in options:
+        assert bool((torch.stack(beliefs, 1) - model.filter(x).state)[:, -1].abs().amax() > 1e-3)
+        return
     assert_close(state.log_evidence, model.log_evidence(x))
     ahead = model.dynamics.propagate(model.values, state.belief, model.read(x).drive, 5).redrawn
     assert_close(model.forecast(x, 5).state, ahead)
@@ -435,6 +541,9 @@ def test_known_entries_keep_their_values(long):
         assert fit.values["duration_rate"][::2].flatten().tolist() == [0.5, 11.0]
         assert fit.values["duration_rate"][1] not in (0.5, 11.0)
         assert_close(fit.values["transition_probs"], MOVES)
+    cut = sh.SwitchingSSM(sh.SemiMarkov(3, sh.Poisson(), first_segment="cut"), sh.Normal())
+    fit = cut.fit(long, **QUICK, fixed={"duration_rate": [[0.5], [4.0], [11.0]]}, max_steps=5)
+    assert fit.values["duration_rate"].flatten().tolist() == [0.5, 4.0, 11.0]
 
 
 @pytest.mark.parametrize("method", ["svi", pytest.param("nuts", marks=pytest.mark.slow)])
@@ -486,12 +595,21 @@ def test_bad_dynamics_are_named(arguments, error, message):
 
 
 def test_what_semi_markov_dynamics_cannot_do_is_said(long):
-    with pytest.raises(ValueError, match="mask: got no move from state 0"):
-        sh.SemiMarkov(2, sh.Poisson(), mask=[[True, False], [True, True]])
+    no_exit = {"mask": [[True, False], [True, True]]}
+    with pytest.raises(ValueError, match=r"mask: no move leaves state 0; make one possible, or give absorbing=\[0\]"):
+        sh.SemiMarkov(2, sh.Poisson(), **no_exit)
+    with pytest.raises(ValueError, match="absorbing: got state 1, but mask allows moves out of it"):
+        sh.SemiMarkov(2, sh.Poisson(), **no_exit, absorbing=[0, 1])
+    with pytest.raises(ValueError, match=r'absorbing: got \[0\], whose .* last_segment is "whole"'):
+        sh.SemiMarkov(2, sh.Poisson(), absorbing=[0], last_segment="whole")
+    with pytest.raises(ValueError, match="absorbing: got state 2, expected states from 0 to 1"):
+        sh.SemiMarkov(2, sh.Poisson(), absorbing=[2])
+    with pytest.raises(TypeError, match="segments of its absorbing states have no end"):
+        final("poisson").fit(long, "vmp", **QUICK)
     model = model_of("negative binomial")
     with pytest.raises(TypeError, match="its durations are NegativeBinomial without a conjugate prior"):
         model.fit(long, "vmp", **QUICK)
-    with pytest.raises(TypeError, match="Gibbs sampling does not take SemiMarkov"):
+    with pytest.raises(TypeError, match="Gibbs sampling does not support SemiMarkov"):
         model_of("poisson").fit(long, "gibbs", **QUICK)
     with pytest.raises(TypeError, match="its first segment is cut"):
         model_of("poisson", first_segment="cut").fit(long, "vmp", **QUICK)
@@ -509,3 +627,17 @@ def test_what_semi_markov_dynamics_cannot_do_is_said(long):
     for call in (lambda: chain.between(None, None), lambda: chain.predictive(chain.filter().state), chain.mean_field):
         with pytest.raises(TypeError, match="chain:"):
             call()
+
+
+@pytest.mark.parametrize(
+    ("law", "values"),
+    [
+        (sh.Poisson(), {"rate": [[0.0], [1e-300]]}),
+        (sh.NegativeBinomial(), {"mean": [[1e-300], [2.0]], "dispersion": [[0.5], [1e-9]]}),
+    ],
+)
+def test_segments_of_one_step_leave_no_nan(law, values):
+    """The tail of durations that are impossible has the weight 0."""
+    table = Durations(law).log_table({key: torch.tensor(one).double() for key, one in values.items()}, 60)
+    assert not bool(table.isnan().any())
+    assert_close(table.exp().sum(-1), torch.ones(2).double(), rtol=1e-6, atol=0)

@@ -138,7 +138,7 @@ def test_a_series_is_read_and_checked_once():
     series = MODEL.read(x, inputs=rain)
     assert MODEL.read(series) is series
     assert MODEL.with_values(MODEL.values).read(series) is series  # of the same dynamics and emission
-    with pytest.raises(ValueError, match="inputs: was given with a Series"):
+    with pytest.raises(ValueError, match="inputs: the Series has its own; leave inputs out"):
         MODEL.smooth(series, inputs=rain)
     with pytest.raises(ValueError, match="x: got -"):
         sh.SwitchingSSM(sh.Copy(2, inputs=1), sh.Poisson(1)).read(replace(series, x=-series.observations.abs()))

@@ -2,6 +2,8 @@
 
 import copy
 import pickle
+import re
+import tempfile
 from dataclasses import replace
 
 import numpy as np
@@ -164,3 +166,29 @@ def test_an_empty_part_of_the_data_has_no_turns():
     assert list(empty.turns()) == []
     assert empty.n_seen.tolist() == []
     assert MODEL.read(empty).n_sequences == 0
+
+
+def test_a_folder_of_temporary_files_that_is_not_there_is_named(tmp_path, monkeypatch):
+    monkeypatch.setenv("TMPDIR", str(tmp_path / "absent"))
+    with pytest.raises(ValueError, match=r"TMPDIR: there is no folder .*absent; make it, or set TMPDIR to another one"):
+        sh.open_sequences([np.zeros((3, 2)), np.ones((4, 2))], progress=False)
+
+
+@pytest.mark.parametrize("fault", ["write", "map"])
+def test_a_fault_of_a_temporary_file_names_its_folder(monkeypatch, fault):
+    def broken(*_, **__):
+        raise OSError(28, "No space left on device")
+
+    class Full:
+        def __getattr__(self, name):
+            return broken
+
+    if fault == "write":
+        monkeypatch.setattr(tempfile, "TemporaryFile", lambda **_: Full())
+    else:
+        monkeypatch.setattr("samplehold.switching.data.scratch.mmap.mmap", broken)
+    folder = re.escape(tempfile.gettempdir())
+    with pytest.raises(
+        OSError, match=rf"No space left on device, in the folder of temporary files.*TMPDIR.*'{folder}'"
+    ):
+        sh.open_sequences([np.zeros((3, 2)), np.ones((4, 2))], progress=False)

@@ -180,7 +180,6 @@ def test_known_parameters_stay_and_coefficients_of_0_have_the_bound_of_the_norma
 
 
 @pytest.mark.slow
-@pytest.mark.kernels
 def test_intervals_are_near_those_of_nuts():
     (x, inputs), emission = series_of(150), LINEAR["shared and tied"]
     model = sh.SwitchingSSM(sh.Markov(2), emission)

@@ -133,8 +133,8 @@ def test_a_group_takes_single_precision(monkeypatch):
 def test_an_engine_of_a_group_takes_the_steps_of_one_alone(curved):
     tosses = torch.tensor([1.0, 0.0, 1.0, 1.0], dtype=torch.float64)
 
-    def likelihood(coin: Tensor, other: Tensor) -> Tensor:
-        return tosses * coin[0] + (1 - tosses) * coin[1] + other[0] * coin[1] / 5
+    def likelihood(coin: Tensor, other: Tensor) -> Tensor:  # the counts of both stay above 0
+        return tosses * coin[0] + (1 - tosses) * coin[1] + other[0] * coin[1] / 50
 
     prior = torch.ones(2, dtype=torch.float64)
     blocks = [Block("coin", Beta(), prior), Block("other", Beta(), prior)]

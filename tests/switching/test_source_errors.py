@@ -255,3 +255,23 @@ def test_tables_need_pyarrow(monkeypatch, tmp_path):
         ):
             sh.open_sequences(source)
     assert sh.open_sequences([torch.ones(2)]).n_sequences == 1
+
+
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        (pd.DataFrame({"v": [1, "x", 2.5]}, dtype=object), "the table: got values of several types in column v; make"),
+        ([GOOD, {**GOOD, "v": np.array([1, "x", 2, 3], object)}], r"source\[1\]: got values of several types in"),
+        ({"a": pd.DataFrame({"v": ["u", 2]}, dtype=object)}, r"source\['a'\]: got values of several types in column v"),
+    ],
+)
+def test_columns_of_several_types_are_named(source, message):
+    with pytest.raises(TypeError, match="^" + message):
+        sh.open_sequences(source, columns="v")
+
+
+@pytest.mark.parametrize("content", [b"\xff\xfe\xfd,v\n1,2\n", "who,v\n1,2\n".encode("utf-16")])
+def test_a_file_that_is_no_text_is_named(content, tmp_path):
+    (tmp_path / "x.csv").write_bytes(content)
+    with pytest.raises(ValueError, match=r"^source: .*x\.csv cannot be read as CSV"):
+        sh.open_sequences(tmp_path / "x.csv")

@@ -630,5 +630,5 @@ def test_a_dataset_and_a_large_memory_map_stand_in_place_of_x(tmp_path, monkeypa
         assert torch.equal(series.rows, x.flatten(0, 1))
     monkeypatch.setattr("samplehold.switching.data.sources.MAPPED", 10_000)
     assert not model.read(small).on_disk
-    with pytest.raises(ValueError, match="lengths: was given with a Series"):
+    with pytest.raises(ValueError, match="lengths: the Series has its own; leave lengths out"):
         model.read(Sequences(), lengths=[5] * 10)

@@ -17,8 +17,6 @@ from samplehold.switching.stacks.mixture import StackMixture
 from samplehold.switching.stacks.program import stack_program
 from torch import Tensor
 
-pytestmark = pytest.mark.kernels
-
 close = torch.testing.assert_close
 
 

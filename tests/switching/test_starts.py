@@ -86,7 +86,6 @@ def test_starts_on_a_device_lie_there_and_are_valid(name):
             assert bool(problem.objective(starts.values).isfinite().all())
 
 
-@pytest.mark.kernels
 @pytest.mark.slow
 @pytest.mark.parametrize("method", ["em", "vmp"])
 @pytest.mark.parametrize("name", MODELS)

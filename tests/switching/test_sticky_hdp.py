@@ -147,7 +147,7 @@ def test_a_fit_has_intervals_files_and_tables(by_messages, tmp_path):
     assert bool((low["transition_probs"][used][:, used] < estimate).all())
     assert bool((high["transition_probs"][used][:, used] > estimate).all())
     assert_close(low["stickiness"], by_messages.values["stickiness"])  # a point
-    by_messages.save(tmp_path / "model")
+    by_messages.model.save(tmp_path / "model")
     again = sh.load(tmp_path / "model")
     assert again.dynamics == sh.StickyHDP(8)
     assert_close(again.log_evidence(series()), by_messages.log_evidence(), rtol=1e-12, atol=0)

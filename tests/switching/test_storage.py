@@ -5,6 +5,7 @@ import json
 import os
 import random
 import re
+import resource
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -18,7 +19,7 @@ import torch
 from oracles.coupled import factorial_of
 from oracles.models import KINDS, random_model
 from safetensors import safe_open
-from safetensors.torch import save, save_file
+from safetensors.torch import load_file, save, save_file
 from samplehold import Copy, Normal, SwitchingSSM
 from samplehold.switching.data import writing
 from samplehold.switching.storage import read_model, save_model
@@ -357,3 +358,91 @@ def test_kills_leave_all_of_one_model_and_the_end_of_a_fit():
     done = subprocess.run([sys.executable, script, "100"], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("100 kills, none lost, none mixed") == 3
+
+
+# ---- files that describe more than they hold -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("model", "part", "sizes"),
+    [
+        (SwitchingSSM(Copy(2), Normal(1)), "dynamics", {"n_states": 10**9}),
+        (SwitchingSSM(Copy(2), Normal(1)), "emission", {"n_features": 10**9}),
+        (SwitchingSSM(sh.Markov(9), Normal(1)), "dynamics", {"n_states": 90}),  # its table has the square
+        (SwitchingSSM(sh.Copy(2, inputs=1), Normal(1)), "dynamics", {"inputs": 10**9}),
+        (SwitchingSSM(sh.StickyHDP(3), Normal(1)), "dynamics", {"max_states": 10**9}),
+        (SwitchingSSM(sh.Copy(2), sh.AutoRegressive(1)), "emission", {"order": 10**9}),
+        (sh.LinearSSM(2, 2), "dynamics", {"n_latent": 10**9}),
+        (sh.LinearSSM(sh.Seasonal(4)), "dynamics", {"period": 10**9}),
+        (sh.SwitchingLinearSSM(2, 2), "layout", {"n_latent": 30_000}),
+        (sh.LayeredSSM([2, 2], Normal(1)), "chain_sizes", [10**9, 2]),
+    ],
+)
+def test_a_file_cannot_ask_for_more_memory_than_its_tensors_have(tmp_path, model, part, sizes):
+    model.save(tmp_path)
+    structure = structure_of(tmp_path)
+    structure[part] = structure[part] | sizes if isinstance(sizes, dict) else sizes
+    rewrite(tmp_path, structure, load_file(tmp_path / FILE))
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    with pytest.raises(
+        ValueError, match=r"holds no model that can be loaded: .*(but the file has|expected (an integer from 2|\(\d+,))"
+    ):
+        sh.load(tmp_path)
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 2**18  # a quarter of a GiB, in KiB
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.int64])
+def test_tensors_of_other_types_are_refused_by_their_names(tmp_path, dtype):
+    small().save(tmp_path)
+    tensors = load_file(tmp_path / FILE) | {"value.loc": torch.zeros(1, 1, dtype=dtype)}
+    rewrite(tmp_path, structure_of(tmp_path), tensors)
+    with pytest.raises(ValueError, match=rf"value.loc: got {dtype}, expected float32 or float64"):
+        sh.load(tmp_path)
+
+
+def test_what_does_not_fit_in_memory_is_no_wrong_shape():
+    with pytest.raises(ValueError, match=r"n_states: got 10{15}, but a table of 10{15} numbers takes .* GiB"):
+        Copy(10**15)
+    with pytest.raises(ValueError, match=r"SwitchingSSM: got .* numbers, for which there is no memory"):
+        SwitchingSSM(Copy(2), sh.MultivariateNormal(10**8))
+
+
+def test_a_full_disk_names_the_path(tmp_path, monkeypatch):
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(writing, "sync", full)
+    with pytest.raises(OSError, match=r"No space left on device: '.*model.safetensors'"):
+        small().save(tmp_path / "model")
+    assert list((tmp_path / "model").iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("dynamics", "emission"),
+    [
+        (sh.Copy(2, inputs=["u"]), Normal(1)),
+        (sh.Copy(2, inputs=["u"]), sh.LinearRegression(1, inputs=["u"])),
+    ],
+)
+def test_a_file_without_hyperparameters_of_inputs_has_their_former_numbers(tmp_path, dynamics, emission):
+    model = SwitchingSSM(dynamics, emission)
+    model.save(tmp_path)
+    new = [n for n in model.prior if n == "inputs_center" or n.endswith(("_weights_scale", "coefficients_count"))]
+    tensors = {n: table for n, table in load_file(tmp_path / FILE).items() if n.split(".", 1)[1] not in new}
+    assert len(tensors) + len(new) == len(model.prior)
+    rewrite(tmp_path, structure_of(tmp_path), tensors)
+    again = sh.load(tmp_path).prior
+    assert_close(again, model.prior)
+    assert all(bool((again[name] == 2.5).all()) for name in new if name.endswith("_weights_scale"))
+    del tensors[next(name for name in tensors if "concentration" in name)]
+    rewrite(tmp_path, structure_of(tmp_path), tensors)
+    with pytest.raises(ValueError, match=r"prior: got .* but the model has"):
+        sh.load(tmp_path)
+
+
+def test_a_regression_in_a_file_of_an_earlier_version_has_coefficients_as_vague_as_its_location(tmp_path):
+    model = SwitchingSSM(Copy(2), sh.LinearRegression(1, inputs=["u"])).with_prior({"count": [[0.3], [0.2]]})
+    model.save(tmp_path)
+    tensors = load_file(tmp_path / FILE)
+    rewrite(tmp_path, structure_of(tmp_path), {n: t for n, t in tensors.items() if "coefficients_count" not in n})
+    assert_close(sh.load(tmp_path).prior["coefficients_count"].squeeze(-1), model.prior["count"])

@@ -1,5 +1,7 @@
 """Parameters by subject."""
 
+from dataclasses import fields, replace
+
 import numpy as np
 import pandas as pd
 import pytest
@@ -8,6 +10,7 @@ import scipy.optimize
 import torch
 from oracles.models import enumerate_evidence, trace_log_prob
 from samplehold.switching.emissions.by_subject import SubjectEmission
+from samplehold.switching.fitting.posterior import VariationalPosterior
 
 NAMES = ("anna", "ben", "cleo")
 EMISSIONS = {
@@ -39,7 +42,6 @@ def fitted(dynamics, emission, x, **options):
     return sh.SwitchingSSM(dynamics, emission).fit(x, restarts=1, progress=False, **options)
 
 
-@pytest.mark.kernels
 @pytest.mark.few(2)
 @pytest.mark.parametrize("method", ["em", "vmp"])
 @pytest.mark.parametrize("kind", EMISSIONS)
@@ -61,7 +63,6 @@ def test_parameters_of_each_subject_are_those_of_separate_fits(kind, method):
     assert bool((fit.objective.diff() >= -1e-9).all())
 
 
-@pytest.mark.kernels
 @pytest.mark.few(2)
 @pytest.mark.parametrize("method", ["em", "vmp"])
 @pytest.mark.parametrize("pooled", [{"emission": "none"}, {"dynamics": "none"}, {"transition": "none"}])
@@ -132,8 +133,8 @@ def by_messages():
 def test_results_are_those_of_the_subject(by_messages, tmp_path):
     x, fit = by_messages
     model, ben = fit.model, fit.model.of("ben")
-    torch.testing.assert_close(model.smooth(x).state[1, :30], ben.smooth(x["ben"]).state)
-    torch.testing.assert_close(model.filter({"ben": x["ben"]}).state[0], ben.filter(x["ben"]).state)
+    torch.testing.assert_close(model.smooth(x)["ben"].state, ben.smooth(x["ben"]).state)
+    torch.testing.assert_close(model.filter({"ben": x["ben"]})["ben"].state, ben.filter(x["ben"]).state)
     forecast, alone = model.forecast(x, 3), ben.forecast(x["ben"], 3)
     torch.testing.assert_close(forecast.mean[1], alone.mean)
     torch.testing.assert_close(forecast.interval(0.8).upper[1], alone.interval(0.8).upper)
@@ -143,7 +144,7 @@ def test_results_are_those_of_the_subject(by_messages, tmp_path):
     assert data["posterior"]["loc"].dims == ("chain", "draw", "subject", "state", "feature")
     assert data["posterior"]["subject"].to_numpy().tolist() == list(NAMES)
     fit.save(tmp_path)
-    again = sh.load(tmp_path)
+    again = sh.load(tmp_path).model
     assert again.subjects == NAMES
     torch.testing.assert_close(again.log_evidence(x), model.log_evidence(x))
     assert fit.plot(sequence=1).axes
@@ -330,7 +331,7 @@ def test_the_fit_of_one_named_sequence_goes_to_arviz():
     fit = fitted(sh.Markov(2), sh.Normal(1), x, pooled="none", max_steps=5)
     ben = fit.subject("ben")
     data = ben.to_arviz(draws=2)
-    assert data["posterior"]["loc"].shape[-2:] == (2, 1)
+    assert data["posterior" if "posterior" in data.groups() else "estimates"]["loc"].shape[-2:] == (2, 1)
     np.testing.assert_allclose(data["observed_data"]["x"].to_numpy().reshape(-1, 1), x["ben"].numpy())
 
 
@@ -401,7 +402,7 @@ def test_a_population_is_recovered_and_helps_its_members(partial):
 def test_a_new_subject_has_the_population_as_prior(partial, tmp_path):
     x, _, fit = partial
     fit.save(tmp_path)
-    for model in (fit.model, sh.load(tmp_path)):
+    for model in (fit.model, sh.load(tmp_path).model):
         new = model.population
         torch.testing.assert_close(new.values["loc"], model.prior["loc"])
         again = new.fit(x["subject 3"], method="vmp", prior=new.prior, restarts=1, start=new, progress=False)
@@ -431,6 +432,74 @@ def test_hyperparameters_are_the_optimum_of_the_evidence():
     best = scipy.optimize.minimize(lambda numbers: -evidence(numbers), here, tol=1e-10)
     assert float(fit.objective[-1]) == pytest.approx(evidence(here), abs=1e-4)
     assert evidence(here) == pytest.approx(-best.fun, abs=1e-3)
+
+
+def few_sweeps(monkeypatch, n):
+    """Shorten Gibbs sampling of populations."""
+    for name in ("WARMUP", "KEPT"):
+        monkeypatch.setattr(f"samplehold.switching.fitting.population_posterior.{name}", n)
+
+
+def test_intervals_of_few_subjects_include_the_spread_of_their_population(monkeypatch):
+    few_sweeps(monkeypatch, 2)
+    x = panel(sh.Normal(1), sh.Markov(2))
+    fit = fitted(sh.Markov(2), sh.Normal(1), x, method="vmp", pooled="partial", max_steps=50)
+    known = VariationalPosterior(**{f.name: getattr(fit.posterior, f.name) for f in fields(VariationalPosterior)})
+    wide, narrow = (q.interval(n=1000, correct=False) for q in (fit.posterior, known))
+    for name in ("loc", "transition_probs"):
+        assert (wide.upper[name] - wide.lower[name]).mean() > (narrow.upper[name] - narrow.lower[name]).mean()
+    draws = fit.posterior.refined.sample(20)
+    of_ben = fit.subject("ben").posterior.refined.sample(20)
+    torch.testing.assert_close(of_ben["loc"], draws["loc"][:, NAMES.index("ben")])
+
+
+def test_without_paths_gibbs_sampling_of_a_population_has_the_intervals_of_q(monkeypatch):
+    """With one state there is no path, so that draws of q under draws of hyperparameters are from the posterior."""
+    few_sweeps(monkeypatch, 15)
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(6, 8, 1, generator=generator, dtype=torch.float64)
+    x = x + torch.randn(6, 1, 1, generator=generator, dtype=torch.float64)
+    fit = fitted(sh.Markov(1), sh.Normal(1), x, method="vmp", pooled={"emission": "partial"})
+    exact, drawn = (fit.posterior.interval(correct=correct) for correct in (False, True))
+    assert fit.posterior.refined is not fit.posterior
+    for name in ("loc", "precision"):
+        width = (exact.upper[name] - exact.lower[name]).mean()
+        assert float((drawn.upper[name] - drawn.lower[name]).mean() / width) == pytest.approx(1.0, abs=0.15)
+        assert float((drawn.upper[name] - exact.upper[name]).abs().mean()) < 0.1 * float(width)
+
+
+def test_a_population_of_too_much_data_has_the_intervals_of_q(partial, monkeypatch):
+    monkeypatch.setattr("samplehold.switching.fitting.population_posterior.MOST", 0)
+    posterior = replace(partial[2].posterior)
+    assert posterior.refined is posterior
+
+
+def subjects_of_a_population(seed, n_subjects=6, n_steps=50):
+    """Series of subjects from a population of two states, and their parameters."""
+    rng = np.random.default_rng(seed)
+    loc, precision = rng.normal([0.0, 3.0], 0.5, (n_subjects, 2)), rng.gamma(8.0, 1 / 8.0, (n_subjects, 2))
+    rows = np.stack([rng.dirichlet(counts, n_subjects) for counts in ([9.0, 1.0], [2.0, 8.0])], 1)
+    x = {}
+    for i in range(n_subjects):
+        states = [rng.integers(2)]
+        for _ in range(n_steps - 1):
+            states.append(rng.choice(2, p=rows[i, states[-1]]))
+        x[f"subject {i}"] = rng.normal(loc[i, states], precision[i, states] ** -0.5)[:, None]
+    return x, {"loc": loc, "precision": precision, "transition_probs": rows}
+
+
+@pytest.mark.slow
+def test_intervals_of_a_population_contain_the_parameters():
+    """Intervals without the uncertainty of the paths contain 79 % in these data sets."""
+    contained = []
+    for seed in range(4):
+        x, values = subjects_of_a_population(seed)
+        fit = fitted(sh.Markov(2), sh.Normal(1), x, method="vmp", pooled="partial")
+        interval = fit.posterior.interval(0.9)
+        for name, true in values.items():
+            lower, upper = (ends[name].numpy().reshape(true.shape) for ends in interval)
+            contained.append((lower <= true) & (true <= upper))
+    assert 0.84 < np.mean([share.mean() for share in contained]) < 0.97
 
 
 @pytest.mark.few(1)
@@ -466,9 +535,9 @@ def test_a_concentrated_prior_pools_and_a_vague_one_does_not(count, alike):
     if alike:
         torch.testing.assert_close(fit.values["loc"], common.values["loc"].expand(3, 2, 1), atol=1e-4, rtol=0)
         return
-    weights = fit.smooth().state
+    smoothed = fit.smooth()
     for i, name in enumerate(NAMES):
-        used = weights[i, : len(x[name])]
+        used = smoothed[name].state
         mean = (used * x[name]).sum(0) / used.sum(0)
         torch.testing.assert_close(fit.values["loc"][i, :, 0], mean, atol=1e-3, rtol=1e-3)
 
@@ -558,16 +627,17 @@ def test_every_method_takes_autoregressions_of_subjects(lagged, tmp_path):
     x, fit = lagged
     model = fit.model
     for i, name in enumerate(NAMES):
-        n, alone = len(x[name]), model.of(name)
+        alone = model.of(name)
         torch.testing.assert_close(model.log_evidence(x)[i], alone.log_evidence(x[name]), rtol=1e-10, atol=0)
-        torch.testing.assert_close(model.smooth(x).state[i, :n], alone.smooth(x[name]).state, rtol=1e-9, atol=1e-10)
+        torch.testing.assert_close(model.smooth(x)[name].state, alone.smooth(x[name]).state, rtol=1e-9, atol=1e-10)
     drawn = model.simulate(30, (3,), subjects=list(NAMES), seed=0).x
     assert drawn.shape == (3, 30, 2)
     assert bool(drawn.isfinite().all())
     names = fit.summary().parameters.index
     assert any("lag 1 of 1" in str(name) for name in names)
     data = fit.to_arviz()
-    assert data.posterior["coefficients"].dims[2:] == ("subject", "state", "feature", "regressor")
+    dims = data.posterior["coefficients"].dims
+    assert dims == ("chain", "draw", "subject", "state", "feature", "regressor")
     assert data.posterior_predictive["x"].shape[2:] == (152, 2)  # the first step of each has no density
     model.save(tmp_path / "model")
     again = sh.load(tmp_path / "model")
@@ -613,3 +683,31 @@ def test_autoregressions_of_subjects_that_cannot_be_are_named():
     few = x | {"dora": x["anna"][:2]}
     with pytest.raises(ValueError, match=r"subjects: 'dora' has 1 observed step\(s\)"):
         model.fit(few, pooled="none", restarts=1, progress=False)
+
+
+def offset_panel():
+    """Subjects of which one differs from the others by much more than the states differ."""
+    rng = np.random.default_rng(0)
+    x = {name: 4.0 * (np.arange(40) // 10 % 2) + rng.normal(size=40) for name in NAMES}
+    return x | {"cleo": x["cleo"] + 12}
+
+
+@pytest.mark.parametrize("prior", ["weak", pytest.param(None, marks=pytest.mark.slow)])
+def test_a_subject_with_an_offset_has_the_states_of_its_separate_fit(prior):
+    x, model, quiet = offset_panel(), sh.SwitchingSSM(sh.Markov(2), sh.Normal(1)), {"prior": prior, "progress": False}
+    fit = model.fit(x, pooled="none", restarts=1 if prior else 2, **quiet)
+    if prior is None:
+        total = sum(model.fit(one, restarts=2, **quiet).loglik for one in x.values())
+        assert fit.loglik == pytest.approx(total, abs=0.01)
+    for name, offset in zip(NAMES, (0, 0, 12), strict=True):
+        loc = fit.model.of(name).values["loc"].flatten().tolist()
+        assert loc == pytest.approx([offset, offset + 4], abs=0.8)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", ["em", "vmp"])
+def test_an_offset_leaves_a_common_block_as_it_is(method):
+    x, model = offset_panel(), sh.SwitchingSSM(sh.Markov(2), sh.Normal(1))
+    fit = model.fit(x, method, pooled={"emission": "none"}, restarts=2, progress=False)
+    assert fit.model.of("cleo").values["loc"].flatten().sort().values.tolist() == pytest.approx([12, 16], abs=0.8)
+    assert float(fit.values["transition_probs"].diagonal().min()) > 0.7

@@ -2,16 +2,20 @@
 
 import math
 from functools import partial
+from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 import samplehold as sh
+import scipy.stats
 import torch
 from hmmlearn.hmm import CategoricalHMM, GaussianHMM, PoissonHMM
 from oracles.coupled import factorial_of, layered_of
 from oracles.models import KINDS, drive, random_model
-
-pytestmark = pytest.mark.kernels
+from statsmodels.genmod import families
+from statsmodels.genmod.generalized_linear_model import GLM
+from statsmodels.tools import add_constant, eval_measures
 
 FIT = {"progress": False, "restarts": 2, "max_steps": 3000}
 
@@ -71,10 +75,24 @@ def test_they_are_the_inverse_of_plain_second_differences_of_the_evidence(nile, 
     own = model.describe()
     at = torch.cat([own["redraw_prob"].reshape(1), own["state_probs"][:1], own["loc"][:, 0], own["scale"][:, 0]])
     hessian = second_differences(evidence, at.numpy(), np.array([2e-4, 2e-3, 0.1, 0.1, 0.1, 0.1]))
-    expected = np.sqrt(np.diag(np.linalg.inv(-hessian)))
-    names = ["redraw_prob", "state_probs[0]", "loc[0, volume]", "loc[1, volume]", "scale[0, volume]"]
-    found = likeliest.summary().parameters["standard error"]
-    np.testing.assert_allclose(found[[*names, "scale[1, volume]"]], expected, rtol=1e-3)
+    covariance = np.linalg.inv(-hessian)
+    names = [
+        "redraw_prob",
+        "state_probs[0]",
+        "loc[0, volume]",
+        "loc[1, volume]",
+        "scale[0, volume]",
+        "scale[1, volume]",
+    ]
+    found, errors = likeliest.summary().parameters["standard error"], np.sqrt(np.diag(covariance))
+    np.testing.assert_allclose(found[names], errors, rtol=1e-3)
+    table = likeliest.cov_params()
+    np.testing.assert_allclose(
+        table.loc[names, names] / np.outer(errors, errors), covariance / np.outer(errors, errors), atol=2e-3
+    )
+    np.testing.assert_allclose(np.sqrt(np.diag(table)), likeliest.summary().parameters["standard error"], rtol=1e-10)
+    other = ["state_probs[0]", "state_probs[1]"]  # which add up to 1
+    np.testing.assert_allclose(table.loc[other, other], table.loc[other[0], other[0]] * np.array([[1, -1], [-1, 1]]))
 
 
 def test_under_a_prior_they_are_those_of_the_log_posterior(nile):
@@ -133,6 +151,94 @@ def test_of_chains_that_may_trade_their_levels_only_differences_are_known():
     assert error.filter(like="loc").isna().all()
     assert (error.filter(like="covariance") > 0).all()
     assert fit.n_parameters == 2 + 2 + 4 - 1 + 1
+
+
+# ---- tests of coefficients, covariances, exports ---------------------------------------------------------------------
+
+
+def regression(counts: bool) -> tuple[sh.Fit, Any]:
+    """A regression of one state, here and by statsmodels."""
+    rng = np.random.default_rng(3)
+    inputs = pd.DataFrame({"dose": rng.normal(size=120), "age": rng.normal(size=120)})
+    mean = 0.5 + 0.4 * inputs["dose"]
+    x = rng.poisson(np.exp(mean)).astype(float) if counts else (mean + rng.normal(size=120)).to_numpy()
+    names = ["dose", "age"]
+    emission = sh.Poisson(1, inputs=names) if counts else sh.LinearRegression(1, inputs=names)
+    fit = sh.SwitchingSSM(sh.Markov(1), emission).fit(x, inputs=inputs, prior=None, tol=1e-12, **FIT)
+    family = families.Poisson() if counts else families.Gaussian()
+    return fit, GLM(x, add_constant(inputs), family=family).fit(tol=1e-14)
+
+
+@pytest.mark.parametrize("counts", [False, True])
+def test_coefficients_have_the_tests_and_covariance_of_statsmodels(counts):
+    fit, peer = regression(counts)
+    ours, theirs = ["coefficients[0, 0, dose]", "coefficients[0, 0, age]"], ["dose", "age"]
+    unbiased = 1.0 if counts else 117 / 120  # its variance of the noise; ours is that of maximum likelihood
+    table, covariance = fit.summary(level=0.95).parameters, fit.cov_params()
+    assert table.columns.tolist() == ["state", "estimate", "standard error", "z", "p", "lower", "upper"]
+    np.testing.assert_allclose(covariance.loc[ours, ours], peer.cov_params().loc[theirs, theirs] * unbiased, rtol=2e-5)
+    np.testing.assert_allclose(table.loc[ours, "z"], peer.tvalues[theirs] / unbiased**0.5, rtol=2e-5)
+    expected = 2 * scipy.stats.norm.sf(np.abs(peer.tvalues[theirs] / unbiased**0.5))
+    np.testing.assert_allclose(table.loc[ours, "p"], expected, rtol=1e-3)
+    if counts:
+        np.testing.assert_allclose(fit.conf_int(0.95).loc[ours], peer.conf_int().loc[theirs], rtol=1e-4)
+        np.testing.assert_allclose(table.loc[ours, "p"], peer.pvalues[theirs], rtol=1e-3)
+    assert table["z"].notna().sum() == 2  # not of constants, scales and probabilities
+    assert "z: estimate / std. error" in str(fit.summary())
+    assert " z " in str(fit.summary())
+
+
+def test_criteria_are_those_of_statsmodels(nile, likeliest):
+    assert likeliest.nobs == 100
+    assert likeliest.n_parameters == 6
+    for name in ("aic", "aicc", "bic", "hqic"):
+        expected = getattr(eval_measures, name)(likeliest.loglik, 100, 6)
+        assert getattr(likeliest, name) == pytest.approx(expected, rel=1e-12)
+    few = likeliest.model.fit(nile[:7], prior=None, **FIT)
+    assert few.aicc == math.inf
+    lagged = sh.SwitchingSSM(sh.Markov(1), sh.AutoRegressive(2)).fit(nile, **FIT)
+    assert lagged.nobs == 98
+    assert sh.SwitchingSSM(sh.Markov(1), sh.Normal()).fit(nile, weights=2.0, **FIT).nobs == 200
+
+
+@pytest.mark.parametrize("criterion", ["aicc", "hqic"])
+def test_models_are_chosen_by_any_criterion(nile, criterion):
+    chosen = sh.select(lambda k: sh.SwitchingSSM(sh.Copy(k), sh.Normal()), nile, (1, 2), criterion, **FIT)
+    assert chosen.table[criterion].tolist() == [getattr(fit, criterion) for fit in chosen.fits]
+    assert chosen.best == (1, 2)[int(chosen.table[criterion].argmin())]
+    assert chosen.plot().axes[0].get_title(loc="left") == f"Best by {criterion}: {chosen.best}"
+
+
+def test_covariances_of_a_posterior_are_those_of_its_draws(nile):
+    fit = sh.SwitchingSSM(sh.Markov(1), sh.Normal()).fit(nile, method="vmp", **FIT)
+    draws = fit.posterior.refined.sample(20_000, seed=3)
+    numbers = torch.stack([draws["loc"][:, 0, 0], draws["precision"][:, 0, 0].rsqrt()])
+    names = ["loc[0, volume]", "scale[0, volume]"]
+    found, errors = fit.cov_params().loc[names, names], fit.summary().parameters.loc[names, "standard error"]
+    np.testing.assert_allclose(np.sqrt(np.diag(found)), errors, rtol=1e-10)
+    np.testing.assert_allclose(found / np.outer(errors, errors), np.corrcoef(numbers.numpy()), atol=0.03)
+    assert fit.nobs == 100
+    assert "z" not in fit.summary().parameters
+
+
+def test_numbers_without_an_error_have_no_covariance():
+    x = torch.randn(60, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    fit = sh.SwitchingSSM(sh.Copy(1), sh.Normal()).fit(x, prior=None, fixed={"loc": [[0.0]]}, **FIT)
+    table = fit.cov_params()
+    assert table.loc["loc[0, 0]"].isna().all()
+    assert table["redraw_prob"].isna().all()
+    assert table.loc["scale[0, 0]", "scale[0, 0]"] > 0
+
+
+def test_a_summary_is_exported(likeliest):
+    summary = likeliest.summary(0.8)
+    assert summary.to_frame().equals(summary.parameters)
+    assert likeliest.conf_int(0.8).equals(summary.parameters[["lower", "upper"]])
+    text = summary.to_latex()
+    assert r"redraw\_prob & 0.0" in text
+    assert r"& estimate & std. error & 10\% & 90\% \\" in text
+    assert r"\caption{SwitchingSSM(Copy(2 states), Normal(n\_features=1))}" in text
+    assert text.count(r"\\") == 1 + len(summary.parameters)
 
 
 # ---- criteria --------------------------------------------------------------------------------------------------------
@@ -313,7 +419,7 @@ def test_a_fit_keeps_its_series_for_what_is_asked_of_it(nile, likeliest):
     assert likeliest.to_arviz(draws=4).observed_data["time"].values[0] == 1871
     assert likeliest.plot().axes[0].get_ylabel() == "volume"
     alone = sh.Fit(**(vars(likeliest) | {"series": None}))
-    with pytest.raises(ValueError, match="x: got None, but this fit keeps no series"):
+    with pytest.raises(ValueError, match="x: got None, but this fit was saved without its data"):
         alone.smooth()
     with pytest.raises(ValueError, match="level: got 90"):
         likeliest.summary(level=90)

@@ -217,7 +217,7 @@ def fit(n):
         table.append(torch.randn(100_000, 2, generator=generator))
     x = Series(Packed.on_disk(table, torch.full((100 * n,), 1000), torch.nan), torch.full((100 * n,), 1000))
     sh.SwitchingSSM(sh.Markov(2), sh.Normal(2)).fit(x, "svi", restarts=1, max_steps=1, progress=False)
-with sh.kernels("always"):
+with sh.kernels("native"):
     fit(5)
     before = status("VmHWM")
     fit(int(sys.argv[1]))
@@ -226,7 +226,6 @@ print(status("VmHWM") - before)
 
 
 @pytest.mark.slow
-@pytest.mark.kernels
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="reads the peak of memory from /proc")
 def test_memory_is_that_of_a_part():
     assert float(printed(MEMORY, "65")) < 30  # MB; the observations of the second fit are 48 MB more

@@ -11,8 +11,6 @@ from samplehold.switching.slds.graph import blank_states, graph_at
 from samplehold.switching.slds.inference import STARTS, infer, interpolated
 from samplehold.switching.slds.layout import LinearRegimes
 
-pytestmark = pytest.mark.kernels
-
 EVERY = ("interpolated", "annealed", "random")
 
 

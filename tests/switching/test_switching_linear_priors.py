@@ -179,7 +179,6 @@ def test_regimes_are_numbered_by_their_steps_if_a_prior_does_not_distinguish_the
 
 
 @pytest.mark.slow
-@pytest.mark.kernels
 @pytest.mark.parametrize("shared", ["one chain", "chain per regime"])
 def test_a_fit_does_not_depend_on_the_unit(shared: str, monkeypatch) -> None:
     short_starts(monkeypatch)
@@ -318,8 +317,8 @@ ZERO = {
 }
 
 
-NOISE, TAKES = "prior['observation_noise']: got ", ", but message passing takes "
-OFFSET, FIRST = "prior['emission_offset']: got ", "prior['transition']: got Normal, but a SwitchingLinearSSM takes "
+NOISE, TAKES = "prior['observation_noise']: got ", ", but message passing accepts "
+OFFSET, FIRST = "prior['emission_offset']: got ", "prior['transition']: got Normal, but a SwitchingLinearSSM accepts "
 OF_BASIS = (
     "hyperparameters: none; and distributions of initial_probs, transition_probs, emission_offset, observation_noise. "
     "Its other parameters depend on the basis"
@@ -332,7 +331,7 @@ FLAT, VMP = dist.Wishart(torch.tensor(2.0), covariance_matrix=torch.eye(2)), {"m
     ("model", "name", "prior", "options", "said"),
     [
         (MODEL, "transition", NORMAL, {}, FIRST + OF_BASIS),
-        (RECURRENT, "recurrence", NORMAL, {}, "prior['recurrence']: got Normal, but a SwitchingLinearSSM takes hyper"),
+        (RECURRENT, "recurrence", NORMAL, {}, "prior['recurrence']: got Normal, but a SwitchingLinearSSM accepts"),
         (MODEL, "recurrence_offset", NORMAL, {}, "prior['recurrence_offset']: got Normal, but a SwitchingLinearSSM"),
         (MODEL, "emission_offset", 1.0, {}, "prior: got 'emission_offset', expected hyperparameters of"),
         (MODEL, "observation_noise", NORMAL, {}, NOISE + "Normal, whose values are not"),

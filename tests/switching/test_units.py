@@ -9,8 +9,6 @@ from samplehold.switching.fitting.units import Units
 from torch import Tensor
 from torch.testing import assert_close
 
-pytestmark = pytest.mark.kernels
-
 N = 60
 GATED_TIED = sh.Gated(sh.Normal(2), sh.Normal(2), tied={"scale": "all states"})
 NORMALS = {"Normal": sh.Normal(2), "MultivariateNormal": sh.MultivariateNormal(2)}

@@ -172,7 +172,7 @@ def normal(**prior: dist.Distribution) -> sh.SwitchingSSM:
         ),
         (
             lambda: sh.LinearSSM(1).with_prior({"transition": dist.Normal(0.0, 1.0)}),
-            "prior['transition']: got Normal, but a LinearSSM takes hyperparameters",
+            "prior['transition']: got Normal, but a LinearSSM accepts hyperparameters",
         ),
     ],
 )

@@ -20,8 +20,6 @@ from samplehold.switching.fitting.starts import first_guesses
 from torch import Tensor
 from torch.testing import assert_close
 
-pytestmark = pytest.mark.kernels
-
 each_kind = pytest.mark.parametrize(("dynamics", "emission"), CONJUGATE)
 
 

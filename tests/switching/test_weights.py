@@ -270,7 +270,6 @@ def test_samplers_fit_the_weighted_density(of_steps):
 
 
 @pytest.mark.few(1)
-@pytest.mark.kernels
 @pytest.mark.parametrize(("method", "steps"), [("svi", 200), ("nuts", 100)])
 @pytest.mark.slow
 def test_large_weights_make_the_posterior_narrow(method, steps):
@@ -350,7 +349,7 @@ def test_draws_and_the_explicit_program_refuse_what_has_no_meaning():
         model.simulate(3, weights=[1.0, 2.0, 1.0])
     with pytest.raises(ValueError, match="weights: was given for sequences, but a single path has no weight"):
         model(x, weights=[1.0, 2.0])
-    with pytest.raises(ValueError, match="weights: was given, but this filter takes none; leave it out"):
+    with pytest.raises(ValueError, match="weights: was given, but this filter does not support it; leave it out"):
         sh.filter_vmp(model, x, weights=[1.0, 2.0])
-    with pytest.raises(ValueError, match="weights: was given, but a LinearSSM takes none; leave it out"):
+    with pytest.raises(ValueError, match="weights: was given, but a LinearSSM does not support it; leave it out"):
         sh.LinearSSM(1, 1).read(x[..., :1], weights=[1.0, 2.0])

@@ -7,7 +7,7 @@ import pytest
 import samplehold as sh
 import torch
 from oracles.effort import short_starts
-from samplehold.inference.numerics.costs import mode
+from samplehold.inference.numerics.forms import mode
 
 FEW = {"max_steps": 3, "progress": False}
 DRAWS = {"num_samples": 2, "warmup_steps": 2, "progress": False}

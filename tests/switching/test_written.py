@@ -1,5 +1,6 @@
 """Results that are written to Parquet, part by part: the tables of the same data in memory."""
 
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -184,7 +185,7 @@ def test_forecasts_have_a_row_for_each_sequence_and_horizon(tmp_path):
     frame = frame_of()
     MARKOV.write(sh.open_sequences(frame, "who", "t", "x"), tmp_path / "x.parquet", "forecast", horizon=3)
     table = pq.read_table(tmp_path / "x.parquet").to_pandas()
-    assert table.columns.tolist() == ["sequence", "horizon", "x", "x_sd", "P(state 0)", "P(state 1)"]
+    assert table.columns.tolist() == ["sequence", "horizon", "x", "x_sd", "state_0", "state_1"]
     assert table["horizon"].tolist() == [1, 2, 3] * len(LENGTHS)
     forecast = MARKOV.forecast(sh.read_panel(frame, "who", "t", "x"), 3)
     np.testing.assert_allclose(table["x"], forecast.mean.flatten(), rtol=1e-10)
@@ -222,6 +223,18 @@ def test_a_fit_writes_its_series(tmp_path):
     fit.write(tmp_path / "x.parquet")
     table = pq.read_table(tmp_path / "x.parquet").to_pandas()
     assert_close(table.drop(columns="step"), fit.states().reset_index(drop=True))
+
+
+@pytest.mark.parametrize("result", ["states", "forecast"])
+def test_a_csv_file_needs_no_pyarrow(result, tmp_path, monkeypatch):
+    fit = MARKOV.fit([part["x"].to_numpy() for _, part in frame_of().groupby("who")], restarts=1, progress=False)
+    fit.write(tmp_path / "x.parquet", result)
+    expected = pq.read_table(tmp_path / "x.parquet").to_pandas()
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    fit.write(tmp_path / "x.csv", result)
+    assert_close(pd.read_csv(tmp_path / "x.csv"), expected)
+    with pytest.raises(ModuleNotFoundError, match="pyarrow is not installed; pip install"):
+        fit.write(tmp_path / "y.parquet", result)
 
 
 def test_a_file_is_whole_or_unchanged(tmp_path, monkeypatch):

@@ -300,11 +300,15 @@ class CopyChain:
         size = self.batch_shape.numel()
 
         def flat(table: Tensor, n_trailing: int) -> Tensor:
-            trailing = table.shape[table.dim() - n_trailing :]
-            return table.expand(*self.batch_shape, *trailing).reshape(size, *trailing)
+            axes, trailing = table.shape[: table.dim() - n_trailing], table.shape[table.dim() - n_trailing :]
+            if len(axes) == 1 and axes == self.batch_shape:
+                return table
+            if not axes.numel() == 1 == size:
+                table = table.expand(*self.batch_shape, *trailing)
+            return table.reshape(size, *trailing)
 
         initial = None if self.log_initial is None else flat(self.log_initial, 1)
-        return initial, flat(self.log_fresh, 2), flat(self.log_held, 2), self.lengths.reshape(size)
+        return initial, flat(self.log_fresh, 2), flat(self.log_held, 2), flat(self.lengths, 0)
 
     def _results(self, operator: Op) -> list[Tensor]:
         """The results of an operator, log p(x) first, with the batch axes of the chain."""

@@ -1,7 +1,8 @@
 r"""What the gradient of log p(x) needs of covariances, on a GPU: a program a set of them, from the last step back.
 
-The equations are those of `cpu_score`. A step costs $O(L^3 + F L (F + L) + F^3)$; it reads C, A and the gains,
-$F (F + 2 L) + 2 L^2$ numbers, and writes what parameters that vary with the step get, $F (F + L) + 2 L^2$ at most.
+The equations are those of `native/kalman_score.h`. A step costs $O(L^3 + F L (F + L) + F^3)$. It reads C, A and
+the gains, $F (F + 2 L) + 2 L^2$ numbers, and writes what parameters that vary with the step get, $F (F + L) + 2 L^2$
+at most.
 """
 
 from ...numerics.gpu import constexpr, kernel, position, tl, within

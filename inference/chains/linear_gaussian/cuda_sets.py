@@ -115,7 +115,9 @@ def filter_sets(
             tl.store(stays + step * size + at, free, square)
         z, t = new, t + 1
         end = tl.where(bad >= 0, 0, end)
-        if AT_REST:  # as `small_matrices.is_steady` has it, and one sight more, which says how the last move is met
+        if (
+            AT_REST
+        ):  # as `Steady` of `native/matrices.h` has it, and one sight more, which says how the last move is met
             bound, looks = SAME * tl.sqrt(tl.sum(before * before, 1)), t >= clock
             moved = _differs(z, before, bound) + _differs(z, reference, bound)
             end = tl.where(looks & (clock > 0) & (moved == 0), tl.minimum(end, t + 1), end)

@@ -1,7 +1,7 @@
 """The gradient of log p(x) in all tables of a linear Gaussian chain, from smoothed means and errors.
 
 It has products of means, minus terms from covariances (Koopman & Shephard 1992, *Exact score for time series models in
-state space form*); `cpu_score` has the equations.
+state space form*); `native/kalman_score.h` has the equations.
 """
 
 from typing import Any, NamedTuple
@@ -72,8 +72,9 @@ def gradients(
 def score(tables: Tables, d_total: Tensor) -> list[Tensor] | None:
     r"""The gradient of log p(x) in all tables of numbers, from smoothed means; None if there is no scan for them.
 
-    `cpu_score` has the equations. The later steps enter by their information $\Lambda = Z Z^\top$ on the state
-    there, of which $A^\top N A = Z (I + Z^\top P_f Z)^{-1} Z^\top$ and $A^\top r = \eta - \Lambda E[s \mid x]$.
+    `native/kalman_score.h` has the equations. The later steps enter by their information
+    $\Lambda = Z Z^\top$ on the state there, of which $A^\top N A = Z (I + Z^\top P_f Z)^{-1} Z^\top$ and
+    $A^\top r = \eta - \Lambda E[s \mid x]$.
     """
     scan = scan_of(tables)
     if scan is None:

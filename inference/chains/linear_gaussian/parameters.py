@@ -8,6 +8,7 @@ from torch import Tensor
 from ...numerics.arrays import numbers
 from ...numerics.checks import check_lengths, check_shape, check_table, common_batch, read_lengths, shortest
 from ...numerics.deferred import refuse_if
+from ...numerics.op import Variants
 from ...numerics.remembered import remembered
 from .factors import factor_of
 from .tables import Tables
@@ -26,7 +27,7 @@ class Parameters(NamedTuple):
 
 def read(x: Tensor, arguments: dict[str, Any]) -> Parameters:
     """From observations, and the other arguments of `LinearGaussianChain` by name."""
-    x, n_states = _observations(x, arguments["transition"])
+    x, n_states, has_gaps = _observations(x, arguments["transition"])
     n_steps, n_features = x.shape[-2:]
     moves, sights = n_steps - 1, n_steps
     first = {
@@ -52,13 +53,15 @@ def read(x: Tensor, arguments: dict[str, Any]) -> Parameters:
     )
     lengths = check_lengths(counts, batch_shape, n_steps, x.device)
     diffuse = _check_diffuse(arguments["diffuse"], n_states, x)
-    rest = (~diffuse).to(x)
-    first["initial_covariance"] = first["initial_covariance"] * rest * rest.unsqueeze(-1)
-    if len(_places(diffuse)):
-        first["initial_covariance"] = first["initial_covariance"] + _proper(by_step, diffuse)
+    directions = x.new_zeros(n_states, 0)
+    if len(places := _places(diffuse)):
+        rest = (~diffuse).to(x)
+        known = first["initial_covariance"] * rest * rest.unsqueeze(-1)
+        first["initial_covariance"] = known + _proper(by_step, diffuse)
+        directions = torch.eye(n_states, dtype=x.dtype, device=x.device)[:, places]
     factors = {name: _factor(name, {**first, **by_step}[name]) for name in _COVARIANCES}
     ragged = counts is not None and shortest(counts) < n_steps
-    seen = ~x.isnan() if _gaps(x)[0] else None
+    seen = ~x.isnan() if has_gaps else None
     if ragged:
         active = (torch.arange(n_steps, device=x.device) < lengths.unsqueeze(-1)).unsqueeze(-1)
         seen = active.expand(*active.shape[:-1], n_features) if seen is None else seen & active
@@ -74,16 +77,17 @@ def read(x: Tensor, arguments: dict[str, Any]) -> Parameters:
         factors["observation_noise"],
         first["initial_mean"],
         factors["initial_covariance"],
-        torch.eye(n_states, dtype=x.dtype, device=x.device)[:, _places(diffuse)],
+        directions,
     )
     return Parameters(tables, batch_shape, lengths, diffuse)
 
 
-def _observations(x: Any, transition: Any) -> tuple[Tensor, int]:
-    """x, and the number of states."""
+def _observations(x: Any, transition: Any) -> tuple[Tensor, int, bool]:
+    """x, the number of states, and whether a number is missing."""
     x = check_table("x", x, None, None)
     n_steps, n_features = x.shape[-2:]
-    if not n_steps or not n_features or _gaps(x)[1]:
+    has_gaps, infinite = _gaps(x)
+    if not n_steps or not n_features or infinite:
         raise ValueError(
             f"x: got shape {list(x.shape)}{', with infinite numbers' if x.numel() else ''}, expected finite "
             "numbers [*batch, T, F], at least one step and feature; NaN is missing."
@@ -91,7 +95,7 @@ def _observations(x: Any, transition: Any) -> tuple[Tensor, int]:
     n_states = check_table("transition", transition, None, None, like=x).shape[-1]
     if not n_states:
         raise ValueError(f"transition: got shape {list(transition.shape)}, expected one state or more.")
-    return x, n_states
+    return x, n_states, has_gaps
 
 
 @remembered
@@ -158,19 +162,32 @@ def _check_diffuse(diffuse: Any, n_states: int, like: Tensor) -> Tensor:
 
 def _factor(name: str, covariance: Tensor) -> Tensor:
     """A factor; ValueError unless the covariance is symmetric and positive semidefinite, to rounding."""
-    matrix = covariance.detach()
-    scale = matrix.diagonal(dim1=-2, dim2=-1).abs().sqrt()
-    bound = 1e3 * torch.finfo(matrix.dtype).eps * scale.unsqueeze(-1) * scale.unsqueeze(-2)
-    skew = ((matrix - matrix.mT).abs() > bound).any()
-    factor, negative = factor_of(covariance)
+    factor, wrong = root(covariance)
 
     def complain() -> None:
-        if bool(skew):
+        matrix = covariance.detach()
+        if bool(_skew(matrix)):
             raise ValueError(f"{name}: got a matrix that is not symmetric; give a covariance, such as (a + a.mT) / 2.")
         raise ValueError(
             f"{name}: got a matrix with a negative eigenvalue, {float(torch.linalg.eigvalsh(matrix).min()):g}; give a "
             "covariance, such as a @ a.mT."
         )
 
-    refuse_if(skew | negative.any() | (matrix.diagonal(dim1=-2, dim2=-1) < 0).any(), complain)
+    refuse_if(wrong, complain)
     return factor
+
+
+def _skew(matrix: Tensor) -> Tensor:
+    scale = matrix.diagonal(dim1=-2, dim2=-1).abs().sqrt()
+    bound = 1e3 * torch.finfo(matrix.dtype).eps * scale.unsqueeze(-1) * scale.unsqueeze(-2)
+    return ((matrix - matrix.mT).abs() > bound).any()
+
+
+def _plain_root(covariance: Tensor) -> tuple[Tensor, Tensor]:
+    matrix = covariance.detach()
+    factor, negative = factor_of(covariance)
+    return factor, _skew(matrix) | negative.any() | (matrix.diagonal(dim1=-2, dim2=-1) < 0).any()
+
+
+root: Variants = Variants(_plain_root)
+"""A factor of each covariance, and whether one of them is not symmetric and positive semidefinite, to rounding."""

@@ -12,7 +12,7 @@ from ...numerics.records import Record
 class GaussianFiltered(Record):
     r"""The belief before and after each observation; 0 beyond the end of a sequence.
 
-    Of a diffuse start, covariances are $P_* + \kappa P_\infty$ with $\kappa \to \infty$: `covariance` is $P_*$, and
+    With a diffuse start, covariances are $P_* + \kappa P_\infty$ with $\kappa \to \infty$: `covariance` is $P_*$, and
     `diffuse` $P_\infty$, 0 from the step on at which the observations determine all (Durbin & Koopman 2012, 5.2).
     """
 

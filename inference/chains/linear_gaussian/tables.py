@@ -79,5 +79,5 @@ _OF_COVARIANCES = {
 
 
 def _broadcast(tables: Tables, axes: dict[str, int]) -> torch.Size:
-    present = ((getattr(tables, name), n_axes) for name, n_axes in axes.items())
-    return broadcast_shapes(*(table.shape[: table.dim() - n] for table, n in present if table is not None))
+    present = [(table.shape, n) for name, n in axes.items() if (table := getattr(tables, name)) is not None]
+    return broadcast_shapes(*[shape[: len(shape) - n] for shape, n in present])

@@ -29,7 +29,7 @@ Results = tuple[Tensor, ...]
 
 _REGISTERS = 32  # largest number of states whose table stays in registers
 _BYTES = 2048  # of a table in the registers of a warp
-# the bounds of `cpu_sweeps` and `cpu_scaled`
+# the bounds of `native/sweep.h`
 _TINY = {torch.float32: 1e-36, torch.float64: 1e-290}
 _LEAST = {torch.float32: 1e-10, torch.float64: 1e-100}
 _MIXES = {torch.float32: 1e-13, torch.float64: 1e-130}

@@ -1,8 +1,8 @@
 r"""Filter and smooth chains on a GPU in logarithms and float64: exact for every table.
 
-The recursions are those of `cpu_log`. They compute chains with tables for every step, sequences of which `cuda_scaled`
-is not `certain`, and draws. A program whose sequences are all certain takes no steps, so the host need not check them
-first.
+The recursions are those of `native/markov_logs.h`. They compute chains with tables for every step, sequences of which
+`cuda_scaled` is not `certain`, and draws. A program whose sequences are all certain takes no steps, so the host need
+not check them first.
 
 A step forward reads K numbers, writes K, and takes K^2 exponentials; back it reads 2 K, writes K, and takes 2 K^2. A
 table for every step adds K^2 numbers read in each direction, and K^2 written back, the pairs.

@@ -1,6 +1,6 @@
 r"""Filter and smooth chains with constant tables on a GPU, in probabilities.
 
-The recursions are those of `cpu_sweeps`: with $l_t$ the likelihoods of a step divided by the largest,
+The recursions are those of `native/sweep.h`: with $l_t$ the likelihoods of a step divided by the largest,
 
 $$a_t \propto l_t \odot A^\top a_{t-1}, \qquad b_t \propto l_t \odot m_t, \qquad m_t = A\, b_{t+1}$$
 $$P(s_t \mid x) = a_t \odot m_t / n_t, \quad n_t = \textstyle\sum a_t \odot m_t, \qquad

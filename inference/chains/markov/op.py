@@ -7,8 +7,8 @@ invalid.
 
 The gradient of log p(x) is the posterior of each table, a result of `posterior`.
 
-Of a chain whose rows depend on inputs, `rows_filter` and `rows_posterior` take `log_base [*b, K, K]`, `weights
-[*b, K, K, C]` and `inputs [*b, T - 1, C]` of the moves in place of a transition table.
+If the rows of a chain depend on inputs, `rows_filter` and `rows_posterior` read `log_base [*b, K, K]`, `weights
+[*b, K, K, C]` and `inputs [*b, T - 1, C]` of the moves instead of a transition table.
 """
 
 import torch
@@ -92,7 +92,7 @@ rows_posterior: Op = Op(
 )
 """log p(x) [*B], P(s_t | x) [*B, T, K]; sums over all moves of n(i, j) (1, c) and of m(i) A(i, j) (1, c), both
 [*B, K, K, 1 + C], where n are the probabilities of the moves, and m of leaving each state; failed."""
-row_sums: Variants = Variants(plain_rows.row_sums, "markov_row_sums")
+row_sums: Variants = Variants(plain_rows.row_sums)
 """The sums of a step of Newton's method on rows that depend on inputs.
 
 Arguments: log_base [R, I, K], changes [R, I, K, D] by which its entries respond to the design [N, D], and the weights

@@ -3,4 +3,4 @@
 from ...numerics.op import Variants
 from . import plain
 
-evidence: Variants = Variants(plain.evidence, "one_series_evidence")
+evidence: Variants = Variants(plain.evidence)

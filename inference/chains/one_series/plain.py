@@ -1,7 +1,7 @@
 r"""The evidence of series of one feature, under R parameters that all series share.
 
 `LinearGaussianChain` carries factors of covariances, and no digits are lost. A search needs many evaluations and fewer
-digits, and its kernel (`cpu.py`) carries the covariances themselves. The plain form is the chain.
+digits, and its kernel (`native/one_series.h`) carries the covariances themselves. The plain form is the chain.
 """
 
 import torch

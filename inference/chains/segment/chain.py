@@ -102,6 +102,7 @@ class SegmentChain:
         tables = {f"blocks[{i}].{name}": part for i, block in enumerate(self.blocks) for name, part in parts(block)}
         check_same_kind("log_base", log_hazard=log_hazard, log_base=log_base, **tables)
         lengths = read_lengths(lengths)
+        self._ragged: bool = lengths is not None
         self.n_steps, shapes = shapes_of(self.blocks)
         allowed = (
             [(self.n_steps,), (1,)] if by == "step" else [(max(1, log_hazard.shape[-1] if log_hazard.dim() else 1),)]
@@ -164,7 +165,8 @@ class SegmentChain:
             expect: as in `filter`, for example E[theta] and E[theta^2], from which the mean and the standard deviation
                 of a parameter at each step follow.
         """
-        tables, found = self._tables(), self._forward()
+        tables = self._tables()
+        found = self._forward(tables)
         smoothed = op.smooth(tables, found, None if expect is None else self._functions(expect))
         return SmoothedSegments(
             self._shaped(plain.total(found)),
@@ -174,9 +176,11 @@ class SegmentChain:
             self._shaped(found.left_out),
         )
 
+    @torch.no_grad()
     def change_probability(self) -> Float[Tensor, "*b T"]:
         """P(a segment begins at t | x); 0 at the first step, as of all chains."""
-        change = self.smooth().change
+        tables = self._tables()
+        change = self._shaped(op.smooth(tables, self._forward(tables), ()).change)
         return torch.cat([torch.zeros_like(change[..., :1]), change[..., 1:]], -1)
 
     @torch.no_grad()
@@ -201,7 +205,7 @@ class SegmentChain:
         generator = generator_of(seed, device)
         size = n, len(tables.lengths), self.n_steps
         uniform = torch.rand(size, generator=generator, dtype=torch.float64, device=device)
-        begun = paths.sample(tables, self._forward(), uniform)
+        begun = paths.sample(tables, self._forward(tables), uniform)
         points = paths.parameters(tables, begun, generator)
         shape = n, *self.batch_shape, self.n_steps
         points = tuple(_shaped_point(point, shape, self.log_hazard.dtype) for point in points)
@@ -213,17 +217,19 @@ class SegmentChain:
 
         Backward in time the beginnings are a Markov chain: the entropy of the last one, and of that before each change.
         """
-        tables, found = self._tables(), self._forward()
-        last = found.begun.weight.exp()
-        change = op.smooth(tables, found).change
+        tables = self._tables()
+        found = self._forward(tables)
+        last = found.weight.exp()
+        change = op.smooth(tables, found, ()).change
         total = (change[:, 1:] * found.entropy[:, 1:]).sum(-1) - torch.xlogy(last, last).sum(-1)
         return self._shaped(total)
 
     @torch.no_grad()
     def runs(self) -> Runs:
         """The belief about the segment in force at the end of each sequence."""
-        tables, found = self._tables(), self._forward()
-        live = found.begun
+        tables = self._tables()
+        found = self._forward(tables)
+        live = plain.kept(tables, found)
         natural = tuple(prior.unsqueeze(1) + part for prior, part in zip(tables.priors, live.sums, strict=True))
         length = (tables.lengths.unsqueeze(-1) - live.start).clamp_min(0).reshape(*self.batch_shape, len(live.start))
         shaped = lambda tables: tuple(map(self._shaped, tables))
@@ -276,9 +282,8 @@ class SegmentChain:
         """The weight of all steps after the first, given the segment in force there; see `between`."""
         return self.between(None, None).later()
 
-    def _forward(self) -> Forward:
+    def _forward(self, tables: Tables) -> Forward:
         if self._found is None:
-            tables = self._tables()
             found = op.forward(tables.with_floats(tuple(x.detach() for x in tables.floats)))
             self._check(found.failed, plain.total(found))
             self._found = found
@@ -291,19 +296,24 @@ class SegmentChain:
             trailing = table.shape[table.dim() - n_trailing :]
             return table.double().expand((*self.batch_shape, *trailing)).reshape(size, *trailing)
 
-        lengths = self.lengths.reshape(size)
-        inside = torch.arange(T, device=lengths.device) < lengths.unsqueeze(-1)
-        hazard = flat(
-            self.log_hazard.expand(*self.log_hazard.shape[:-1], T) if self.by == "step" else self.log_hazard, 1
+        lengths, inside = self.lengths.reshape(size), None
+        if self._ragged:
+            inside = torch.arange(T, device=lengths.device) < lengths.unsqueeze(-1)
+        within = lambda table: (
+            table if inside is None else torch.where(inside.reshape(size, T, *(1,) * (table.dim() - 2)), table, 0.0)
         )
-        base = torch.zeros_like(hazard[:, :1]).expand(size, T) if self.log_base is None else flat(self.log_base, 1)
+        hazards = self.log_hazard, log_one_less(self.log_hazard.double())
+        if self.by == "step":
+            hazards = tuple(table.expand(*table.shape[:-1], T) for table in hazards)
+        change, hold = (flat(table, 1) for table in hazards)
+        base = self.log_hazard.new_zeros(T) if self.log_base is None else self.log_base
         return Tables(
             tuple(block.family for block in self.blocks),
             tuple(flat(block.prior, 2) for block in self.blocks),
-            tuple(torch.where(inside[..., None, None], flat(block.statistics, 3), 0.0) for block in self.blocks),
-            torch.where(inside, base, 0.0),
-            hazard,
-            log_one_less(hazard),
+            tuple(within(flat(block.statistics, 3)) for block in self.blocks),
+            within(flat(base, 1)),
+            change,
+            hold,
             self.by == "run",
             lengths,
             self.tol,

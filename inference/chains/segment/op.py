@@ -29,9 +29,9 @@ def _plain_viterbi(steps: Tensor, tables: Tables) -> tuple[Tensor, Tensor, Tenso
     return paths.viterbi(tables)
 
 
-forwards: Variants = Variants(plain_forward, "segment_forward")
-smooths: Variants = Variants(plain_smooth, "segment_smooth")
-viterbis: Variants = Variants(_plain_viterbi, "segment_viterbi")
+forwards: Variants = Variants(plain_forward)
+smooths: Variants = Variants(plain_smooth)
+viterbis: Variants = Variants(_plain_viterbi)
 
 
 def forward(tables: Tables) -> Forward:
@@ -44,7 +44,7 @@ def filter(tables: Tables, expect: Functions | None = None) -> tuple[Forward, Fi
 
 
 def smooth(tables: Tables, found: Forward, expect: Functions | None = None) -> Smoothed:
-    """By default the expectations are those of the families' statistics."""
+    """By default the expectations are those of the families' statistics; () are none."""
     return smooths(_steps(tables), tables, found, means(tables) if expect is None else expect)
 
 
@@ -53,7 +53,7 @@ def viterbi(tables: Tables) -> tuple[Tensor, Tensor, Tensor]:
     return viterbis(_steps(tables), tables)
 
 
-updates: Variants = Variants(plain_stream.update, "segment_update")
+updates: Variants = Variants(plain_stream.update)
 
 
 def update(x: Tensor, memory: Memory, rules: Rules, expect: Functions | None = None) -> tuple[Memory, Tensor]:
@@ -77,8 +77,8 @@ def means(tables: Tables) -> Functions:
 
 
 def _steps(tables: Tables) -> Tensor:
-    """[N, T, ...], by which work is counted."""
-    return tables.statistics[0].flatten(2)
+    """The table whose device and dtype choose a kernel."""
+    return tables.log_base
 
 
 class _Evidence(torch.autograd.Function):
@@ -126,6 +126,8 @@ def _of_hazards(tables: Tables, smoothed: Smoothed, inside: Tensor) -> tuple[Ten
         change = torch.cat([torch.zeros_like(smoothed.change[:, :1]), smoothed.change[:, 1:]], -1)
         hold = torch.cat([torch.zeros_like(change[:, :1]), inside[:, 1:] - change[:, 1:]], -1)
         return change, hold.clamp_min(0.0)
+    assert smoothed.ended is not None
+    assert smoothed.last is not None
     whole = smoothed.ended + smoothed.last
     later = whole.flip(-1).cumsum(-1).flip(-1)
     hold = torch.cat(

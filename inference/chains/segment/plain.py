@@ -36,7 +36,7 @@ class Forward(NamedTuple):
     left_out: Tensor  # [N]
     failed: Tensor  # [N], the first impossible step, or -1
     entropy: Tensor  # [N, T], of the beginning before a change before t
-    begun: "Live"  # the beginnings at the end
+    weight: Tensor  # [N, T], log, of a beginning of the last segment; -inf if it is left out
 
 
 class Live(NamedTuple):
@@ -109,7 +109,8 @@ def forward(tables: Tables, expect: Sequence[Function] | None = None) -> tuple[F
         if bound is not None and t % EVERY == EVERY - 1 and t + 1 < T:
             live, spent = bound.shortened(live, t, spent, death)
     stack = lambda parts: torch.stack(parts, -1)
-    found = Forward(stack(increments), stack(changes), death, spent, failed, stack(entropies), live)
+    weight = torch.full_like(tables.log_base, -torch.inf).index_copy(1, live.start, live.weight)
+    found = Forward(stack(increments), stack(changes), death, spent, failed, stack(entropies), weight)
     if expect is None:
         return found, None
     begun, run, *expected = zip(*looks, strict=True)
@@ -170,6 +171,14 @@ class Bound:
         return without(live, out), spent
 
 
+def kept(tables: Tables, found: Forward) -> Live:
+    """The beginnings at the end, of all sequences."""
+    start = ((found.death == tables.n_steps) & tables.inside).any(0).nonzero().squeeze(-1)
+    first = int(start[0]) if len(start) else 0
+    sums = tuple(table[:, first:].flip(1).cumsum(1).flip(1)[:, start - first] for table in tables.statistics)
+    return Live(start, sums, tables.evidence(sums), found.weight[:, start])
+
+
 def without(live: Live, out: Tensor) -> Live:
     """The beginnings without some [N, R]."""
     weight = live.weight.masked_fill(out, -torch.inf)
@@ -206,13 +215,17 @@ class Smoothed(NamedTuple):
     change: Tensor  # [N, T], P_j
     expected: tuple[Tensor, ...]  # by block [N, T, F, M]
     first: tuple[Tensor, ...]  # by block [N, F, M], sums over beginnings of the expectation at the first step
-    ended: Tensor  # [N, T], expected number of segments of 1, 2, ... steps that a change ended
-    last: Tensor  # [N, T], probability that the last segment has 1, 2, ... steps
+    ended: (
+        Tensor | None
+    )  # [N, T], expected number of segments of 1, 2, ... steps that a change ended, of hazards by run
+    last: Tensor | None  # [N, T], probability that the last segment has 1, 2, ... steps
 
 
 def smooth(tables: Tables, found: Forward, expect: Sequence[Function]) -> Smoothed:
-    """The posterior of changes and expectations given all steps, from the last beginnings to the first."""
+    """The posterior of changes and expectations given all steps, from the last beginnings to the first; of no
+    expectations, if `expect` is empty."""
     T = tables.n_steps
+    found = found._replace(death=found.death.clamp(0, T))
     change = pad(torch.zeros_like(tables.log_base), (0, 1), value=1.0)
     expected: list[Any] = [0.0] * len(expect)
     first: list[Any] = [0.0] * len(expect)
@@ -227,7 +240,7 @@ def smooth(tables: Tables, found: Forward, expect: Sequence[Function]) -> Smooth
         final = share * (ends == (tables.lengths - 1)[:, None, None])
         last.scatter_add_(1, run.flatten(1), final.flatten(1))
         ended.scatter_add_(1, run.flatten(1), (share - final).flatten(1))
-        for k, (function, prior, table) in enumerate(zip(expect, tables.priors, sums, strict=True)):
+        for k, (function, prior, table) in enumerate(zip(expect, tables.priors, sums, strict=bool(expect))):
             values = function(prior[:, None, None] + table)
             by_end = torch.where(share[..., None, None] > 0, share[..., None, None] * values, 0.0)
             later = by_end.flip(2).cumsum(2).flip(2)  # of ends at a step or after it
@@ -271,8 +284,8 @@ def columns(tables: Tables, found: Forward, start: Tensor, stop: int) -> tuple[t
     kept = begun & (ends < found.death[:, start].unsqueeze(-1))
     after = (ends + 1).clamp(max=T - 1)
     change = torch.where(ends + 1 < T, tables.change(after, run.clamp_min(1))[0], -torch.inf)
-    to_change = weight + change - found.log_change[:, None, after]
-    to_change = torch.where(kept & (change > -torch.inf), to_change, -torch.inf)
+    whole = found.log_change[:, None, after]  # -inf if no segment ends here
+    to_change = torch.where(kept & (change > -torch.inf) & (whole > -torch.inf), weight + (change - whole), -torch.inf)
     to_end = torch.where(kept & (ends == (tables.lengths - 1)[:, None, None]), weight, -torch.inf)
     return sums, to_change, to_end
 

@@ -44,12 +44,12 @@ class Belief(NamedTuple):
 class Memory(NamedTuple):
     """What a stream remembers, as kernels read it."""
 
-    rows: Tensor  # [N, R, 3 + D]: length, log weight and evidence of each beginning, its statistics side by side
+    rows: Tensor  # [N, 3 + D, R]: length, log weight and evidence of each beginning, and its statistics
     found: Tensor  # [N, 5 + M], of the last step
 
     def belief(self, rules: Rules) -> Belief:
-        length, weight, evidence = self.rows[..., :3].unbind(-1)
-        parts = self.rows[..., 3:].split([prior.shape[1:].numel() for prior in rules.priors], -1)
+        length, weight, evidence = self.rows[:, :3].unbind(1)
+        parts = self.rows[:, 3:].mT.split([prior.shape[1:].numel() for prior in rules.priors], -1)
         sums = tuple(part.unflatten(-1, prior.shape[1:]) for part, prior in zip(parts, rules.priors, strict=True))
         return Belief(length.long(), weight, sums, evidence)
 
@@ -99,7 +99,7 @@ def update(x: Tensor, memory: Memory, rules: Rules, expect: Functions | None) ->
         last = torch.stack(look, -1)
         looks.append(last)
     numbers = belief.length.to(belief.weight), belief.weight, belief.evidence
-    rows = torch.cat([torch.stack(numbers, -1), *(table.flatten(2) for table in belief.sums)], -1)
+    rows = torch.cat([torch.stack(numbers, 1), *(table.flatten(2).mT for table in belief.sums)], 1)
     return Memory(rows, last), torch.stack(looks, 1)
 
 

@@ -79,6 +79,7 @@ class SegmentStream:
             check_prior(f"priors[{i}]", family, prior)
         self._dtype = log_hazard.dtype
         hazard, flat = self._flat(log_hazard.detach(), 1), tuple(self._flat(p.detach(), 2) for p in self.priors)
+        self._no_base: Tensor = hazard.new_zeros(1)
         self._rules = rules_of(self.families, flat, hazard, self.by == "run", self.tol, self.most)
 
     def start(self) -> Runs:
@@ -108,10 +109,17 @@ class SegmentStream:
         Raises:
             ValueError: shapes that do not fit; an observation that is impossible or not a number.
         """
+        memory, found = self.advance(self.memory(runs), self._row(statistics, log_base, log_hazard))
+        return self.runs(memory, runs.n_steps + 1), self.shaped(found.select(1, 0).select(1, INCREMENT))
+
+    def _row(self, statistics: Sequence[Tensor], log_base: Tensor | None, log_hazard: Tensor | None) -> Tensor:
+        """The `table` of one observation."""
+        usual = self.batch_shape == () and log_base is None and log_hazard is None
+        if usual and all(x.shape == prior.shape[1:] for x, prior in zip(statistics, self._rules.priors, strict=True)):
+            parts = [check_table(f"statistics[{i}]", x).detach().double().reshape(-1) for i, x in enumerate(statistics)]
+            return torch.cat([*parts, self._no_base]).view(1, 1, -1)
         one = (None if table is None else table.unsqueeze(-1) for table in (log_base, log_hazard))
-        x = self.table(tuple(step.unsqueeze(-3) for step in statistics), *one)
-        memory, found = self.advance(self.memory(runs), x)
-        return self.runs(memory, runs.n_steps + 1), self.shaped(found[:, 0, INCREMENT])
+        return self.table(tuple(step.unsqueeze(-3) for step in statistics), *one)
 
     @torch.no_grad()
     def extend(
@@ -204,8 +212,8 @@ class SegmentStream:
         if kept is not None:
             return kept
         tables = runs.length.to(runs.log_weight), runs.log_weight, runs.evidence
-        sums = (self._flat(table, 3).flatten(2) for table in runs.statistics)
-        rows = torch.cat([torch.stack([self._flat(table, 1) for table in tables], -1), *sums], -1)
+        sums = (self._flat(table, 3).flatten(2).mT for table in runs.statistics)
+        rows = torch.cat([torch.stack([self._flat(table, 1) for table in tables], 1), *sums], 1)
         found = rows.new_zeros(len(rows), EXPECTED)
         found[:, TOTAL], found[:, LEFT_OUT] = self._flat(runs.log_normalizer, 0), self._flat(runs.left_out, 0)
         return Memory(rows, found)

@@ -165,7 +165,7 @@ class SemiMarkovChain:
     def marginals(self) -> Marginals:
         """The posterior of each table, shaped like it: the expected counts of EM.
 
-        Of a segment that reaches the end of the sequence, `duration` has the distribution given that it lasts so long.
+        If a segment reaches the end of the sequence, `duration` has the distribution given that it lasts so long.
         """
         total, state, begins, moves, counts, _ = self._posterior()
         duration, first = self._duration_counts(counts)
@@ -234,7 +234,7 @@ class SemiMarkovChain:
             before: `[*b, K]`, log P(s_1 | x_1 and all earlier observations); None: there are none.
             after: `[*b, K]`, the log-weight of all later steps given the last state; None: there are none.
         """
-        raise TypeError(f"chain: a part of a semi-Markov chain {PARTS}; take sequences whole.")
+        raise TypeError(f"chain: a part of a semi-Markov chain {PARTS}; give whole sequences.")
 
     def predictive(self, belief: Tensor) -> Float[Tensor, "*b T"]:
         """Not possible: the next state does not follow from a belief about the state.

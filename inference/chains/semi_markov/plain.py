@@ -244,8 +244,8 @@ def _floored(p: Tensor) -> Tensor:
 
 
 def viterbi(*tables: Tensor) -> tuple[Tensor, ...]:
-    """The most probable path [*B, T], -1 after a sequence's end; failed. Of equally good ones, that whose last segment
-    has the least state, then the shortest duration; then the segment before it."""
+    """The most probable path [*B, T], -1 after a sequence's end; failed. Among equally good ones, the last
+    segment has the least state, then the shortest duration; then the segment before it."""
     steps = _steps(*tables)
     (middle, last, first, only), runs, since = steps.durations, steps.never, steps.log_initial
     lengths, stops = steps.lengths, set(steps.lengths.flatten().tolist())

@@ -19,9 +19,9 @@ def _smooth(x: Tensor, lengths: Tensor, tables: Tables) -> plain.Smoothed:
     return plain.smooth(tables, x, lengths)
 
 
-filter: Variants = Variants(_filter, "switching_gaussian_filter")
-smooth: Variants = Variants(_smooth, "switching_gaussian_smooth")
-latents: Variants = Variants(sampling.latents, "gibbs_latents")
-collapsed: Variants = Variants(sampling.collapsed, "gibbs_collapsed")
-redrawn: Variants = Variants(sampling.redrawn, "gibbs_redrawn")
-polya_gamma: Variants = Variants(plain_polya_gamma, "polya_gamma")
+filter: Variants = Variants(_filter)
+smooth: Variants = Variants(_smooth)
+latents: Variants = Variants(sampling.latents)
+collapsed: Variants = Variants(sampling.collapsed)
+redrawn: Variants = Variants(sampling.redrawn)
+polya_gamma: Variants = Variants(plain_polya_gamma)

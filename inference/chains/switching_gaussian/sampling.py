@@ -1,4 +1,4 @@
-r"""The updates of a Gibbs sampler in plain torch, for all chains at once; the kernels' files describe them.
+r"""The updates of a Gibbs sampler in plain torch, for all chains at once.
 
 Given regimes the latents are a linear Gaussian chain, which `linear_gaussian` draws and smooths. The information of x
 after a step about the latents there, given the later regimes, is this chain's `parallel.future`: a likelihood

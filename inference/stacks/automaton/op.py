@@ -80,7 +80,7 @@ class Tape(Protocol):
         ...
 
 
-starts: Variants = Variants(plain.start, "pushdown_starts")
+starts: Variants = Variants(plain.start)
 """The start of a run. It is not an operator, because the steps of a run share computations and their derivative."""
 
 

@@ -4,7 +4,7 @@ For any device, and differentiable any number of times.
 """
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Float
@@ -17,7 +17,7 @@ def _largest(x: Tensor, dims: tuple[int, ...]) -> Tensor:
     return x.amax(dims)
 
 
-class Tape:
+class Tape(NamedTuple):
     """A run after some steps; element c is the one pushed at step c, the bottom is element 0.
 
     Arguments:
@@ -42,7 +42,7 @@ class Tape:
     def detach(self) -> "Tape":
         """The same run, whose steps so far no gradient reaches."""
         segments, below, pushes = (tuple(map(Tensor.detach, x)) for x in (self.segments, self.below, self.log_push))
-        return _tape(segments, below, pushes, self.matched.detach(), self.log_top.detach(), self.best)
+        return Tape(segments, below, pushes, self.matched.detach(), self.log_top.detach(), self.best)
 
 
 def advance(
@@ -77,28 +77,14 @@ def advance(
     below = (*tape.below, add(reached[..., None] + log_push, (-2,)))
     log_top = add(torch.stack(below, 1)[..., None] + segment, (-2,))
     segments, pushes = (*tape.segments, segment), (*tape.log_push, log_push)
-    return log_top, _tape(segments, below, pushes, matched, log_top, tape.best)
-
-
-def _tape(
-    segments: tuple[Tensor, ...],
-    below: tuple[Tensor, ...],
-    log_push: tuple[Tensor, ...],
-    matched: Tensor,
-    log_top: Tensor,
-    best: bool,
-) -> Tape:
-    tape = Tape()
-    tape.segments, tape.below, tape.log_push = segments, below, log_push
-    tape.matched, tape.log_top, tape.best = matched, log_top, best
-    return tape
+    return log_top, Tape(segments, below, pushes, matched, log_top, tape.best)
 
 
 def start(log_initial: Float[Tensor, "B K"], n_states: int, n_steps: int = 0, best: bool = False) -> Tape:
     """A run before its first step."""
     B, K = log_initial.shape
     none = log_initial.new_zeros(B, 0, K, n_states)
-    return _tape((_identity(log_initial),), (log_initial,), (), none, log_initial[:, None], best)
+    return Tape((_identity(log_initial),), (log_initial,), (), none, log_initial[:, None], best)
 
 
 def pushdown(*arguments: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:

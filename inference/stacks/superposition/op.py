@@ -49,7 +49,7 @@ def _step(raw: Tensor, cells: Tensor, depth: int, n_read: int, empty: float) -> 
     return new[..., :depth, :], (new[..., :n_read, :] + empty).flatten(-2)
 
 
-step: Variants = Variants(_step, "superposed_step")
+step: Variants = Variants(_step)
 """`superposed_step`; not an operator, whose bookkeeping would take longer than the step of a small network."""
 
 

@@ -1,9 +1,9 @@
-r"""An LSTM cell that drives superposition stacks, all steps in one node of the autograd graph.
+r"""An LSTM cell that drives superposition or stratification stacks, all steps in one node of the autograd graph.
 
 $$[i, f, g, o]_t = W [x_t, r_{t-1}, h_{t-1}] + b, \quad c_t = \sigma(f) c_{t-1} + \sigma(i) \tanh(g), \quad
 h_t = \sigma(o) \tanh(c_t), \quad (S_t, r_t) = step(S_{t-1}, U h_t + d)$$
 
-Each device has one file with its fused form.
+A stratification stack is one table, whose rows are layers, oldest first: a strength and then a value.
 """
 
 from typing import Any, NamedTuple
@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from ....inference.numerics.op import Variants
+from ....inference.stacks.stratification.op import step as stratification
 from ....inference.stacks.superposition.op import step as superposition
 
 
@@ -34,7 +35,7 @@ class Start(NamedTuple):
 
 
 class Settings(NamedTuple):
-    """Stacks in a sequence, values in a cell, cells read, value of an empty cell, most cells kept.
+    """Stacks in a sequence, values in a cell, cells read, value of an empty cell, most cells kept; layers or cells.
 
     For sequences that end early: the steps [T, B] after their ends, at which the raw actions are `idle` [O].
     """
@@ -44,6 +45,7 @@ class Settings(NamedTuple):
     n_read: int
     empty: float
     capacity: int | None
+    layered: bool = False
     past: Tensor | None = None
     idle: Tensor | None = None
 
@@ -70,9 +72,13 @@ def plain(x: Tensor, *arguments: Any) -> tuple[Tensor, ...]:
         raw = torch.addmm(weights.actions_bias, hidden, weights.actions.t())
         if settings.past is not None:
             raw = torch.where(settings.past[t, :, None], settings.idle, raw)
-        depth = depth_after(stacks.shape[1], settings)
         each = raw.view(len(stacks), -1)
-        stacks, reading = superposition.plain(each, stacks, depth, settings.n_read, settings.empty)
+        if settings.layered:
+            strength, values, reading = stratification.plain(each, stacks[..., 0], stacks[..., 1:])
+            stacks = torch.cat([strength.unsqueeze(-1), values], -1)
+        else:
+            depth = depth_after(stacks.shape[1], settings)
+            stacks, reading = superposition.plain(each, stacks, depth, settings.n_read, settings.empty)
         reading = reading.reshape(len(x_t), -1)
         steps.append((hidden, reading, raw, cell))
     return *(torch.stack(z) for z in zip(*steps, strict=True)), stacks
@@ -83,7 +89,7 @@ def depth_after(n_cells: int, settings: Settings) -> int:
     return n_cells + 1 if settings.capacity is None else min(n_cells + 1, settings.capacity)
 
 
-passes: Variants = Variants(plain, "stack_lstm")
+passes: Variants = Variants(plain)
 """`plain`, or the fused form if there is one."""
 
 

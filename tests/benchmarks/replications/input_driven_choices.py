@@ -151,7 +151,7 @@ def main(n_sessions: int = SESSIONS) -> None:
     mouse, coming = simulated(n_sessions, seed=0), simulated(n_sessions, seed=1)
     fit = fitted(mouse, 3)
     own, other = evidence(fit, mouse).sum(), evidence(truth(), mouse).sum()
-    print(f"{n_sessions} sessions of {TRIALS} trials; {fit.agreeing} of {fit.n_kinds} kinds of start agree\n")
+    print(f"{n_sessions} sessions of {TRIALS} trials; {fit.agreeing} of {fit.n_kinds} kinds of start at the best\n")
     numbers = recovered(fit)
     print(numbers.round(3).to_markdown(index=False))
     print(f"\ngreatest difference: {standardised(numbers).abs().max():.1f} standard errors of {len(numbers)} numbers")

@@ -1,0 +1,258 @@
+"""Linear Gaussian chains on the CPU: covariances first, of every set of them, then the means of all sequences.
+
+Covariances do not depend on observations. So there is one set of them for each combination of parameters, lengths and
+missing features, and the sequences of a set go side by side. Threads take ranges of sets, then of groups of sequences.
+All arithmetic is in float64. No table is copied to the batch axes or steps of another one.
+"""
+
+import ctypes
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from ...native.library import empty, function, integers, pointer
+from ...numerics.native_calls import check_given, parts, refuse_lack
+from ...numerics.op import Call, differentiated
+from ...numerics.threads import in_parallel
+from . import op
+from .gradient import Score, gradients
+from .parameters import root
+from .tables import OWN_AXES, Tables
+
+Results = tuple[Tensor, ...]
+
+_PARAMETERS = tuple(name for name in Tables._fields if name not in ("x", "seen", "lengths"))
+_LANES = 16  # most sequences that go side by side
+_FEW = 8  # the same where a set has few
+_SMALL = 8  # rows of covariances that rotations decompose faster than LAPACK does
+
+
+class Job(NamedTuple):
+    """Chains whose gains are known."""
+
+    tables: Tables
+    batch: torch.Size
+    shared: torch.Size  # the batch axes of sets
+    block: Any  # as `Chain` of native/kalman.h
+    memory: tuple[Tensor | None, ...]  # that the block points to
+    fault: Tensor  # [*shared]
+    lacking: Any
+    n_sets: int
+    n_groups: int
+    kept: int  # numbers that a group keeps of all steps
+    seconds: float  # that all steps of a set take, about
+    whole: bool = True  # whether every result has all steps
+
+    @property
+    def faults(self) -> Tensor:
+        return self.fault.expand(self.batch).contiguous()
+
+    def new(self, *axes: int, by_set: bool = False, dtype: torch.dtype | None = None) -> Tensor:
+        """Zeros where not everything is going to be written."""
+        table = empty(*(self.shared if by_set else self.batch), *axes, dtype=dtype or self.tables.x.dtype)
+        return table if self.whole else table.zero_()
+
+    def over_sets(self, name: str, *others: Any, dtype: torch.dtype | None = None) -> list[Callable[[], None]]:
+        """Tasks that cover all sets of covariances."""
+        of, given = function(name, dtype), [pointer(x) if isinstance(x, Tensor) else x for x in others]
+        tasks = parts(self.n_sets, self.seconds * self.n_sets)
+        return [partial(of, integers(*part), self.block, *given) for part in tasks]
+
+    def over_groups(self, name: str, *others: Any, keep: bool = False) -> list[Callable[[], None]]:
+        """Tasks that cover all sequences."""
+        of, given = function(name, self.tables.x.dtype), [pointer(x) if isinstance(x, Tensor) else x for x in others]
+        kept = self.kept if keep else 0
+
+        def work(part: Any) -> None:
+            room = empty(kept, dtype=torch.float64) if kept else None
+            of(part, pointer(room), self.block, *given)
+
+        return [partial(work, integers(*part)) for part in parts(self.n_groups, self.seconds * self.n_groups)]
+
+    def run(self, tasks: list[Callable[[], None]]) -> None:
+        in_parallel(tasks)
+        refuse_lack(self.lacking[0])
+
+
+def _seconds(n_features: int, n_states: int) -> float:
+    """That a step of a set or of a group takes, about."""
+    return 2e-7 + 2e-9 * (n_features + n_states) ** 2 * (n_features + 3 * n_states) / 4
+
+
+def _strides(table: Tensor) -> list[int]:
+    """Numbers from an entry to the next one, along each axis; 0 where there is one entry for all."""
+    return [0 if size == 1 else stride for size, stride in zip(table.shape, table.stride(), strict=True)]
+
+
+def _given(name: str, table: Tensor | None, n_axes: int) -> list[int]:
+    """Address, and strides along batch axes, steps, rows and columns."""
+    if table is None:
+        return [0] * (n_axes + 4)
+    n_own, strides = OWN_AXES[name], _strides(table)
+    batch, own = strides[: len(strides) - n_own], strides[len(strides) - n_own :]
+    if name in ("initial_mean", "initial_factor"):
+        own = [0, *own]
+    return [table.data_ptr(), *[0] * (n_axes - len(batch)), *batch, *own, *[0] * (3 - len(own))]
+
+
+def _once(table: Tensor, n_whole: int = 0) -> Tensor:
+    """The entries of a table that are there more than once, once; the last `n_whole` axes stay as they are."""
+    for axis, stride in enumerate(table.stride()[: table.dim() - n_whole]):
+        if stride == 0 and table.shape[axis] > 1:
+            table = table.narrow(axis, 0, 1)
+    return table
+
+
+def _wide(table: Tensor) -> Tensor:
+    return table if table.dtype == torch.float64 else _once(table).double().expand(table.shape)
+
+
+def _is_small(covariance: Tensor) -> bool:
+    """Whether a covariance is that of few numbers; if it is none, the plain form says so."""
+    rows, columns = covariance.shape[-2:] if covariance.dim() > 1 else (0, 1)
+    return rows == columns <= _SMALL and not differentiated(covariance)
+
+
+@root.kernel("cpu", takes=_is_small)
+def root_of(covariance: Tensor) -> tuple[Tensor, Tensor]:
+    table = _once(covariance.detach(), 2).contiguous()
+    factor, sizes = torch.empty_like(table), integers(table.shape[:-2].numel(), table.shape[-1], 0, 0)
+    function("covariance_roots", table.dtype)(sizes, pointer(table), pointer(factor))
+    refuse_lack(sizes[3])
+    return factor.expand(covariance.shape), torch.tensor(sizes[2] > 0, device="cpu")
+
+
+def _check(tables: Tables) -> None:
+    """Raise an error unless the axes of all tables but those of the batch, and their dtypes, are those of a chain."""
+    (steps, f), k = tables.x.shape[-2:], tables.initial_mean.shape[-1]
+    if not steps:
+        raise ValueError(f"x: got shape {list(tables.x.shape)}, expected a step at least.")
+    moves, sights = (1, steps - 1), (1, steps)
+    own: dict[str, tuple[tuple[int, ...], tuple[int, ...]]] = {
+        "seen": ((), (steps, f)), "lengths": ((), ()), "initial_factor": ((), (k, k)),
+        "transition": (moves, (k, k)), "transition_offset": (moves, (k,)), "state_factor": (moves, (k, k)),
+        "emission": (sights, (f, k)), "emission_offset": (sights, (f,)), "observation_factor": (sights, (f, f)),
+    }  # fmt: skip
+    for name, (entries, shape) in own.items():
+        table: Tensor | None = getattr(tables, name)
+        n = len(shape)
+        if table is not None and (
+            table.shape[table.dim() - n :] != shape or (entries and table.shape[-n - 1] not in entries)
+        ):
+            expected = f"[*batch{', S' * bool(entries)}{''.join(f', {size}' for size in shape)}]"
+            raise ValueError(f"{name}: got shape {list(table.shape)}, expected {expected}, for {steps} steps.")
+    if tables.directions.shape != (k, tables.n_diffuse):
+        raise ValueError(f"directions: got shape {list(tables.directions.shape)}, expected {k} rows.")
+    for name, table, dtype in (("seen", tables.seen, torch.bool), ("lengths", tables.lengths, torch.int64)):
+        if table is not None and table.dtype != dtype:
+            raise TypeError(f"{name}: got {table.dtype}, expected {dtype}.")
+
+
+def _job(inputs: Sequence[Any], *, smoothing: bool = False, by_step: bool = False) -> Job:
+    """Filtered covariances of all sets."""
+    tables = Tables(*(x.detach() if isinstance(x, Tensor) else x for x in inputs))
+    _check(tables)
+    batch, shared, n_steps = tables.batch_shape, tables.shared_shape, tables.n_steps
+    n_features, n_states, q = tables.x.shape[-1], tables.initial_mean.shape[-1], tables.n_diffuse
+    n_sets = shared.numel()
+    n_each = batch.numel() // max(1, n_sets)
+    lanes = 1 if n_each == 1 else _LANES if n_each >= 2 * _LANES else _FEW
+    square, gain = n_states * n_states, n_features * n_states
+    record = n_features * n_features + gain + 2 * square + 1 + smoothing * (2 * square + gain)
+    effect = q * (2 * n_states + n_features) + (q + n_features) ** 2
+    sizes = n_steps * record, n_steps * effect * (q > 0), (n_steps if by_step else 1) * (4 * q * q + 1) * (q > 0)
+    memory = [empty(n_sets * size, dtype=torch.float64) for size in sizes]
+    steady, fault = torch.full((2, *shared), -1, device="cpu")
+    lacking = integers(0)
+    wide = tables._replace(**{name: _wide(getattr(tables, name)) for name in _PARAMETERS})
+    directions = wide.directions.contiguous()
+    given = [_given(name, table, len(batch)) for name, table in zip(OWN_AXES, wide[:-1], strict=True)]
+    place = [0, *_strides(torch.empty(batch, device="meta")), 0, 0, 0]
+    block = integers(
+        len(batch), n_steps, n_features, n_states, q, n_sets, n_each, lanes, smoothing, by_step,
+        tables.x.dtype == torch.float32, *(x.data_ptr() for x in (directions, *memory, steady, fault)),
+        ctypes.addressof(lacking), *batch, *[1] * (len(batch) - len(shared)), *shared,
+        *(number for table in (*given, place) for number in table),
+    )  # fmt: skip
+    job = Job(
+        tables, batch, shared, block, (*memory, steady, directions, *wide), fault, lacking, n_sets,
+        n_sets * -(-n_each // lanes), n_steps * (n_features + n_states) * lanes,
+        n_steps * _seconds(n_features, n_states),
+    )  # fmt: skip
+    job.run(job.over_sets("kalman_factors"))
+    failed = n_sets > 0 and int(fault.max()) >= 0
+    return job._replace(whole=tables.lengths is None and not failed)
+
+
+@op.evidence.kernel("cpu")
+def evidence(*inputs: Any) -> Results:
+    job = _job(inputs)
+    total = job.new()
+    job.run(job.over_groups("kalman_evidence", total))
+    return total, job.faults
+
+
+@op.filter.kernel("cpu")
+def filter(*inputs: Any) -> Results:
+    job = _job(inputs, by_step=True)
+    n_steps, n_states, dtype = job.tables.n_steps, job.tables.initial_mean.shape[-1], job.tables.x.dtype
+    total, increment = job.new(), job.new(n_steps)
+    mean, predicted = (job.new(n_steps, n_states) for _ in range(2))
+    n_open = n_steps if job.tables.n_diffuse else 0
+    covariances = [job.new(n, n_states, n_states, by_set=True) for n in (n_steps, n_steps, n_open, n_open)]
+    job.run(
+        job.over_groups("kalman_filter", total, increment, mean, predicted)
+        + job.over_sets("kalman_filtered", *covariances, dtype=dtype)
+    )
+    covariance, before, *diffuse = covariances
+    return total, increment, mean, covariance, predicted, before, *diffuse, job.faults
+
+
+@op.smooth.kernel("cpu")
+def smooth(*inputs: Any) -> Results:
+    job = _job(inputs, smoothing=True)
+    n_steps, n_states = job.tables.n_steps, job.tables.initial_mean.shape[-1]
+    total, mean = job.new(), job.new(n_steps, n_states)
+    covariance, cross = (job.new(n, n_states, n_states, by_set=True) for n in (n_steps, n_steps - 1))
+    job.run(
+        job.over_groups("kalman_smooth", total, mean, keep=True)
+        + job.over_sets("kalman_smoothed", covariance, cross, dtype=mean.dtype)
+    )
+    return total, mean, covariance, cross, job.faults
+
+
+@op.sample.kernel("cpu")
+def sample(*inputs: Any) -> Results:
+    *tables, noise, diffuse_noise = inputs
+    job = _job(tables, smoothing=True)
+    n, (n_states, n_diffuse), dtype = len(noise), job.tables.directions.shape, job.tables.x.dtype
+    check_given("noise", noise, (n, *job.batch, job.tables.n_steps, n_states), dtype)
+    check_given("diffuse_noise", diffuse_noise, (n, *job.batch, n_diffuse), dtype)
+    noise, diffuse_noise = (x.detach().contiguous() for x in (noise, diffuse_noise))
+    path = empty(*noise.shape, dtype=noise.dtype)
+    path = path if job.whole else path.zero_()
+    job.run(job.over_groups("kalman_draw", len(path), noise, diffuse_noise, path, keep=True))
+    return path, job.faults
+
+
+@op.evidence.adjoint("cpu")
+def score(call: Call, d_total: Tensor | None, _: Tensor | None) -> list[Tensor]:
+    job = _job(call.inputs)
+    tables, wide = job.tables, torch.float64
+    n_steps, n_features, n_states = *tables.x.shape[-2:], tables.initial_mean.shape[-1]
+    mean, later = (job.new(n_steps, n_states, dtype=wide) for _ in range(2))
+    error = job.new(n_steps, n_features, dtype=wide)
+    names = ("transition", "state_factor", "emission", "observation_factor")
+    steps = [getattr(tables, name).shape[-3] for name in names]
+    rows = n_states, n_states, n_features, n_features
+    columns = n_states, n_states, n_states, n_features
+    shapes = [*zip(steps, rows, columns, strict=True), (1, n_states, n_states)]
+    taken = [empty(*job.shared, *shape, dtype=wide).zero_() for shape in shapes]
+    job.run(
+        job.over_groups("kalman_score", mean, later, error, keep=True)
+        + job.over_sets("kalman_score_covariances", *taken, integers(*steps))
+    )
+    return gradients(tables, d_total, mean, later, error, Score(*taken))
