@@ -1,14 +1,16 @@
 """Every benchmark, in order, into `docs/quality/benchmarks.md`: `python tests/benchmarks`, with the extra `bench`.
 
-This takes about half an hour on a quiet machine. Each `bench_*.py` also runs alone and prints its results.
-`stack_languages.py` (which trains), `fit_quality.py` (which compares optima), `interval_coverage.py`,
-`forgetting_windows.py` only runs alone.
+This takes about half an hour on a quiet machine. Names of scripts, `python tests/benchmarks bench_kalman`, replace
+their sections alone. Sections that no script writes stay ("Fresh problems" is of `fit_quality.py --fresh`).
+Each `bench_*.py` also runs alone and prints its results. `stack_languages.py` (which trains), `fit_quality.py` (which
+compares optima), `interval_coverage.py`, `forgetting_windows.py` only run alone.
 """
 
 import ast
 import importlib.metadata
 import os
 import platform
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -48,8 +50,6 @@ PEERS = (
     "bayespy",
 )
 
-FRESH = "## Fresh problems"  # a section that this program keeps
-
 
 def version(name: str) -> str:
     try:
@@ -58,29 +58,42 @@ def version(name: str) -> str:
         return f"without {name}"
 
 
-def main() -> None:
-    versions = ", ".join(version(name) for name in PEERS)
-    parts = [
-        "# Benchmarks\n\n`python tests/benchmarks` (extra `bench`) writes this page. It runs every script once, one "
-        "after another. Both sides get the same arrays, log tables in and posteriors out, at the peer's precision. "
-        "Times are medians over turns. A ratio above 1 means that samplehold is faster. Missed aims are marked. "
-        "[fit_quality.md](fit_quality.md) measures the optima of fits, [interval_coverage.md](interval_coverage.md) "
-        "the coverage of intervals.\n\n"
-        f"Python {platform.python_version()}, {versions}; {os.cpu_count()} processors.\n"
-    ]
+def main(names: list[str]) -> None:
     titled, others = [FOLDER / f"{stem}.py" for stem in TITLES], sorted(FOLDER.glob("bench_*.py"))
-    for script in [*titled, *(other for other in others if other not in titled)]:
+    scripts = [*titled, *(other for other in others if other not in titled)]
+    if unknown := set(names) - {script.stem for script in scripts}:
+        sys.exit(f"no such benchmark: {', '.join(sorted(unknown))}; there are {', '.join(s.stem for s in scripts)}")
+    _, *sections = re.split(r"(?m)^(?=## )", OUT.read_text(encoding="utf-8"))
+    page = {section.partition("\n")[0].removeprefix("## "): section for section in sections}
+    for script in scripts:
+        if names and script.stem not in names:
+            continue
         docstring = ast.get_docstring(ast.parse(script.read_text())) or ""
         print(script.stem, flush=True)
         command = [sys.executable, "-W", "ignore", script]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         if done.returncode:
             sys.exit(f"{script.name} failed:\n{done.stderr}")
-        parts.append(f"## {TITLES.get(script.stem, script.stem)}\n\n{docstring}\n\n{done.stdout.strip()}\n")
-    _, title, fresh = OUT.read_text(encoding="utf-8").partition(FRESH)  # of `fit_quality.py --fresh`, which takes hours
-    OUT.write_text("\n".join([*parts, title + fresh]), encoding="utf-8")
+        title = TITLES.get(script.stem, script.stem)
+        page[title] = f"## {title}\n\n{docstring}\n\n{done.stdout.strip()}\n\n"
+        write(page)
     print(f"wrote {OUT}")
 
 
+def write(page: dict[str, str]) -> None:
+    """The head, and each section that there is: those with a title in that order, then the others."""
+    versions = ", ".join(version(name) for name in PEERS)
+    head = (
+        "# Benchmarks\n\n`python tests/benchmarks` (extra `bench`) writes this page. It runs every script once, one "
+        "after another; with names of scripts, those alone. Both sides get the same arrays, log tables in and "
+        "posteriors out, at the peer's precision. Times are medians over turns. A ratio above 1 means that samplehold "
+        "is faster. Missed aims are marked. [fit_quality.md](fit_quality.md) measures the optima of fits, "
+        "[interval_coverage.md](interval_coverage.md) the coverage of intervals.\n\n"
+        f"Python {platform.python_version()}, {versions}; {os.cpu_count()} processors.\n\n"
+    )
+    titles = [*(title for title in TITLES.values() if title in page), *(t for t in page if t not in TITLES.values())]
+    OUT.write_text(head + "".join(page[title] for title in titles).rstrip() + "\n", encoding="utf-8")
+
+
 if __name__ == "__main__":
-    main()
+    main(sys.argv[1:])
