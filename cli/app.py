@@ -6,7 +6,6 @@ Commands import heavy libraries when they run, so `--help` is fast.
 """
 
 import re
-import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from enum import StrEnum
@@ -513,12 +512,9 @@ def _split(names: str | None) -> list[str] | None:
 def _one_line_errors() -> Iterator[None]:
     """An error that the user can correct ends the program with status 2 and a one-line message. Other errors show a
     traceback.
-
-    If kernels are compiled, one line on stderr says so.
     """
     try:
-        with rare_collections(), warnings.catch_warnings():
-            warnings.filterwarnings("ignore", "kernel cache: ")
+        with rare_collections():
             yield
     except (ValueError, OSError, ModuleNotFoundError) as error:
         if isinstance(error, ModuleNotFoundError) and "samplehold[" not in str(error):

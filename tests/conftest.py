@@ -2,8 +2,7 @@
 
 The thorough run has the tests marked `slow` and more examples of each property. In each test that is not slow it also
 checks the jaxtyping annotations of some calls of every function, see `typechecker`. Of a test marked `few(n)` the
-quick run takes n cases, evenly spread. A test compiles no kernel until its work repays it, unless it is marked
-`kernels` or `slow`.
+quick run takes n cases, evenly spread.
 
 `pytest --device cuda --dtype float32`: see `oracles.placement`. "fake" is a device that needs no hardware.
 """

@@ -52,8 +52,8 @@ class kernels:  # a name for users, who call it as a function
 class same_form:
     """Within, all operators serve the form that a forward pass had: kernels, or plain."""
 
-    def __init__(self, compiled: bool) -> None:
-        self._mode = "native" if compiled else "plain"
+    def __init__(self, by_kernel: bool) -> None:
+        self._mode = "native" if by_kernel else "plain"
 
     def __enter__(self) -> None:
         self._token = _within.set(self._mode)

@@ -156,7 +156,7 @@ class Op(Kernels):
                     name = self.overload._schema.arguments[i].name
                     raise TypeError(f"{name}: got a tensor on {x.device}, but others are on cpu.")
         function = self.find(device, arguments)
-        self._last.compiled = function is not None
+        self._last.by_kernel = function is not None
         return _contiguous(self.plain(*arguments)) if function is None else function(*arguments)
 
     def adjoint(self, device: str, takes: Callable[..., bool] = _anything) -> Callable[[Function], Function]:
@@ -191,9 +191,9 @@ class Op(Kernels):
     def _save(self, ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
         outputs = output if isinstance(output, tuple) else (output,)
         if _is_traced():
-            ctx.compiled = mode() == "native"
+            ctx.by_kernel = mode() == "native"
         else:  # nothing ran on torch's device "meta"
-            ctx.compiled = not outputs[0].is_meta and self._last.compiled
+            ctx.by_kernel = not outputs[0].is_meta and self._last.by_kernel
         ctx.set_materialize_grads(False)
         ctx.mark_non_differentiable(*(x for x in outputs if not x.is_floating_point()))
         ctx.others = tuple(None if isinstance(x, Tensor) else x for x in inputs)
@@ -206,9 +206,9 @@ class Op(Kernels):
         call = Call(inputs, saved[n:], ctx.needs_input_grad)
         if all(grad is None for grad in grads):
             return (None,) * n
-        with same_form(ctx.compiled):
+        with same_form(ctx.by_kernel):
             further = torch.is_grad_enabled() or transformed()
-            result = self._by_adjoint(call, grads) if ctx.compiled and not further else None
+            result = self._by_adjoint(call, grads) if ctx.by_kernel and not further else None
             if result is None and self.gradient is not None:
                 result = self.gradient(call, *grads)
             return replay(self.plain, call, grads) if result is None else result

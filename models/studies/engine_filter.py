@@ -10,7 +10,7 @@ $j_1(s) = \log \pi(s) + \log p(x_t \mid s, 1)$ and $j_0(s) = \log Q_{t-1}(s) + \
 The engine differentiates these two functions, and its messages are the updates. To s it sends $q\, j_1 + (1-q)\, j_0$.
 For a given gate and held steps that are independent of the state, this is a minGRU's $h_t = (1-q)\, h_{t-1} + q\, v_t$.
 To z it sends $E[j_1(s) - j_0(s)]$. This file contains no network and no update. `filter_vmp` computes the same in one
-compiled pass.
+pass of a kernel.
 """
 
 from dataclasses import dataclass

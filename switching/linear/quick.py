@@ -22,8 +22,8 @@ DOUBT = 0.1  # difference in nats of the kernel and the chain, above which the k
 class QuickDensity(LinearDensity):
     """The log joint of a structure, and its gradient by differences, from a kernel for series of one feature.
 
-    Until the work in the process repays compiling this kernel, values and exact gradients are those of `LinearDensity`.
-    The same holds if the kernel has too few digits for the inputs.
+    Where no kernel serves, or if the kernel has too few digits for the inputs, values and exact gradients are those of
+    `LinearDensity`.
     """
 
     @property
@@ -105,7 +105,7 @@ class QuickDensity(LinearDensity):
     def _by_kernel(self, flat: Float[Tensor, "R P"]) -> Float[Tensor, "R"] | None:
         values = self.coordinates.values(flat)
         groups = []
-        for _, part in reversed(self.problem.groups):  # the longest first: its work repays compiling the kernel
+        for _, part in self.problem.groups:
             groups.append(_evidence(part, values, len(flat)))
             if groups[-1] is None:
                 return None

@@ -92,7 +92,7 @@ def experiment() -> None:
     drawn = regimes.simulate(STEPS, (N,), seed=0)
     found, rows = {}, []
     for method in METHODS.values():
-        method(regimes, drawn.x[:2, :20])  # kernels are compiled on first use
+        method(regimes, drawn.x[:2, :20])  # what is imported at first use is not measured
     for name, method in METHODS.items():
         start = time.process_time()
         found[name] = shares(method(regimes, drawn.x), drawn.path)
