@@ -31,10 +31,13 @@ def as_table(x: Tensor, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
     """A contiguous table of a shape and dtype, as a kernel reads it; the same tensor if it is one already.
 
     Raises:
-        RuntimeError: its shape does not expand to this one.
+        ValueError: its shape does not expand to this one.
     """
     if x.shape != shape:
-        x = x.expand(*shape)
+        try:
+            x = x.expand(*shape)
+        except RuntimeError:
+            raise ValueError(f"a table: got shape {list(x.shape)}, which does not expand to {list(shape)}.") from None
     if x.dtype != dtype:
         x = x.to(dtype)
     return x if x.is_contiguous() else x.contiguous()

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from ...native.library import empty, function, integers
-from ...numerics.native_calls import run
+from ...numerics.native_calls import refuse_lack, run
 from ...numerics.threads import ranges
 from . import op
 
@@ -52,18 +52,13 @@ def call(name: str, given: tuple[Any, ...], *results: Tensor | None, failed: Ten
     of = integers(steps, states, columns, apart, *strides, BLOCK)
     tasks = tasks_of(sequences, steps * states)
     run(function(name, fresh.dtype), tasks, of, initial, fresh, held, lengths.contiguous(), *others, *results, failed)
-    check_memory(name, tasks, steps, states)
+    refuse_lack(any(task[2] for task in tasks))
 
 
 def check_kind(name: str, tables: Sequence[Tensor], lengths: Tensor) -> None:
     dtype = tables[0].dtype
     if any(table.dtype != dtype for table in tables) or lengths.dtype != torch.int64:
         raise TypeError(f"{name}: got {', '.join(str(table.dtype) for table in (*tables, lengths))}.")
-
-
-def check_memory(name: str, tasks: list[Any], steps: int, states: int) -> None:
-    if any(task[2] for task in tasks):
-        raise MemoryError(f"{name}: there is no memory to sweep sequences of {steps} steps and {states} states.")
 
 
 @op.evidence.kernel("cpu")

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from ...native.library import function, integers
-from ...numerics.native_calls import check_ends, run
+from ...numerics.native_calls import check_ends, refuse_lack, run
 from ...numerics.threads import worthwhile
 
 _GROUP = 4  # sequences that are swept side by side where there are twice as many
@@ -35,8 +35,7 @@ class Chains(NamedTuple):
         self.check()
 
     def check(self) -> None:
-        if self.block[-1]:
-            raise MemoryError("log_likelihood: the system has no memory for so long a sequence.")
+        refuse_lack(self.block[-1])
 
 
 def read(log_initial: Tensor, log_transition: Tensor, log_likelihood: Tensor, lengths: Tensor) -> Chains:
