@@ -1,4 +1,4 @@
-"""The command line: `samplehold fit`, `select`, `forecast`, `sample`, `compare`, `study`, `bench`.
+"""The command line: `samplehold fit`, `select`, `forecast`, `sample`, `compare`, `study`.
 
 `python -m samplehold ...` runs the same commands.
 
@@ -60,7 +60,7 @@ def _checked(check: Callable[[Path], None]) -> Callable[[Path], Path]:
     """A callback that checks an argument's path before its command imports heavy libraries."""
 
     def callback(path: Path) -> Path:
-        with _one_line_errors():
+        with one_line_errors():
             check(path)
         return path
 
@@ -71,7 +71,7 @@ def _at_least(least: float) -> Callable[[Any, Any, Any], Any]:
     """A callback that checks a number before its command imports heavy libraries."""
 
     def callback(context: Any, option: Any, value: Any) -> Any:  # typer gives three without types by position
-        with _one_line_errors():
+        with one_line_errors():
             if value is not None and value < least:
                 raise ValueError(f"{option.opts[0]}: got {value}, expected at least {least}.")
         return value
@@ -264,7 +264,7 @@ def fit(
     force: FORCE = False,
 ) -> None:
     """Fit a model to a table; write the model, its posterior, the states of every row and a plot."""
-    with _one_line_errors():
+    with one_line_errors():
         from ..switching.data.tables import numeric_columns, pick_series, read_table
 
         if prior is PriorName.NONE and method is not MethodName.EM:
@@ -332,7 +332,7 @@ def select(
     force: FORCE = False,
 ) -> None:
     """Fit a model for each number of states, and compare them by a criterion."""
-    with _one_line_errors():
+    with one_line_errors():
         from ..switching.data.tables import numeric_columns, pick_series, read_table
         from .choosing import numbers_of
 
@@ -381,7 +381,7 @@ def forecast(
     force: FORCE = False,
 ) -> None:
     """Forecast the steps after the last row of a table: mean, interval, and the probability of each state."""
-    with _one_line_errors():
+    with one_line_errors():
         check_new([path for path in (out, plot) if path is not None], force)
         from . import console
 
@@ -403,7 +403,7 @@ def sample(
     force: FORCE = False,
 ) -> None:
     """Draw a new series from a model, with its states and redraws."""
-    with _one_line_errors():
+    with one_line_errors():
         check_new([] if out is None else [out], force)
         from . import console
 
@@ -417,7 +417,7 @@ def compare(
     force: FORCE = False,
 ) -> None:
     """Measure when a network's forward pass is a posterior update: a table of claims, and figures."""
-    with _one_line_errors():
+    with one_line_errors():
         check_folder(out)
         check_new(sorted(out.glob("*.png")), force)
         from rich.console import Console
@@ -451,7 +451,7 @@ def study(
     force: FORCE = False,
 ) -> None:
     """Run studies of the abilities and the memory of recurrent networks: tables and figures."""
-    with _one_line_errors():
+    with one_line_errors():
         from rich.console import Console
 
         from .studies import check_studies, run_studies
@@ -460,43 +460,6 @@ def study(
         check_folder(out)
         check_new([out / name for name in chosen], force)
         run_studies(chosen, scale.value, seed, out, Console())
-
-
-class DeviceName(StrEnum):
-    """The device of a benchmark."""
-
-    ALL = "all"
-    CPU = "cpu"
-    CUDA = "cuda"
-
-
-@app.command(epilog="Example: [bold]samplehold bench --quick --out bench/[/bold]")
-def bench(
-    out: Annotated[
-        Path | None,
-        typer.Option("--out", "-o", help="Folder for bench.json, bench.md and figures; by default nothing is written."),
-    ] = None,
-    quick: Annotated[bool, typer.Option("--quick", help="One size of each case, in a minute or two.")] = False,
-    only: Annotated[
-        str | None, typer.Option(help="Some of markov, copy, kalman, em, vmp, scan, mingru, separated by commas.")
-    ] = None,
-    device: Annotated[DeviceName, typer.Option(help="Device to measure on; missing devices are skipped.")] = (
-        DeviceName.ALL
-    ),
-    force: FORCE = False,
-) -> None:
-    """Measure time and memory of this library and of installed peers, for several T, B and K."""
-    with _one_line_errors():
-        from rich.console import Console
-
-        from .bench import DEVICES, check_cases
-        from .bench import bench as run
-
-        chosen = check_cases(only)
-        if out is not None:
-            check_folder(out)
-            check_new([out / "bench.json", out / "bench.md", *(out / f"{name}.png" for name in chosen)], force)
-        run(chosen, quick, DEVICES if device is DeviceName.ALL else (device.value,), out, Console())
 
 
 def _each_once(*names: list[str]) -> list[str]:
@@ -509,7 +472,7 @@ def _split(names: str | None) -> list[str] | None:
 
 
 @contextmanager
-def _one_line_errors() -> Iterator[None]:
+def one_line_errors() -> Iterator[None]:
     """An error that the user can correct ends the program with status 2 and a one-line message. Other errors show a
     traceback.
     """

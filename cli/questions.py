@@ -4,7 +4,8 @@ import ast
 import re
 from pathlib import Path
 
-STUDIES = Path(__file__).parents[1] / "models" / "studies"
+ROOT = Path(__file__).resolve().parents[1]
+STUDIES, SCRIPTS = ROOT / "models" / "studies", ROOT / "docs" / "replications"
 
 
 def modules() -> dict[str, str]:
@@ -14,6 +15,10 @@ def modules() -> dict[str, str]:
 
 
 def question(name: str) -> str:
-    """The first line of the docstring of a study."""
-    source = (STUDIES / f"{modules()[name]}.py").read_text(encoding="utf-8")
-    return (ast.get_docstring(ast.parse(source)) or "").partition("\n")[0]
+    """The first line of the docstring of a study; of a script without a checkout, where it is."""
+    file = f"{modules()[name]}.py"
+    for folder in (STUDIES, SCRIPTS):
+        if (folder / file).exists():
+            source = (folder / file).read_text(encoding="utf-8")
+            return (ast.get_docstring(ast.parse(source)) or "").partition("\n")[0]
+    return f"a script of a checkout: docs/replications/{file}"

@@ -248,4 +248,4 @@ _ = figure.colorbar(picture, ax=panels, shrink=0.6, label="probability")
 # automaton: no 0 yet, one, two, and three of them in a row.
 #
 # The full study, with more languages, brackets, random networks and digits, is
-# `samplehold.models.studies.state_regularized`; its tables are in `docs/background/state_regularized.md`.
+# `docs/replications/state_regularized.py`; its tables are in `docs/background/state_regularized.md`.

@@ -23,6 +23,7 @@ from samplehold.switching.storage import read_model
 from typer.testing import CliRunner
 
 DATA = Path(__file__).parents[1] / "notebooks" / "data"
+DOCS = Path(__file__).parents[1] / "docs"
 NILE, SUNSPOTS, MACRO = DATA / "nile.csv", DATA / "sunspots.csv", DATA / "us_macro.csv"
 
 
@@ -809,6 +810,24 @@ def test_study_names_what_there_is(tmp_path):
     assert all(len(line.split()) > 4 for line in lines)
     assert run("study", "truncation", "--out", tmp_path, "--scale", "huge").exit_code == 2
     assert run("study", "truncation", "--out", tmp_path, "--seed", -1).exit_code == 2
+
+
+@pytest.mark.slow
+def test_a_study_is_a_script_of_a_checkout(tmp_path):
+    script = DOCS / "replications" / "joined.py"
+    done = subprocess.run([sys.executable, script, "--out", tmp_path], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "joined: " in done.stdout
+    assert (tmp_path / "joined" / "README.md").exists()
+
+
+def test_a_study_whose_script_is_not_installed_says_where_it_is(tmp_path, monkeypatch):
+    monkeypatch.setattr("samplehold.models.studies.study.SCRIPTS", tmp_path)
+    monkeypatch.setattr("samplehold.cli.questions.SCRIPTS", tmp_path)
+    done = run("study", "counting", "--out", tmp_path / "out")
+    assert done.exit_code == 2
+    assert "docs/replications/counting.py, is not installed; run it from a checkout" in done.stderr
+    assert "docs/replications/counting.py" in run("study", "--list").stdout
 
 
 # ---- compare -------------------------------------------------------------------------------------------------------

@@ -5,13 +5,14 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 
+import joined
 import numpy as np
 import pytest
 import samplehold as sh
 import torch
 from oracles.fake_gpu import FakeTensor, fake_gpu, waits
 from oracles.placement import placed, tolerances
-from samplehold.models.studies import joined, study
+from samplehold.models.studies import study
 from torch import Tensor
 from torch.testing import assert_close
 

@@ -1,9 +1,11 @@
 """A study: one question about networks, answered by tables and figures, at a quick and at a full scale."""
 
+import sys
 from collections.abc import Callable, Iterable
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from importlib import import_module
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import pandas as pd
@@ -20,13 +22,14 @@ T = TypeVar("T")
 Track = Callable[[Iterable[T], str], Iterable[T]]
 """Passes on its items, and shows the progress: `for seed in track(range(3), "seeds"): ...`."""
 
+SCRIPTS = Path(__file__).resolve().parents[2] / "docs" / "replications"
 SCALES = ("quick", "full")
 STUDIES: dict[str, str] = {
     "bridge": "claims",
     "truncation": "truncation",
     "joined": "joined",
     "state-regularized": "state_regularized",
-    "automata": "automata",
+    "automata": "extraction",
     "counting": "counting",
     "doubling": "doubling",
     "turing": "turing",
@@ -35,8 +38,8 @@ STUDIES: dict[str, str] = {
     "gradients": "gradients",
     "input-driven": "input_driven",
 }
-"""The module of each study, in this folder: it has `study(scale, track, seed) -> Findings`. Its docstring is the
-question."""
+"""The module of each study, in this folder or a script of a checkout: it has `study(scale, track, seed) -> Findings`.
+Its docstring is the question."""
 
 HARDLY_TRAINED = "At scale quick, networks are hardly trained, and their numbers are no results; use scale full."
 
@@ -87,6 +90,24 @@ def seeds_from(seed: int, scale: str) -> tuple[int, ...]:
     return tuple(range(seed, seed + (1 if scale == "quick" else 3)))
 
 
+def file_of(module: str) -> Path:
+    """The file of a study: in this folder, or in the scripts of a checkout, which may not be there."""
+    here = Path(__file__).with_name(f"{module}.py")
+    return here if here.exists() else SCRIPTS / here.name
+
+
+def module_of(module: str) -> Any:
+    """The module of a study; ValueError if it is a script, and this is no checkout."""
+    file = file_of(module)
+    if file.parent != SCRIPTS:
+        return import_module(f".{module}", __package__)
+    if not file.exists():
+        raise ValueError(f"study: its script, docs/replications/{file.name}, is not installed; run it from a checkout.")
+    if str(SCRIPTS) not in sys.path:
+        sys.path.append(str(SCRIPTS))
+    return import_module(module)
+
+
 def study(name: str, scale: str = "quick", track: Track[Any] = untracked, seed: int = 0) -> Findings:
     """Run a study, on the CPU.
 
@@ -98,12 +119,13 @@ def study(name: str, scale: str = "quick", track: Track[Any] = untracked, seed: 
             this is the first seed, and the next ones follow. The documentation has seed 0.
 
     Raises:
-        ValueError: a name or a scale that is not there, or a negative seed.
+        ValueError: a name or a scale that is not there, a negative seed, or a study that is a script of a checkout,
+            without a checkout.
     """
     check_choice("name", name, tuple(STUDIES))
     check_choice("scale", scale, SCALES)
     seed = check_integer("seed", seed, least=0, most=2**32)
-    module = import_module(f".{STUDIES[name]}", __package__)
+    module = module_of(STUDIES[name])
     elsewhere = torch.get_default_device().type != "cpu"
     with torch.device("cpu") if elsewhere else nullcontext():  # a mode, which makes every call of torch dearer
         return module.study(scale, track, seed)

@@ -37,6 +37,7 @@ TITLES = {  # in the order of the page: what users look for first
     "bench_gpu_kernels": "GPU kernels",
     "bench_portable": "This machine's devices",
 }
+OPTIONS = {"bench_portable": ("--markdown",)}
 PEERS = (
     "torch",
     "numpy",
@@ -70,7 +71,7 @@ def main(names: list[str]) -> None:
             continue
         docstring = ast.get_docstring(ast.parse(script.read_text())) or ""
         print(script.stem, flush=True)
-        command = [sys.executable, "-W", "ignore", script]
+        command = [sys.executable, "-W", "ignore", script, *OPTIONS.get(script.stem, ())]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         if done.returncode:
             sys.exit(f"{script.name} failed:\n{done.stderr}")

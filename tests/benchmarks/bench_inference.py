@@ -19,8 +19,8 @@ from dynamax.hidden_markov_model import GaussianHMM as DynamaxHMM
 from dynamax.hidden_markov_model import hmm_smoother
 from hmmlearn import _hmmc
 from hmmlearn.hmm import GaussianHMM
+from portable_cases import Size, Table, hmmlearn_smoother, tables
 from samplehold import Bernoulli, Emission, Markov, MultivariateNormal, Normal, Poisson, SwitchingSSM, linear_scan
-from samplehold.cli.bench_cases import Size, Table, hmmlearn_smoother, tables
 from samplehold.face.chains import FactoredCopyChain, MarkovChain
 from samplehold.switching.fitting.em import EM
 from timing import HEADER, Row, paired

@@ -16,8 +16,8 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from portable_cases import Size, hmmlearn_sweep, levels
 from samplehold import Copy, Markov, MultivariateNormal, Normal, SwitchingSSM
-from samplehold.cli.bench_cases import Size, hmmlearn_sweep, levels
 from samplehold.inference.message_passing.engine import VMP
 from samplehold.switching.fitting.chain_graph import ChainGraph
 from samplehold.switching.fitting.chunked import engine_from
@@ -95,7 +95,7 @@ def batch_against_loop() -> Iterator[Row]:
 ONE_SIZE = """
 import gc, sys, time
 from samplehold import Markov, MultivariateNormal, SwitchingSSM
-from samplehold.cli.bench_cases import Size, levels
+from portable_cases import Size, levels
 
 def status(field):
     return next(int(line.split()[1]) for line in open("/proc/self/status") if line.startswith(field)) / 1024

@@ -1,15 +1,16 @@
 """What the study of automata counts, with networks that are machines by their weights, or hardly trained."""
 
+import extraction
 import pytest
 import samplehold as sh
 from oracles.machines import network_of
 from samplehold.models.automata.tomita import tomita
-from samplehold.models.studies import automata, study
+from samplehold.models.studies import study
 
 
 def test_a_row_says_how_far_a_machine_is_from_its_network_and_from_the_grammar():
     found = sh.automata.extract_automaton(network_of(tomita(4), "01"))
-    right, wrong = (automata.summary(found, grammar) for grammar in (4, 1))
+    right, wrong = (extraction.summary(found, grammar) for grammar in (4, 1))
     assert right["is the grammar"]
     assert (right["states"], right["least states"], right["counterexample"]) == (4, 4, "")
     assert not wrong["is the grammar"]
@@ -21,8 +22,8 @@ def test_a_row_says_how_far_a_machine_is_from_its_network_and_from_the_grammar()
 @pytest.mark.cpu("the study makes its networks there")
 @pytest.mark.slow
 def test_the_study_gives_a_row_for_each_network_and_method(monkeypatch):
-    monkeypatch.setattr(automata, "QUICK", [("state-regularised GRU", 2)])
-    monkeypatch.setattr(automata, "MOST_STEPS", 2)
+    monkeypatch.setattr(extraction, "QUICK", [("state-regularised GRU", 2)])
+    monkeypatch.setattr(extraction, "MOST_STEPS", 2)
     labels = []
 
     def track(items, label):

@@ -2,12 +2,13 @@
 
 import random
 
+import counting
+import doubling
 import pytest
 import torch
 from samplehold import as_rnn
 from samplehold.face.automata import counting_lstm
 from samplehold.models.automata.turing import binary_increment, unary_multiplication
-from samplehold.models.studies import counting, doubling
 from samplehold.models.studies.turing import departures, draw_tape, stack_depths
 from torch import nn
 

@@ -5,9 +5,9 @@ from dataclasses import replace
 
 import pytest
 import torch
+from gradients import QUICK, exponent, first_zero, made, series
+from latches import Latch, Learning, examples, latch, learned
 from samplehold.face.studies import gradient_memory
-from samplehold.models.studies.gradients import QUICK, exponent, first_zero, made, series
-from samplehold.models.studies.latches import Latch, Learning, examples, latch, learned
 from torch.testing import assert_close
 
 

@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 import torch
+from joined import forms
 from oracles import networks
 from samplehold import GRU, LSTM, Elman
 from samplehold.models.networks import layouts
-from samplehold.models.studies.joined import forms
 from torch.nn.utils import parametrizations, prune
 from torch.testing import assert_close
 

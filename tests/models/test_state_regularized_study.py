@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 import samplehold as sh
 import torch
+from centroid_digits import DigitReader, Digits, mean_pictures
 from samplehold import GRU, StateRegularized
-from samplehold.models.studies.centroid_digits import DigitReader, Digits, mean_pictures
 from samplehold.models.studies.centroid_distance import (
     half_life,
     latch_distances,
@@ -19,8 +19,8 @@ from samplehold.models.studies.centroid_distance import (
 )
 from samplehold.models.studies.centroid_languages import balanced, bracket_words, brackets, tomita_language
 from samplehold.models.studies.reading import NO_LABEL, Labelled, Reader, Recipe
-from samplehold.models.studies.state_regularized import draw_centroids
 from samplehold.models.studies.study import Findings, study
+from state_regularized import draw_centroids
 from torch.testing import assert_close
 
 pytestmark = pytest.mark.cpu("the study makes its networks there")

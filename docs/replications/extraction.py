@@ -8,6 +8,7 @@ centroids, similarity "l2", and a temperature that falls from 1 to 0.1 over the 
 (faithfulness), and from machine to grammar.
 """
 
+import sys
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -15,18 +16,17 @@ from typing import Any
 import pandas as pd
 import torch
 from matplotlib.figure import Figure
+from samplehold.models.automata.acceptor import Acceptor
+from samplehold.models.automata.distances import distance, faithfulness
+from samplehold.models.automata.drawing import plot_automaton
+from samplehold.models.automata.extraction import Extraction, extract_automaton
+from samplehold.models.automata.tomita import labelled_words, tomita
+from samplehold.models.networks.minimal import MinGRU
+from samplehold.models.networks.state_regularized import StateRegularized
+from samplehold.models.networks.wrapped import GRU, LSTM
+from samplehold.models.studies.study import Findings, Track, seeds_from
+from samplehold.switching.seeding import seeded
 from torch import nn
-
-from ...switching.seeding import seeded
-from ..automata.acceptor import Acceptor
-from ..automata.distances import distance, faithfulness
-from ..automata.drawing import plot_automaton
-from ..automata.extraction import Extraction, extract_automaton
-from ..automata.tomita import labelled_words, tomita
-from ..networks.minimal import MinGRU
-from ..networks.state_regularized import StateRegularized
-from ..networks.wrapped import GRU, LSTM
-from .study import Findings, Track, seeds_from
 
 UNITS, CENTROIDS, CLUSTERS = 10, 10, 16
 LENGTHS, EACH = range(16), 40  # of words to learn from
@@ -133,3 +133,9 @@ def figure(shown: dict[int, tuple[str, Extraction]]) -> Figure:
         else:
             panel.text(0.5, 0.5, f"{extraction.states} states", ha="center", va="center", transform=panel.transAxes)
     return drawn
+
+
+if __name__ == "__main__":
+    from samplehold.cli.app import app
+
+    app(["study", "automata", *sys.argv[1:]])

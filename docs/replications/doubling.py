@@ -14,6 +14,7 @@ in nats a bit, where log 2 = 0.693 is chance.
 """
 
 import random
+import sys
 from collections.abc import Callable
 from itertools import product
 from typing import Any
@@ -21,14 +22,13 @@ from typing import Any
 import pandas as pd
 import torch
 from matplotlib.figure import Figure
+from samplehold.models.automata.counters import palindrome_lstm
+from samplehold.models.networks.doubling import DoublingLSTM
+from samplehold.models.networks.wrapped import LSTM
+from samplehold.models.studies.study import Findings, Track, note_of, seeds_from, ticks_at
+from samplehold.switching.seeding import seeded
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, one_hot
-
-from ...switching.seeding import seeded
-from ..automata.counters import palindrome_lstm
-from ..networks.doubling import DoublingLSTM
-from ..networks.wrapped import LSTM
-from .study import Findings, Track, note_of, seeds_from, ticks_at
 
 HIDDEN, BATCH, RATE, OPEN = 10, 16, 0.01, 3.0
 DIGITS = {torch.bfloat16: 8, torch.float16: 11, torch.float32: 24, torch.float64: 53}
@@ -151,3 +151,9 @@ def draw_gradients(table: pd.DataFrame) -> Figure:
     panel.spines[["top", "right"]].set_visible(False)
     panel.legend(frameon=False, fontsize=7)
     return figure
+
+
+if __name__ == "__main__":
+    from samplehold.cli.app import app
+
+    app(["study", "doubling", *sys.argv[1:]])

@@ -20,6 +20,7 @@ context sensitive languages*.
 """
 
 import random
+import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -29,20 +30,19 @@ from typing import Any
 import pandas as pd
 import torch
 from matplotlib.figure import Figure
+from samplehold.models.automata.acceptor import Acceptor
+from samplehold.models.automata.counters import counting_lstm, counting_qrnn
+from samplehold.models.automata.reachable import count_states
+from samplehold.models.networks.minimal import MinGRU, MinLSTM
+from samplehold.models.networks.qrnn import QRNN
+from samplehold.models.networks.saturated import saturated
+from samplehold.models.networks.stack import NondeterministicStackRNN, StratificationStackRNN, SuperpositionStackRNN
+from samplehold.models.networks.wrapped import GRU, LSTM, Elman
+from samplehold.models.studies.study import Findings, Track, note_of, seeds_from
+from samplehold.models.studies.training import Descent
+from samplehold.switching.seeding import seeded
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, one_hot
-
-from ...switching.seeding import seeded
-from ..automata.acceptor import Acceptor
-from ..automata.counters import counting_lstm, counting_qrnn
-from ..automata.reachable import count_states
-from ..networks.minimal import MinGRU, MinLSTM
-from ..networks.qrnn import QRNN
-from ..networks.saturated import saturated
-from ..networks.stack import NondeterministicStackRNN, StratificationStackRNN, SuperpositionStackRNN
-from ..networks.wrapped import GRU, LSTM, Elman
-from .study import Findings, Track, note_of, seeds_from
-from .training import Descent
 
 HIDDEN, BATCH, RATE, THRESHOLD = 10, 16, 0.01, 0.01
 LONGEST = {"ab": 99, "abc": 49}  # block of the strings in training
@@ -311,3 +311,9 @@ def draw_cells(readers: dict[str, Reader], n: int) -> Figure:
     panels[-1].set_xlabel(f"symbols read of {n} a and {n} b")
     figure.legend(*panels[0].get_legend_handles_labels(), loc="outside right center", frameon=False, fontsize=8)
     return figure
+
+
+if __name__ == "__main__":
+    from samplehold.cli.app import app
+
+    app(["study", "counting", *sys.argv[1:]])

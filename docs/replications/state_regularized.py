@@ -4,17 +4,17 @@ Three parts: the soft pass against the exact distribution (`centroid_distance`),
 trained on (`centroid_languages`), and digits read pixel by pixel (`centroid_digits`).
 """
 
+import sys
 from collections.abc import Iterator, Sequence
 from copy import deepcopy
 from typing import Any
 
 import numpy as np
 import pandas as pd
+from centroid_digits import DigitReader, digit_readers
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-
-from .centroid_digits import DigitReader, digit_readers
-from .centroid_distance import (
+from samplehold.models.studies.centroid_distance import (
     FACTORS,
     half_life,
     latch_distances,
@@ -22,8 +22,8 @@ from .centroid_distance import (
     random_distances,
     trained_distances,
 )
-from .centroid_languages import Language, Trained, languages, trained
-from .study import Findings, Track, note_of, seeds_from, ticks_at, untracked
+from samplehold.models.studies.centroid_languages import Language, Trained, languages, trained
+from samplehold.models.studies.study import Findings, Track, note_of, seeds_from, ticks_at, untracked
 
 INK, GREY, BLUE, RED = "#262626", "#8a8a8a", "#1f77b4", "#de4968"
 NETWORKS = {  # color, marker, its size
@@ -183,3 +183,9 @@ def _title(panel: Axes, text: str) -> None:
     panel.set_title(text, loc="left", fontsize=10, color=INK)
     for side in ("top", "right"):
         panel.spines[side].set_visible(False)
+
+
+if __name__ == "__main__":
+    from samplehold.cli.app import app
+
+    app(["study", "state-regularized", *sys.argv[1:]])

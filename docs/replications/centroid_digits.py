@@ -6,11 +6,10 @@ from importlib.util import find_spec
 from typing import Any
 
 import torch
+from samplehold.models.networks.wrapped import LSTM
+from samplehold.models.studies.reading import NO_LABEL, Labelled, Reader, Recipe
+from samplehold.models.studies.study import Track
 from torch import Tensor
-
-from ..networks.wrapped import LSTM
-from .reading import NO_LABEL, Labelled, Reader, Recipe
-from .study import Track
 
 SHARE = 0.8  # of pictures that networks are trained on
 

@@ -20,22 +20,21 @@ from typing import Any
 
 import pandas as pd
 import torch
+from samplehold.inference.numerics.threads import one_thread_if_small
+from samplehold.models.bridge.tokens import one_hot
+from samplehold.models.networks.minimal import MinGRU, MinLSTM
+from samplehold.models.networks.qrnn import QRNN
+from samplehold.models.networks.wrapped import GRU, LSTM
+from samplehold.models.studies.gradient_memory import crossing, log_norms
+from samplehold.models.studies.next_token import make_layer
+from samplehold.models.studies.study import Track
+from samplehold.models.studies.training import Descent
+from samplehold.switching.dynamics.copy import Copy
+from samplehold.switching.emissions.discrete import Categorical
+from samplehold.switching.emissions.gated import Gated
+from samplehold.switching.model import SwitchingSSM
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
-
-from ...inference.numerics.threads import one_thread_if_small
-from ...switching.dynamics.copy import Copy
-from ...switching.emissions.discrete import Categorical
-from ...switching.emissions.gated import Gated
-from ...switching.model import SwitchingSSM
-from ..bridge.tokens import one_hot
-from ..networks.minimal import MinGRU, MinLSTM
-from ..networks.qrnn import QRNN
-from ..networks.wrapped import GRU, LSTM
-from .gradient_memory import crossing, log_norms
-from .next_token import make_layer
-from .study import Track
-from .training import Descent
 
 STARTS = ("default", "open gates")
 LEARNERS: dict[str, Callable[[int, int], Any]] = {

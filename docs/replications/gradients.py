@@ -16,23 +16,23 @@ Tallec & Ollivier 2018, *Can recurrent neural networks warp time?*, arXiv 1804.1
 """
 
 import math
+import sys
 from dataclasses import dataclass, replace
 from itertools import pairwise, product
 from typing import Any
 
 import pandas as pd
 import torch
+from latches import LEARNERS, STARTS, Learning, learned, open_gates
 from matplotlib.figure import Figure
+from samplehold.models.networks.minimal import MinGRU, MinLSTM
+from samplehold.models.networks.qrnn import QRNN
+from samplehold.models.networks.wrapped import GRU, LSTM, Elman
+from samplehold.models.studies.gradient_memory import gradient_memory
+from samplehold.models.studies.next_token import make_layer
+from samplehold.models.studies.study import Findings, Track, note_of, seeds_from
+from samplehold.switching.views.drawing import FAINT
 from torch import Tensor
-
-from ...switching.views.drawing import FAINT
-from ..networks.minimal import MinGRU, MinLSTM
-from ..networks.qrnn import QRNN
-from ..networks.wrapped import GRU, LSTM, Elman
-from .gradient_memory import gradient_memory
-from .latches import LEARNERS, STARTS, Learning, learned, open_gates
-from .next_token import make_layer
-from .study import Findings, Track, note_of, seeds_from
 
 NETWORKS: dict[str, Any] = {
     "MinGRU": MinGRU,
@@ -215,3 +215,9 @@ def half_lives(panel: Any, table: pd.DataFrame) -> None:
     panel.set_xticks(range(len(names)), [name.replace(", ", ",\n") for name in names], fontsize=9)
     panel.set_title("trained from default (hollow) or open gates (filled)", fontsize=10)
     panel.legend(frameon=False, fontsize=8, loc="lower right")
+
+
+if __name__ == "__main__":
+    from samplehold.cli.app import app
+
+    app(["study", "gradients", *sys.argv[1:]])

@@ -10,6 +10,7 @@ scale also chorales, four voices at each quarter note, whose next pitches are to
 
 import itertools
 import math
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -18,17 +19,16 @@ from typing import Any
 import pandas as pd
 import torch
 from matplotlib.figure import Figure
+from samplehold.models.bridge.tokens import one_hot
+from samplehold.models.networks.minimal import MinGRU
+from samplehold.models.networks.stable import stable
+from samplehold.models.networks.truncated import Truncated, truncate
+from samplehold.models.networks.wrapped import GRU, LSTM, Elman
+from samplehold.models.studies.forgetting import truncation_bound
+from samplehold.models.studies.next_token import held_model, make_layer
+from samplehold.models.studies.study import Findings, Track, note_of, seeds_from
 from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy
-
-from ..bridge.tokens import one_hot
-from ..networks.minimal import MinGRU
-from ..networks.stable import stable
-from ..networks.truncated import Truncated, truncate
-from ..networks.wrapped import GRU, LSTM, Elman
-from .forgetting import truncation_bound
-from .next_token import held_model, make_layer
-from .study import Findings, Track, note_of, seeds_from
 
 LAYERS: dict[str, Any] = {"Elman": Elman, "LSTM": LSTM, "GRU": GRU, "MinGRU": MinGRU}
 LIPSCHITZ = 0.75
@@ -225,3 +225,9 @@ def drawn(mean: pd.DataFrame, paths: list[dict[str, Any]]) -> Figure:
     rows[0, -1].legend(fontsize=7, loc="center left", bbox_to_anchor=(1.0, 0.5))
     rows[1, -1].legend(fontsize=7, loc="center left", bbox_to_anchor=(1.0, 0.5))
     return figure
+
+
+if __name__ == "__main__":
+    from samplehold.cli.app import app
+
+    app(["study", "truncation", *sys.argv[1:]])

@@ -5,19 +5,19 @@ added, and has to keep two. With two matrices, the product with all inputs of a 
 `torch.nn.LSTM`. Timed on one thread: a whole sequence, forward, without gradients.
 """
 
+import sys
 import time
 from collections.abc import Callable
 from typing import Any
 
 import pandas as pd
 import torch
+from samplehold.models.networks.layouts import from_torch, to_joined
+from samplehold.models.networks.wrapped import LSTM, Elman
+from samplehold.models.studies.next_token import make_layer
+from samplehold.models.studies.study import Findings, Track
 from torch import Tensor
 from torch.nn.functional import linear
-
-from ..networks.layouts import from_torch, to_joined
-from ..networks.wrapped import LSTM, Elman
-from .next_token import make_layer
-from .study import Findings, Track
 
 SIZES = ((1, 64), (16, 64), (16, 256), (128, 256))  # sequences, and units
 STEPS, TIMES = 200, 5
@@ -81,3 +81,9 @@ def _timed(layer: Any, x: Tensor) -> dict[str, float]:
             least[f"{name}, ms"] = min(taken, least.get(f"{name}, ms", taken))
     apart = max(float((end - ends["one matrix"]).abs().max()) for end in ends.values())
     return least | {"apart, roundoffs": apart / torch.finfo(x.dtype).eps}
+
+
+if __name__ == "__main__":
+    from samplehold.cli.app import app
+
+    app(["study", "joined", *sys.argv[1:]])

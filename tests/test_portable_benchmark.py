@@ -1,14 +1,14 @@
-"""`samplehold bench`: what it measures is the same work, and what it writes says what was measured and what was not."""
+"""The benchmark of this machine: contenders do the same work, and its files say what was measured and what was not."""
 
 import json
 from dataclasses import replace
 
 import numpy as np
+import portable
 import pytest
 import torch
-from samplehold.cli import bench
-from samplehold.cli.app import app
-from samplehold.cli.bench_cases import CASES, Missing, Size, copy_smoother, em, kalman_smoother, markov_smoother
+from bench_portable import app
+from portable_cases import CASES, Missing, Size, copy_smoother, em, kalman_smoother, markov_smoother
 from typer.testing import CliRunner
 
 pytestmark = pytest.mark.cpu("it chooses its device")
@@ -47,13 +47,13 @@ def short(monkeypatch: pytest.MonkeyPatch) -> None:
     sizes = Size(2, 20, 2), Size(2, 40, 2), Size(4, 20, 2)
     for name, case in CASES.items():
         monkeypatch.setitem(CASES, name, replace(case, sizes=sizes, quick=2))
-    monkeypatch.setattr(bench, "SECONDS", {True: 0.0, False: 0.0})
+    monkeypatch.setattr(portable, "SECONDS", {True: 0.0, False: 0.0})
 
 
 @pytest.mark.slow
 def test_a_run_writes_its_rows_where_they_were_measured_and_a_figure_of_each_case(short, tmp_path):
     out = tmp_path / "bench"
-    done = CliRunner().invoke(app, ["bench", "--only", "scan", "--out", str(out)])
+    done = CliRunner().invoke(app, ["--only", "scan", "--out", str(out)])
     assert done.exit_code == 0, done.output
     assert {file.name for file in out.iterdir()} == {"bench.json", "bench.md", "scan.png"}
     found = json.loads((out / "bench.json").read_text())
@@ -78,7 +78,7 @@ def test_a_run_writes_its_rows_where_they_were_measured_and_a_figure_of_each_cas
 @pytest.mark.slow
 def test_a_quick_run_of_one_device_writes_nothing_unless_it_is_told_to(short, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    done = CliRunner().invoke(app, ["bench", "--quick", "--only", "scan,copy", "--device", "cpu"])
+    done = CliRunner().invoke(app, ["--quick", "--only", "scan,copy", "--device", "cpu"])
     assert done.exit_code == 0, done.output
     assert done.output.count("copying the same bytes") == done.output.count("hmmlearn, dense") == 2
     assert "cuda" not in done.output
@@ -97,7 +97,7 @@ def test_what_cannot_be_run_is_said_in_one_line_before_anything_is_measured(give
     monkeypatch.chdir(tmp_path)
     (tmp_path / "there").mkdir()
     (tmp_path / "there" / "bench.json").write_text("{}")
-    done = CliRunner().invoke(app, ["bench", *given])
+    done = CliRunner().invoke(app, given)
     assert done.exit_code == 2
     assert said in done.output
     assert done.output.count("\n") == 1

@@ -1,4 +1,4 @@
-"""`samplehold bench`: this library and the installed peers, in one run, on this machine's devices.
+"""`bench_portable`: this library and the installed peers, in one run, on this machine's devices.
 
 The contenders of a size run in turn, so other work on the machine affects all of them equally. The first call of each,
 which compiles, is listed separately. For the other calls, the table has the least and the median time. Memory is the
@@ -18,14 +18,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+from portable_cases import CASES, Case, Contender, Contenders, Missing, Size
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
-
-from ..inference.numerics.forms import kernels
-from .bench_cases import CASES, Case, Contender, Contenders, Missing, Size
-from .printing import print_whole
-from .results import replacing
+from samplehold.cli.printing import print_whole
+from samplehold.cli.results import replacing
+from samplehold.inference.numerics.forms import kernels
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -1,4 +1,4 @@
-"""The cases of `samplehold bench`: this library and the installed peers on the same arrays.
+"""The cases of `bench_portable`: this library and the installed peers on the same arrays.
 
 A case makes contenders by name from a size, a device and a seed: functions without arguments that do the work once. A
 contender that is not installed, or does not run on the device, is a `Missing` with the reason. Peers run at their own
@@ -14,22 +14,21 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 import pyro.distributions as dist
 import torch
+from samplehold.inference.chains.factored_copy.chain import FactoredCopyChain
+from samplehold.inference.chains.linear_gaussian.chain import LinearGaussianChain
+from samplehold.inference.chains.markov.chain import MarkovChain
+from samplehold.inference.chains.markov.plain import posterior as plain_posterior
+from samplehold.inference.scans.linear.op import linear_scan
+from samplehold.models.networks.minimal import MinGRU
+from samplehold.switching.dynamics.markov import Markov
+from samplehold.switching.emissions.multivariate_normal import MultivariateNormal
+from samplehold.switching.emissions.normal import Normal
+from samplehold.switching.fitting.chain_graph import ChainGraph
+from samplehold.switching.fitting.chunked import engine_from
+from samplehold.switching.fitting.em import EM
+from samplehold.switching.fitting.starts import first_guesses
+from samplehold.switching.model import SwitchingSSM
 from torch import Tensor, nn
-
-from ..inference.chains.factored_copy.chain import FactoredCopyChain
-from ..inference.chains.linear_gaussian.chain import LinearGaussianChain
-from ..inference.chains.markov.chain import MarkovChain
-from ..inference.chains.markov.plain import posterior as plain_posterior
-from ..inference.scans.linear.op import linear_scan
-from ..models.networks.minimal import MinGRU
-from ..switching.dynamics.markov import Markov
-from ..switching.emissions.multivariate_normal import MultivariateNormal
-from ..switching.emissions.normal import Normal
-from ..switching.fitting.chain_graph import ChainGraph
-from ..switching.fitting.chunked import engine_from
-from ..switching.fitting.em import EM
-from ..switching.fitting.starts import first_guesses
-from ..switching.model import SwitchingSSM
 
 
 class Missing(NamedTuple):
