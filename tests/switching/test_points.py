@@ -82,7 +82,7 @@ def test_quasi_newton_steps_never_lower_the_bound_and_pass_em():
     surface = surface_of(30)
     ascent = Ascent(surface, surface.start)
     run = ascent.run(20)
-    assert bool((run.elbo.diff(dim=0) >= 0).all())
+    assert bool((run.elbo.diff(dim=0) >= -1e-13).all())  # some roundings of a bound near -100
     assert bool((surface.tables(ascent.point)[1] >= run.elbo[-1] - 1e-9).all())
     em = surface_of(50)
     assert bool((run.elbo[-1] > em.climb(em.start)[0] - 1e-6).all())
