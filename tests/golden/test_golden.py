@@ -10,6 +10,7 @@ from golden.write import FILE, outcome
 STORED = json.loads(FILE.read_text(encoding="utf-8"))
 
 
+@pytest.mark.few(60)
 @pytest.mark.cpu("draws by seed are those of the CPU's generator")
 @pytest.mark.parametrize("name", CALLS)
 def test_a_call_gives_what_is_stored(name: str) -> None:
