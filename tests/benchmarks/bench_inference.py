@@ -216,17 +216,16 @@ def scans() -> Iterator[Row]:
 
 
 MEMORY = """
-import ctypes, resource, torch
-from samplehold import {kind}Chain
+import ctypes, torch
+from samplehold.face.chains import {kind}Chain
 torch.manual_seed(0)
 n, k = 1_000_000, 8
 def chain(n):
     table = torch.randn(1, n, k, dtype=torch.float64)
     return {build}
-chain(10_000).smooth()  # compiles what a long one takes
+chain(10_000).smooth()  # loads what a long one takes
 whole = chain(n)
 ctypes.CDLL(None).malloc_trim(0)  # what that has left would be taken again
-before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 with open("/proc/self/clear_refs", "w") as f: f.write("5")
 def status(key):
     return next(int(l.split()[1]) for l in open("/proc/self/status") if l.startswith(key))
