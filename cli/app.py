@@ -15,9 +15,9 @@ from typing import Annotated, Any
 import typer
 
 from ..switching.data.files import check_file, check_files, check_model
-from .questions import modules, question
 from .results import check_folder, check_new, check_results
 from .startup import is_shared, rare_collections
+from .studies import check_checkout, modules, question, script
 
 app: typer.Typer = typer.Typer(
     name="samplehold",
@@ -195,9 +195,10 @@ def _show_version(asked: bool) -> bool:
 
 def _list_studies(asked: bool) -> bool:
     if asked:
-        widest = max(map(len, modules()))
-        for name in modules():
-            typer.echo(f"{name:{widest}}  {question(name)}")
+        with one_line_errors():
+            check_checkout()
+        for name, module in modules().items():
+            typer.echo(f"{name:{max(map(len, modules()))}}  {question(module)}")
         raise typer.Exit
     return asked
 
@@ -418,19 +419,21 @@ def compare(
 ) -> None:
     """Measure when a network's forward pass is a posterior update: a table of claims, and figures."""
     with one_line_errors():
-        check_folder(out)
-        check_new(sorted(out.glob("*.png")), force)
         from rich.console import Console
 
-        from ..models.studies.claims import show
-
-        if not show(out, Console(), seed):
+        claims = script("claims")
+        check_folder(out)
+        check_new(sorted(out.glob("*.png")), force)
+        if not claims.show(out, Console(), seed):
             raise typer.Exit(1)
+
+
+KNOWN = ", ".join(modules()) or "studies of a checkout"
 
 
 @app.command(epilog="Example: [bold]samplehold study truncation --out studies/[/bold]")
 def study(
-    names: Annotated[list[str], typer.Argument(metavar="NAME...", help=f"{', '.join(modules())}; or all.")],
+    names: Annotated[list[str], typer.Argument(metavar="NAME...", help=f"{KNOWN}; or all.")],
     out: Annotated[
         Path, typer.Option("--out", "-o", help="Folder for the results, one folder for each study: CSV, Markdown, PNG.")
     ],
@@ -454,12 +457,11 @@ def study(
     with one_line_errors():
         from rich.console import Console
 
-        from .studies import check_studies, run_studies
-
-        chosen = check_studies(names)
+        studies = script("study")
+        chosen = studies.check_studies(names)
         check_folder(out)
         check_new([out / name for name in chosen], force)
-        run_studies(chosen, scale.value, seed, out, Console())
+        studies.run_studies(chosen, scale.value, seed, out, Console())
 
 
 def _each_once(*names: list[str]) -> list[str]:

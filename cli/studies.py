@@ -1,60 +1,40 @@
-"""Studies run from the command line: their tables and figures, each study in a folder of its own."""
+"""Studies are scripts of docs/replications in a checkout; an installed package has none."""
 
-import time
+import ast
+import re
+import sys
+from importlib import import_module
 from pathlib import Path
+from typing import Any
 
-import pandas as pd
-from rich.console import Console
-from rich.markup import escape
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-
-from ..models.studies.study import STUDIES, Findings, study
-from .questions import question
-from .results import replacing
-
-ROWS = 30  # the most printed rows of a table
-BAR = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
+SCRIPTS = Path(__file__).resolve().parents[1] / "docs" / "replications"
 
 
-def run_studies(names: list[str], scale: str, seed: int, out: Path, console: Console) -> None:
-    """Run studies one after the other. Each is written when it ends, so an interruption keeps the earlier ones."""
-    for name in names:
-        begun = time.perf_counter()
-        with Progress(*BAR, console=console, transient=True) as bar:
-            track = lambda items, label, bar=bar: bar.track(list(items), description=label)
-            findings = study(name, scale, track, seed)
-        seeds = ", ".join(map(str, findings.seeds)) or "none"
-        about = f"# {name}\n\n{question(name)}\n\nScale {scale}, seeds {seeds}.\n\n{findings.note}".rstrip() + "\n"
-        with replacing(out / name) as folder:
-            (folder / "README.md").write_text(about, encoding="utf-8")
-            _write(findings, folder)
-        for table in findings.tables.values():
-            console.print(escape(_text(table.head(ROWS))), soft_wrap=True, highlight=False)
-            more = f"The first {ROWS} of {len(table)} rows.\n" if len(table) > ROWS else ""
-            console.print(more, highlight=False)
-        taken = time.perf_counter() - begun
-        console.print(f"{name}: {taken:.0f} s, seeds {seeds}, in {escape(str(out / name))}", soft_wrap=True)
-        if findings.note:
-            console.print(escape(findings.note), soft_wrap=True, highlight=False)
+def check_checkout() -> None:
+    """ValueError in an installed package."""
+    if not (SCRIPTS / "study.py").exists():
+        raise ValueError(
+            "studies are read from a checkout of the repository, docs/replications/*.py, which is not installed; "
+            "clone it, and install it with `pip install -e .`."
+        )
 
 
-def check_studies(names: list[str]) -> list[str]:
-    """All studies for "all"; ValueError for an unknown name."""
-    if "all" in names:
-        return list(STUDIES)
-    for name in names:
-        if name not in STUDIES:
-            raise ValueError(f"study: got {name!r}, expected one of {', '.join(STUDIES)}, or all.")
-    return list(dict.fromkeys(names))
+def script(name: str) -> Any:
+    """A script, imported."""
+    check_checkout()
+    if str(SCRIPTS) not in sys.path:
+        sys.path.append(str(SCRIPTS))
+    return import_module(name)
 
 
-def _write(findings: Findings, folder: Path) -> None:
-    for name, table in findings.tables.items():
-        table.to_csv(folder / f"{name}.csv", index=False)
-        (folder / f"{name}.md").write_text(_text(table) + "\n", encoding="utf-8")
-    for name, figure in findings.figures.items():
-        figure.savefig(folder / f"{name}.png", dpi=120)
+def modules() -> dict[str, str]:
+    """The script of each study, by the study's name, read without heavy imports; none in an installed package."""
+    table = SCRIPTS / "study.py"
+    text = table.read_text(encoding="utf-8") if table.exists() else ""
+    return dict(re.findall(r'^    "([a-z-]+)": "(\w+)"', text, re.MULTILINE))
 
 
-def _text(table: pd.DataFrame) -> str:
-    return str(table.to_markdown(index=False, floatfmt=".4g"))
+def question(module: str) -> str:
+    """The first line of the docstring of a study."""
+    source = (SCRIPTS / f"{module}.py").read_text(encoding="utf-8")
+    return (ast.get_docstring(ast.parse(source)) or "").partition("\n")[0]

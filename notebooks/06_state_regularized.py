@@ -25,25 +25,21 @@
 # %%
 # %matplotlib inline
 import itertools
+import sys
 import warnings
 from copy import deepcopy
 
 warnings.filterwarnings("ignore", message="IProgress not found")  # a progress bar that this notebook does not show
+sys.path.append("../docs/replications")  # scripts of a checkout
 
 import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 import samplehold as sh
 import torch
-from samplehold.models.studies.centroid_distance import (
-    half_life,
-    latch,
-    latch_distances,
-    latch_means,
-    trained_distances,
-)
-from samplehold.models.studies.centroid_languages import tomita_language
-from samplehold.models.studies.reading import Recipe
+from centroid_distance import half_life, latch, latch_distances, latch_means, trained_distances
+from centroid_languages import tomita_language
+from reading import Recipe
 
 plt.rcParams.update({"figure.dpi": 100, "font.size": 9, "axes.spines.top": False, "axes.spines.right": False})
 plt.rcParams.update({"axes.titlesize": 10, "axes.titlelocation": "left", "legend.frameon": False})

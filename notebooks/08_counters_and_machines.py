@@ -19,18 +19,27 @@
 # %%
 # %matplotlib inline
 import itertools
+import sys
 import warnings
 from fractions import Fraction
 
 warnings.filterwarnings("ignore", message="IProgress not found")  # a progress bar that this notebook does not show
+sys.path.append("../docs/replications")  # scripts of a checkout
 
 import matplotlib.pyplot as plt
 import pandas as pd
 import samplehold as sh
 import torch
 from IPython.display import display
-from samplehold.models.automata.turing import binary_increment, busy_beaver, palindromes, unary_multiplication
-from samplehold.models.studies.turing import departures, draw_tape, library_configurations
+from turing import (
+    binary_increment,
+    busy_beaver,
+    departures,
+    draw_tape,
+    library_configurations,
+    palindromes,
+    unary_multiplication,
+)
 
 plt.rcParams.update({"figure.dpi": 100, "font.size": 9, "axes.spines.top": False, "axes.spines.right": False})
 plt.rcParams.update({"axes.titlesize": 10, "axes.titlelocation": "left", "legend.frameon": False})

@@ -765,7 +765,7 @@ def test_an_option_or_a_folder_is_refused_before_anything_heavy_is_loaded(tmp_pa
 
 
 def test_study_writes_tables_and_figures_and_says_the_seeds(tmp_path, monkeypatch):
-    from samplehold.models.studies import study as studies
+    import study as studies
 
     def small(name, scale, track, seed):
         figure = Figure()
@@ -773,7 +773,7 @@ def test_study_writes_tables_and_figures_and_says_the_seeds(tmp_path, monkeypatc
         rows = [{"number": number, "[bold]": 1 / 3} for number in track(range(40), "numbers")]
         return studies.Findings({name: pd.DataFrame(rows)}, {"line": figure}, (seed, 7), studies.HARDLY_TRAINED)
 
-    monkeypatch.setattr("samplehold.cli.studies.study", small)
+    monkeypatch.setattr("study.study", small)
     done = run("study", "truncation", "bridge", "truncation", "--out", tmp_path)
     assert done.exit_code == 0, done.output
     assert done.stdout.count("seeds 0, 7") == 2
@@ -797,7 +797,7 @@ def test_study_writes_tables_and_figures_and_says_the_seeds(tmp_path, monkeypatc
 
 
 def test_study_names_what_there_is(tmp_path):
-    from samplehold.models.studies.study import STUDIES
+    from study import STUDIES
 
     done = run("study", "foo", "--out", tmp_path)
     assert done.exit_code == 2
@@ -821,13 +821,14 @@ def test_a_study_is_a_script_of_a_checkout(tmp_path):
     assert (tmp_path / "joined" / "README.md").exists()
 
 
-def test_a_study_whose_script_is_not_installed_says_where_it_is(tmp_path, monkeypatch):
-    monkeypatch.setattr("samplehold.models.studies.study.SCRIPTS", tmp_path)
-    monkeypatch.setattr("samplehold.cli.questions.SCRIPTS", tmp_path)
-    done = run("study", "counting", "--out", tmp_path / "out")
+@pytest.mark.parametrize("words", [["study", "counting"], ["study", "--list"], ["compare"]])
+def test_an_installed_package_says_where_studies_are(words, tmp_path, monkeypatch):
+    monkeypatch.setattr("samplehold.cli.studies.SCRIPTS", tmp_path)
+    done = run(*words, "--out", tmp_path / "out")
     assert done.exit_code == 2
-    assert "docs/replications/counting.py, is not installed; run it from a checkout" in done.stderr
-    assert "docs/replications/counting.py" in run("study", "--list").stdout
+    assert done.stderr.count("\n") == 1
+    assert "studies are read from a checkout" in done.stderr
+    assert not (tmp_path / "out").exists()
 
 
 # ---- compare -------------------------------------------------------------------------------------------------------
@@ -835,7 +836,7 @@ def test_a_study_whose_script_is_not_installed_says_where_it_is(tmp_path, monkey
 
 @pytest.mark.slow
 def test_compare_prints_the_table_of_claims_and_writes_their_figures(tmp_path, monkeypatch):
-    from samplehold.models.studies import claims as shown
+    import claims as shown
 
     small = {"LAYERS": 9, "STACKS": 4, "ENGINE_STEPS": 20, "TRAINED": -1.0, "JUDGED": 8}
     for name, value in small.items():
@@ -854,7 +855,7 @@ def test_compare_prints_the_table_of_claims_and_writes_their_figures(tmp_path, m
 
 
 def test_compare_says_what_was_missed_and_ends_with_status_1(tmp_path, monkeypatch):
-    from samplehold.models.studies import claims as shown
+    import claims as shown
 
     monkeypatch.setattr(shown, "show", lambda out, console, seed: False)
     assert run("compare", "--out", tmp_path).exit_code == 1

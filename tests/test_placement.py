@@ -9,10 +9,10 @@ import joined
 import numpy as np
 import pytest
 import samplehold as sh
+import study
 import torch
 from oracles.fake_gpu import FakeTensor, fake_gpu, waits
 from oracles.placement import placed, tolerances
-from samplehold.models.studies import study
 from torch import Tensor
 from torch.testing import assert_close
 
@@ -137,11 +137,7 @@ def test_a_study_runs_on_the_host_wherever_torch_makes_tensors(monkeypatch):
 
 MAKERS = {"arange", "empty", "eye", "full", "linspace", "normal", "ones", "rand", "randint", "randn", "randperm"}
 MAKERS |= {"tensor", "zeros"}
-# kernels of operators, which torch's default does not reach, and what `study` runs, which sets it
-EXEMPT = re.compile(
-    r"/(cuda\w*|native\w*)\.py$"
-    r"|models/studies/(?!stability|information|next_token|forgetting|gradient_memory|past_in_gates|loglinear|windows)"
-)
+EXEMPT = re.compile(r"/(cuda\w*|native\w*)\.py$")  # kernels of operators, which torch's default does not reach
 
 
 def test_what_the_library_makes_has_a_place():

@@ -6,9 +6,9 @@ from importlib.util import find_spec
 from typing import Any
 
 import torch
+from reading import NO_LABEL, Labelled, Reader, Recipe
 from samplehold.models.networks.wrapped import LSTM
-from samplehold.models.studies.reading import NO_LABEL, Labelled, Reader, Recipe
-from samplehold.models.studies.study import Track
+from study import Track
 from torch import Tensor
 
 SHARE = 0.8  # of pictures that networks are trained on

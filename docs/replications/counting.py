@@ -38,9 +38,9 @@ from samplehold.models.networks.qrnn import QRNN
 from samplehold.models.networks.saturated import saturated
 from samplehold.models.networks.stack import NondeterministicStackRNN, StratificationStackRNN, SuperpositionStackRNN
 from samplehold.models.networks.wrapped import GRU, LSTM, Elman
-from samplehold.models.studies.study import Findings, Track, note_of, seeds_from
-from samplehold.models.studies.training import Descent
+from samplehold.models.studies.next_token import Descent
 from samplehold.switching.seeding import seeded
+from study import Findings, Track, note_of, seeds_from
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, one_hot
 

@@ -25,8 +25,8 @@ from matplotlib.figure import Figure
 from samplehold.models.automata.counters import palindrome_lstm
 from samplehold.models.networks.doubling import DoublingLSTM
 from samplehold.models.networks.wrapped import LSTM
-from samplehold.models.studies.study import Findings, Track, note_of, seeds_from, ticks_at
 from samplehold.switching.seeding import seeded
+from study import Findings, Track, note_of, seeds_from, ticks_at
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, one_hot
 

@@ -24,8 +24,8 @@ from samplehold.models.automata.tomita import labelled_words, tomita
 from samplehold.models.networks.minimal import MinGRU
 from samplehold.models.networks.state_regularized import StateRegularized
 from samplehold.models.networks.wrapped import GRU, LSTM
-from samplehold.models.studies.study import Findings, Track, seeds_from
 from samplehold.switching.seeding import seeded
+from study import Findings, Track, seeds_from
 from torch import nn
 
 UNITS, CENTROIDS, CLUSTERS = 10, 10, 16

@@ -30,8 +30,8 @@ from samplehold.models.networks.qrnn import QRNN
 from samplehold.models.networks.wrapped import GRU, LSTM, Elman
 from samplehold.models.studies.gradient_memory import gradient_memory
 from samplehold.models.studies.next_token import make_layer
-from samplehold.models.studies.study import Findings, Track, note_of, seeds_from
 from samplehold.switching.views.drawing import FAINT
+from study import Findings, Track, note_of, seeds_from
 from torch import Tensor
 
 NETWORKS: dict[str, Any] = {

@@ -15,7 +15,7 @@ import torch
 from samplehold.models.networks.layouts import from_torch, to_joined
 from samplehold.models.networks.wrapped import LSTM, Elman
 from samplehold.models.studies.next_token import make_layer
-from samplehold.models.studies.study import Findings, Track
+from study import Findings, Track
 from torch import Tensor
 from torch.nn.functional import linear
 

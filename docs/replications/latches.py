@@ -26,13 +26,12 @@ from samplehold.models.networks.minimal import MinGRU, MinLSTM
 from samplehold.models.networks.qrnn import QRNN
 from samplehold.models.networks.wrapped import GRU, LSTM
 from samplehold.models.studies.gradient_memory import crossing, log_norms
-from samplehold.models.studies.next_token import make_layer
-from samplehold.models.studies.study import Track
-from samplehold.models.studies.training import Descent
+from samplehold.models.studies.next_token import Descent, make_layer
 from samplehold.switching.dynamics.copy import Copy
 from samplehold.switching.emissions.discrete import Categorical
 from samplehold.switching.emissions.gated import Gated
 from samplehold.switching.model import SwitchingSSM
+from study import Track
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 

@@ -12,9 +12,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 from centroid_digits import DigitReader, digit_readers
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
-from samplehold.models.studies.centroid_distance import (
+from centroid_distance import (
     FACTORS,
     half_life,
     latch_distances,
@@ -22,8 +20,10 @@ from samplehold.models.studies.centroid_distance import (
     random_distances,
     trained_distances,
 )
-from samplehold.models.studies.centroid_languages import Language, Trained, languages, trained
-from samplehold.models.studies.study import Findings, Track, note_of, seeds_from, ticks_at, untracked
+from centroid_languages import Language, Trained, languages, trained
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from study import Findings, Track, note_of, seeds_from, ticks_at, untracked
 
 INK, GREY, BLUE, RED = "#262626", "#8a8a8a", "#1f77b4", "#de4968"
 NETWORKS = {  # color, marker, its size

@@ -26,7 +26,7 @@ from samplehold.models.networks.truncated import Truncated, truncate
 from samplehold.models.networks.wrapped import GRU, LSTM, Elman
 from samplehold.models.studies.forgetting import truncation_bound
 from samplehold.models.studies.next_token import held_model, make_layer
-from samplehold.models.studies.study import Findings, Track, note_of, seeds_from
+from study import Findings, Track, note_of, seeds_from
 from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy
 

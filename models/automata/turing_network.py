@@ -59,11 +59,11 @@ class TuringNetwork(Record):
         `as_rnn`, which makes it; `TuringMachine`, its machine; docs/background/turing.md, with results.
 
     >>> import samplehold as sh
-    >>> from samplehold.models.automata.turing import binary_increment
-    >>> network = sh.as_rnn(binary_increment())
-    >>> *_, end = network.run("1011")
+    >>> flip = {"go": {"0": ("go", "1", "R"), "1": ("go", "0", "R"), ".": ("done", ".", "L")}}
+    >>> network = sh.as_rnn(sh.automata.TuringMachine(flip, start="go", accept="done"))
+    >>> *_, end = network.run("0110")
     >>> network.configuration(end).tape, len(network.units), network.STEPS
-    ('1100', 41, 2)
+    ('1001', 29, 2)
     """
 
     machine: TuringMachine

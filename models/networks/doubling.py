@@ -18,26 +18,15 @@ class DoublingLSTM(WithCell):
     """An LSTM with a second forget gate, added to the first, so that a cell can double in one step.
 
     Arguments:
-        input_size: features of x.
-        hidden_size: units D of a layer.
-        num_layers: number of layers; each reads the states of the layer below.
-        bias: whether there are offsets.
-        batch_first: whether time is the second last axis of x; otherwise it is the first.
-        dropout: the share of a layer's outputs that are set to 0 for the next layer in training.
-        bidirectional: whether each layer also reads the series backward; outputs are concatenated, 2 D wide.
-        device, dtype: of the parameters.
+        input_size, hidden_size, num_layers, bias, batch_first, dropout, bidirectional, device, dtype: as of `GRU`.
 
     Parameters: `weight_l<k>` [5 D, inputs + D], of [x, h], and `bias_l<k>` [5 D]; gates i, f, f', g, o. States are
     pairs (h, c) [num_layers, *batch, D], as in torch's LSTM; zeros at the start.
 
     Raises:
-        TypeError: a size that is not an integer. From every call: x or states that are not tensors of the weights'
-            dtype, lengths that are not integers.
-        ValueError: a size less than 1. From every call: x, states or lengths that do not fit, states before the first
-            step that are not finite.
+        TypeError, ValueError: as for `MinGRU`.
 
-    `torch.export` unrolls the loop over steps, so an exported layer takes the number of steps of its example alone; the
-    number of sequences may vary.
+    `torch.export` unrolls the loop over steps, as of `GRU`.
 
     See Also:
         `LSTM`, with one forget gate; `automata.palindrome_lstm`, which needs two; docs/background/doubling.md.

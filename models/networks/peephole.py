@@ -22,27 +22,16 @@ class PeepholeLSTM(WithCell):
     """LSTM whose gates also read the cell of their unit; its states are pairs (h, c).
 
     Arguments:
-        input_size: features of x.
-        hidden_size: units D of a layer.
-        num_layers: number of layers; each reads the states of the layer below.
-        bias: whether there are offsets.
-        batch_first: whether time is the second last axis of x; otherwise it is the first.
-        dropout: the share of a layer's outputs that are set to 0 for the next layer in training.
-        bidirectional: whether each layer also reads the series backward; outputs are concatenated, 2 D wide.
-        device, dtype: of the parameters.
+        input_size, hidden_size, num_layers, bias, batch_first, dropout, bidirectional, device, dtype: as of `GRU`.
 
     Parameters: `weight_l<k>` [4 D, inputs + D], which acts on [x, h], and `bias_l<k>` [4 D], in the order i, f, g, o of
     torch's LSTM; `peephole_l<k>` [3, D]: i, f, o. Names of backward layers end in `_reverse`. States are two tensors
     [num_layers, *batch, D], twice as many in both directions; zeros at the start.
 
     Raises:
-        TypeError: a size that is not an integer. From every call: x or states that are not tensors of the weights'
-            dtype, states that are not a pair, lengths that are not integers.
-        ValueError: a size less than 1. From every call: x, states or lengths that do not fit, states before the first
-            step that are not finite.
+        TypeError, ValueError: as for `MinGRU`; states that are not a pair.
 
-    `torch.export` unrolls the loop over steps, so an exported layer takes the number of steps of its example alone; the
-    number of sequences may vary.
+    `torch.export` unrolls the loop over steps, as of `GRU`.
 
     Gers & Schmidhuber 2000, *Recurrent nets that time and count*.
 

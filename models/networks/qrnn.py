@@ -42,26 +42,17 @@ class QRNN(Recurrent):
     """A stack of quasi-recurrent layers, whose gates read a window of inputs.
 
     Arguments:
-        input_size: features of x.
-        hidden_size: units D of a layer.
-        num_layers: number of layers; each reads the outputs of the layer below.
-        bias: whether pre-activations have an offset.
-        batch_first: whether time is the second last axis of x; otherwise it is the first.
-        dropout: the share of a layer's outputs that are set to 0 for the next layer in training.
-        bidirectional: whether each layer also reads the series backward; outputs are concatenated, 2 D wide.
+        input_size, hidden_size, num_layers, bias, batch_first, dropout, bidirectional: as of `MinGRU`.
         pooling: "f", "fo" or "ifo".
         window: the number k of inputs that the gates read, including the present one.
-        device, dtype: of the parameters.
+        device, dtype: as of `MinGRU`.
 
     Parameters: `weight_l<k>` [parts * D, features, window], as in a causal `torch.nn.Conv1d` (the present input last),
     and `bias_l<k>` [parts * D]. The parts are forget gates, input gates (ifo), candidates, output gates (fo, ifo).
     Names of backward layers end in `_reverse`. States are `QRNNState`; cells and inputs are zero at the start.
 
     Raises:
-        TypeError: a size that is not an integer. From every call: x or states that are not tensors of the weights'
-            dtype, lengths that are not integers.
-        ValueError: a size or window less than 1, or an unknown pooling. From every call: x, states or lengths that do
-            not fit, states before the first step that are not finite.
+        TypeError, ValueError: as for `MinGRU`; a window less than 1, an unknown pooling.
 
     Bradbury et al. 2017, *Quasi-recurrent neural networks*, arXiv 1611.01576, equations 3 to 5.
 

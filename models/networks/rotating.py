@@ -52,14 +52,8 @@ class RotatingGRU(Minimal):
     r"""minGRU with rotating holds: $h_t = (1 - g_t)\, R(\theta)\, h_{t-1} + g_t v_t$, $g_t = \sigma(W_g x_t + b_g)$.
 
     Arguments:
-        input_size: features of x.
         hidden_size: units D of a layer, an even number; the units 2 j and 2 j + 1 are one pair.
-        num_layers: number of layers; each reads the states of the layer below.
-        bias: whether there are $b_g$ and $b_v$.
-        batch_first: whether time is the second last axis of x; otherwise it is the first.
-        dropout: the share of a layer's outputs that are set to 0 for the next layer in training.
-        bidirectional: whether each layer also reads the series backward; outputs are concatenated, 2 D wide.
-        device, dtype: of the parameters.
+        input_size, num_layers, bias, batch_first, dropout, bidirectional, device, dtype: as of `MinGRU`.
 
     Parameters: `weight_l<k>` [D / 2 + D, inputs] and `bias_l<k>` [D / 2 + D], the gates of the pairs first, then the
     candidates; `angle_l<k>` [D / 2], radians a step. Angles start uniform in [0, pi]. With angles of 0 the layer is a

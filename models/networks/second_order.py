@@ -22,24 +22,15 @@ class SecondOrder(Recurrent):
     r"""A second-order recurrent layer, which multiplies input and state, with a trained state before the first step.
 
     Arguments:
-        input_size: features of x.
-        hidden_size: units D of a layer.
-        num_layers: number of layers; each reads the states of the layer below.
+        input_size, hidden_size, num_layers, batch_first, dropout, bidirectional, device, dtype: as of `GRU`.
         bias: whether there are offsets; without them a linear layer is a weighted automaton.
-        batch_first: whether time is the second last axis of x; otherwise it is the first.
-        dropout: the share of a layer's outputs that are set to 0 for the next layer in training.
-        bidirectional: whether each layer also reads the series backward; outputs are concatenated, 2 D wide.
         nonlinearity: "linear", or "tanh" (Giles et al. 1992 take a sigmoid).
-        device, dtype: of the parameters.
 
     Parameters: `weight_l<k>` [D, inputs, D], indexed [new, input, old], `bias_l<k>` [D], `start_l<k>` [D]. States are
     [num_layers, *batch, D].
 
     Raises:
-        TypeError: a size that is not an integer. From every call: x or states that are not tensors of the weights'
-            dtype, lengths that are not integers.
-        ValueError: a size less than 1, an unknown nonlinearity. From every call: x, states or lengths that do not fit,
-            states before the first step that are not finite.
+        TypeError, ValueError: as for `MinGRU`; an unknown nonlinearity.
 
     Rabusseau, Li & Precup 2019, *Connecting weighted automata and recurrent neural networks through spectral learning*;
     Giles et al. 1992, *Learning and extracting finite state automata with second-order recurrent neural networks*.

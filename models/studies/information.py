@@ -49,9 +49,7 @@ from ..bridge.comparison import CONVERGED, MESSAGE_PASSING, measure
 from ..bridge.correspondence import as_rnn
 from ..bridge.input_gate import HELD_EVIDENCE, LOGITS, PROBABILITIES, input_gate_bound, input_gate_updates
 from ..bridge.tokens import redrawn_start
-from .study import Findings, Track
 
-ENDS = (0.0, 4.0, 8.0)
 SEPARATIONS = (0.0, 0.5, 1.0, 1.5, 2.0, 2.5, 3.0, 4.0, 5.0, 6.0, 8.0)
 REACH, SPACING = 10.0, (0.05, 0.1)  # of the grid, in standard deviations
 MOST = 100.0  # standard deviations between means: the integral's grid is as wide
@@ -241,21 +239,3 @@ def mutual_information(model: SwitchingSSM, separation: float, spread: float) ->
     joint = torch.stack(by_gate, -1) + log_prior  # log P(z) p(x | z)
     ratio = joint - log_prior - joint.logsumexp(-1, keepdim=True)
     return (joint.exp() * ratio).sum() * SPACING[0] * SPACING[1]
-
-
-def study(scale: str, track: Track[Any], seed: int = 0) -> Findings:
-    """The sweep, and its ends at other redraw probabilities and distances of the states."""
-    size: dict[str, Any] = {"n_sequences": 4, "n_steps": 500 if scale == "quick" else 10_000, "seed": seed}
-    sweep, rows = information_sweep(**size), []
-    redraw_probs = (0.2,) if scale == "quick" else (0.05, 0.2, 0.5)
-    for redraw_prob, spread in track(list(product(redraw_probs, (1.0, 2.0, 4.0))), "models"):
-        ends = information_sweep(ENDS, spread, redraw_prob, **size)
-        curves = {name: ends.of(EMITTING, name) for name in EMITTING_UPDATES}
-        for i, separation in enumerate(ENDS):
-            row = {"redraw_prob": redraw_prob, "spread": spread, "separation": separation}
-            row["I / H(z)"] = curves[LOGITS]["I / H(z)"][i]
-            row |= {f"TV, {name}": curve["TV"][i] for name, curve in curves.items()}
-            row |= {f"nats lost, {name}": curves[name]["nats lost"][i] for name in (PROBABILITIES, HELD_EVIDENCE)}
-            rows.append(row | {"bound on TV": curves[HELD_EVIDENCE]["bound on TV"][i]})
-    tables = {"information": sweep.table, "information_models": pd.DataFrame(rows)}
-    return Findings(tables, {"information": sweep.plot()}, (seed,))

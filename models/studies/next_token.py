@@ -14,7 +14,7 @@ of a size lose? It is trained on sequences from the model and judged on others, 
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import cycle
 from typing import Any
@@ -36,7 +36,6 @@ from ...switching.seeding import number_of, seeded
 from ...switching.views.drawing import NotebookFigure
 from ..bridge.tokens import one_hot
 from ..networks.minimal import MinGRU
-from .training import Descent
 
 REDRAW_PROBS = (0.02, 0.1, 0.3, 1.0)
 OVERLAPS = (0.3, 0.6)
@@ -129,6 +128,28 @@ def train_next_token(
         descent.step(loss)
         losses.append(loss.detach())
     return NextTokenPredictor(layer, head, torch.stack(losses))
+
+
+class Descent:
+    """Steps of Adam at a rate that falls to 0 as a cosine does.
+
+    Arguments:
+        clipped: whether gradients have a norm of 1 at most.
+    """
+
+    def __init__(self, parameters: Iterable[Tensor], rate: float, n_steps: int, clipped: bool = True) -> None:
+        self._parameters, self._clipped = list(parameters), clipped
+        self._optimizer = torch.optim.Adam(self._parameters, rate)
+        self._schedule = torch.optim.lr_scheduler.CosineAnnealingLR(self._optimizer, n_steps)
+
+    def step(self, loss: Tensor) -> None:
+        """Change the parameters by the gradient of a loss."""
+        self._optimizer.zero_grad()
+        loss.backward()
+        if self._clipped:
+            nn.utils.clip_grad_norm_(self._parameters, 1.0)
+        self._optimizer.step()
+        self._schedule.step()
 
 
 def held_model(redraw_prob: float, overlap: float, n_states: int = 3) -> SwitchingSSM:

@@ -3,9 +3,9 @@
 import extraction
 import pytest
 import samplehold as sh
+import study
 from oracles.machines import network_of
 from samplehold.models.automata.tomita import tomita
-from samplehold.models.studies import study
 
 
 def test_a_row_says_how_far_a_machine_is_from_its_network_and_from_the_grammar():

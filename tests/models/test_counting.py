@@ -8,9 +8,8 @@ import pytest
 import torch
 from samplehold import as_rnn
 from samplehold.face.automata import counting_lstm
-from samplehold.models.automata.turing import binary_increment, unary_multiplication
-from samplehold.models.studies.turing import departures, draw_tape, stack_depths
 from torch import nn
+from turing import binary_increment, departures, draw_tape, stack_depths, unary_multiplication
 
 pytestmark = pytest.mark.cpu("the studies make their networks there")
 

@@ -4,10 +4,10 @@ import cmath
 import math
 from dataclasses import replace
 
+import input_driven
 import pytest
 import torch
-from samplehold.models.studies import input_driven
-from samplehold.models.studies.input_driven import CHAINS, QUICK, K, chain_of, member, second_eigenvalue, trained
+from input_driven import CHAINS, QUICK, K, chain_of, member, second_eigenvalue, trained
 from torch.testing import assert_close
 
 pytestmark = [pytest.mark.cpu("the study makes its networks there"), pytest.mark.usefixtures("one_thread")]

@@ -8,8 +8,7 @@ import pytest
 import samplehold as sh
 import torch
 from centroid_digits import DigitReader, Digits, mean_pictures
-from samplehold import GRU, StateRegularized
-from samplehold.models.studies.centroid_distance import (
+from centroid_distance import (
     half_life,
     latch_distances,
     latch_means,
@@ -17,10 +16,11 @@ from samplehold.models.studies.centroid_distance import (
     random_distances,
     trained_distances,
 )
-from samplehold.models.studies.centroid_languages import balanced, bracket_words, brackets, tomita_language
-from samplehold.models.studies.reading import NO_LABEL, Labelled, Reader, Recipe
-from samplehold.models.studies.study import Findings, study
+from centroid_languages import balanced, bracket_words, brackets, tomita_language
+from reading import NO_LABEL, Labelled, Reader, Recipe
+from samplehold import GRU, StateRegularized
 from state_regularized import draw_centroids
+from study import Findings, study
 from torch.testing import assert_close
 
 pytestmark = pytest.mark.cpu("the study makes its networks there")

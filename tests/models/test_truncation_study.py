@@ -2,14 +2,15 @@
 
 import inspect
 import itertools
+from importlib import import_module
 
 import pandas as pd
 import pytest
+import study as studies
 import torch
 import truncation
 from samplehold import MinGRU, truncate
 from samplehold.face.studies import stability
-from samplehold.models.studies import study as studies
 from torch.testing import assert_close
 
 SMALL = truncation.Plan((2, 30), 4, 4, 0.5, 20)
@@ -53,7 +54,7 @@ def test_bounds_that_are_too_great_to_be_drawn_are_named():
 
 def test_every_study_takes_a_seed_and_data_follow_it():
     for module in studies.STUDIES.values():
-        parameters = inspect.signature(studies.module_of(module).study).parameters
+        parameters = inspect.signature(import_module(module).study).parameters
         assert list(parameters) == ["scale", "track", "seed"]
         assert parameters["seed"].default == 0
     assert studies.seeds_from(4, "quick") == (4,)

@@ -12,13 +12,8 @@ import torch
 from automata.base.exceptions import RejectionException
 from oracles.operators import unchecked
 from samplehold.models.automata.fraction_stack import base_of
-from samplehold.models.automata.turing import (
-    Configuration,
-    binary_increment,
-    busy_beaver,
-    palindromes,
-    unary_multiplication,
-)
+from samplehold.models.automata.turing import Configuration
+from turing import binary_increment, busy_beaver, palindromes, unary_multiplication
 
 ZEROS = {
     "bfloat16": (torch.tensor(0.0, dtype=torch.bfloat16), 8),

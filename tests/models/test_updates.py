@@ -3,8 +3,8 @@
 import pytest
 import torch
 from samplehold import filter_vmp
-from samplehold.models.studies.updates import losses, models, visible_gate
 from torch.testing import assert_close
+from updates import losses, models, visible_gate
 
 pytestmark = pytest.mark.cpu("the study makes its models there")
 

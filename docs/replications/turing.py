@@ -9,6 +9,7 @@ The number of symbols that stacks hold in floats is measured beside it, against 
 """
 
 import random
+import sys
 from fractions import Fraction
 from itertools import zip_longest
 from typing import Any
@@ -18,21 +19,101 @@ import pandas as pd
 import torch
 from matplotlib.colors import ListedColormap
 from matplotlib.figure import Figure
-
-from ...inference.numerics.extras import needs
-from ..automata.fraction_stack import FractionStack, base_of
-from ..automata.turing import (
-    Configuration,
-    TuringMachine,
-    binary_increment,
-    busy_beaver,
-    palindromes,
-    unary_multiplication,
-)
-from ..automata.turing_network import TuringNetwork, turing_network
-from .study import Findings, Track
+from samplehold.inference.numerics.extras import needs
+from samplehold.models.automata.fraction_stack import FractionStack, base_of
+from samplehold.models.automata.turing import Configuration, Move, TuringMachine
+from samplehold.models.automata.turing_network import TuringNetwork, turing_network
+from study import Findings, Track
 
 FLOATS = {"float64": torch.float64, "float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
+COLORS = ("white", "#c6dbef", "#fdae6b", "#6baed6", "#a1d99b", "#9e9ac8", "#fb6a4a")
+DRAWN = ("unary multiplication", "111x1111=")
+BEAVERS = {
+    3: """
+        A: 0 B 1 R, 1 H 1 R
+        B: 0 B 1 L, 1 C 0 R
+        C: 0 C 1 L, 1 A 1 L
+    """,
+    4: """
+        A: 0 B 1 R, 1 B 1 L
+        B: 0 A 1 L, 1 C 0 L
+        C: 0 H 1 R, 1 D 1 L
+        D: 0 D 1 R, 1 A 0 R
+    """,
+}
+
+
+def _table(text: str) -> dict[str, dict[str, Move]]:
+    """Transitions from lines `state: symbol new-state written move, ...`."""
+    table = {}
+    for line in text.strip().splitlines():
+        state, _, rest = line.partition(":")
+        entries = [entry.split() for entry in rest.split(",")]
+        table[state.strip()] = {symbol: (to, written, move) for symbol, to, written, move in entries}
+    return table
+
+
+def binary_increment() -> TuringMachine:
+    """Adds 1 to a binary number; ends on its first digit.
+
+    >>> binary_increment().run("1011").tape
+    '1100'
+    """
+    table = """
+        right: 0 right 0 R, 1 right 1 R, . carry . L
+        carry: 0 back 1 L, 1 carry 0 L, . done 1 N
+        back: 0 back 0 L, 1 back 1 L, . done . R
+    """
+    return TuringMachine(_table(table), "right", "done")
+
+
+def palindromes() -> TuringMachine:
+    """Accepts the palindromes over a and b, from the outside inward.
+
+    >>> [palindromes().accepts(word) for word in ("abba", "aba", "", "abab")]
+    [True, True, True, False]
+    """
+    table = """
+        first: a find_a . R, b find_b . R, . yes . N
+        find_a: a find_a a R, b find_a b R, . last_a . L
+        find_b: a find_b a R, b find_b b R, . last_b . L
+        last_a: a back . L, b no b N, . yes . N
+        last_b: a no a N, b back . L, . yes . N
+        back: a back a L, b back b L, . first . R
+    """
+    return TuringMachine(_table(table), "first", "yes", "no")
+
+
+def unary_multiplication() -> TuringMachine:
+    """Multiplies: turns n ones, x, m ones, = into the same with n m ones at the end.
+
+    >>> unary_multiplication().run("11x111=").tape
+    '11x111=111111'
+    """
+    table = """
+        outer: 1 to_x A R, x restore x L, = no = N, A no A N, . no . N
+        to_x: 1 to_x 1 R, x inner x R, = no = N, A no A N, . no . N
+        inner: 1 append A R, = undo = L, x no x N, A no A N, . no . N
+        append: 1 append 1 R, = append = R, . back 1 L, x no x N, A no A N
+        back: 1 back 1 L, = back = L, A inner A R, x no x N, . no . N
+        undo: A undo 1 L, x left x L, 1 no 1 N, = no = N, . no . N
+        left: 1 left 1 L, A outer A R, x no x N, = no = N, . no . N
+        restore: A restore 1 L, . done . R, 1 no 1 N, x no x N, = no = N
+    """
+    return TuringMachine(_table(table), "outer", "done", "no")
+
+
+def busy_beaver(n_states: int) -> TuringMachine:
+    """The machine of 3 or 4 states that runs longest from an empty tape, among those that halt; 0 is the blank.
+
+    >>> busy_beaver(3).steps(""), busy_beaver(4).steps(""), busy_beaver(4).run("").tape.count("1")
+    (21, 107, 13)
+
+    Lin & Rado 1965; Brady 1983.
+    """
+    return TuringMachine(_table(BEAVERS[n_states]), "A", "H", blank="0")
+
+
 MACHINES: dict[str, Any] = {
     "binary increment": (binary_increment(), {"quick": ("1011", "1" * 24), "full": ("1011", "1" * 24, "1" * 200)}),
     "palindromes": (palindromes(), {"quick": ("abba", "ab" * 8 + "ba" * 8), "full": ("abba", "ab" * 16 + "ba" * 16)}),
@@ -43,8 +124,6 @@ MACHINES: dict[str, Any] = {
     "busy beaver 3": (busy_beaver(3), {"quick": ("",), "full": ("",)}),
     "busy beaver 4": (busy_beaver(4), {"quick": ("",), "full": ("",)}),
 }
-COLORS = ("white", "#c6dbef", "#fdae6b", "#6baed6", "#a1d99b", "#9e9ac8", "#fb6a4a")
-DRAWN = ("unary multiplication", "111x1111=")
 
 
 def library_configurations(machine: TuringMachine, word: str) -> list[Configuration]:
@@ -154,3 +233,9 @@ def draw_tape(network: TuringNetwork, word: str, dtype: torch.dtype | None = Non
     panel.set_title(f"the tape of {word!r}, read off two numbers", loc="left", fontsize=10)
     panel.legend(loc="upper right", frameon=False)
     return figure
+
+
+if __name__ == "__main__":
+    from samplehold.cli.app import app
+
+    app(["study", "turing", *sys.argv[1:]])

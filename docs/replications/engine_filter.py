@@ -17,12 +17,11 @@ from dataclasses import dataclass
 
 import torch
 from jaxtyping import Float
+from samplehold.inference.families import Bernoulli, Categorical
+from samplehold.inference.message_passing.engine import VMP, Block, Factor
+from samplehold.inference.numerics.checks import broadcast_shapes
+from samplehold.inference.numerics.records import Record
 from torch import Tensor
-
-from ...inference.families import Bernoulli, Categorical
-from ...inference.message_passing.engine import VMP, Block, Factor
-from ...inference.numerics.checks import broadcast_shapes
-from ...inference.numerics.records import Record
 
 
 @dataclass(frozen=True, repr=False)

@@ -6,14 +6,13 @@ from typing import Any
 
 import torch
 from jaxtyping import Float, Int
+from samplehold.inference.numerics.records import Record
+from samplehold.models.bridge.correspondence import as_ssm
+from samplehold.models.networks.state_regularized import StateRegularized
+from samplehold.models.studies.next_token import Descent
+from samplehold.switching.seeding import seeded
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
-
-from ...inference.numerics.records import Record
-from ...switching.seeding import seeded
-from ..bridge.correspondence import as_ssm
-from ..networks.state_regularized import StateRegularized
-from .training import Descent
 
 NO_LABEL = -100  # as torch's cross-entropy has it
 BATCH = 64

@@ -11,14 +11,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
+from reading import NO_LABEL, Labelled, Reader, Recipe
+from samplehold.inference.numerics.extras import needs
+from samplehold.models.automata.tomita import labelled_words, tomita
+from samplehold.models.networks.peephole import PeepholeLSTM
+from samplehold.models.networks.wrapped import GRU, LSTM
+from study import Track
 from torch.nn.functional import one_hot
-
-from ...inference.numerics.extras import needs
-from ..automata.tomita import labelled_words, tomita
-from ..networks.peephole import PeepholeLSTM
-from ..networks.wrapped import GRU, LSTM
-from .reading import NO_LABEL, Labelled, Reader, Recipe
-from .study import Track
 
 if TYPE_CHECKING:
     from automata.fa.dfa import DFA

@@ -19,15 +19,14 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import torch
+from reading import Labelled, Reader
+from samplehold.models.bridge.comparison import Comparison, compare
+from samplehold.models.bridge.correspondence import as_ssm
+from samplehold.models.networks.minimal import MinGRU
+from samplehold.models.networks.state_regularized import StateRegularized
+from samplehold.models.networks.wrapped import GRU, Elman
+from samplehold.switching.seeding import seeded
 from torch import Tensor, nn
-
-from ...switching.seeding import seeded
-from ..bridge.comparison import Comparison, compare
-from ..bridge.correspondence import as_ssm
-from ..networks.minimal import MinGRU
-from ..networks.state_regularized import StateRegularized
-from ..networks.wrapped import GRU, Elman
-from .reading import Labelled, Reader
 
 HALF_LIFE = "chain's half-life"
 FACTORS = (1.0, 0.5, 0.25, 0.1)  # of a trained network's temperature

@@ -1,6 +1,6 @@
 """A study: one question about networks, answered by tables and figures, at a quick and at a full scale."""
 
-import sys
+import time
 from collections.abc import Callable, Iterable
 from contextlib import nullcontext
 from dataclasses import dataclass, field
@@ -10,9 +10,13 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import pandas as pd
 import torch
-
-from ...inference.numerics.records import Record
-from ...inference.numerics.scalars import check_choice, check_integer
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from samplehold.cli.results import replacing
+from samplehold.cli.studies import question
+from samplehold.inference.numerics.records import Record
+from samplehold.inference.numerics.scalars import check_choice, check_integer
 
 if TYPE_CHECKING:
     from matplotlib.axis import Axis
@@ -22,7 +26,8 @@ T = TypeVar("T")
 Track = Callable[[Iterable[T], str], Iterable[T]]
 """Passes on its items, and shows the progress: `for seed in track(range(3), "seeds"): ...`."""
 
-SCRIPTS = Path(__file__).resolve().parents[2] / "docs" / "replications"
+ROWS = 30  # the most printed rows of a table
+BAR = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
 SCALES = ("quick", "full")
 STUDIES: dict[str, str] = {
     "bridge": "claims",
@@ -38,8 +43,8 @@ STUDIES: dict[str, str] = {
     "gradients": "gradients",
     "input-driven": "input_driven",
 }
-"""The module of each study, in this folder or a script of a checkout: it has `study(scale, track, seed) -> Findings`.
-Its docstring is the question."""
+"""The script of each study, in this folder: it has `study(scale, track, seed) -> Findings`. Its docstring is the
+question."""
 
 HARDLY_TRAINED = "At scale quick, networks are hardly trained, and their numbers are no results; use scale full."
 
@@ -90,24 +95,6 @@ def seeds_from(seed: int, scale: str) -> tuple[int, ...]:
     return tuple(range(seed, seed + (1 if scale == "quick" else 3)))
 
 
-def file_of(module: str) -> Path:
-    """The file of a study: in this folder, or in the scripts of a checkout, which may not be there."""
-    here = Path(__file__).with_name(f"{module}.py")
-    return here if here.exists() else SCRIPTS / here.name
-
-
-def module_of(module: str) -> Any:
-    """The module of a study; ValueError if it is a script, and this is no checkout."""
-    file = file_of(module)
-    if file.parent != SCRIPTS:
-        return import_module(f".{module}", __package__)
-    if not file.exists():
-        raise ValueError(f"study: its script, docs/replications/{file.name}, is not installed; run it from a checkout.")
-    if str(SCRIPTS) not in sys.path:
-        sys.path.append(str(SCRIPTS))
-    return import_module(module)
-
-
 def study(name: str, scale: str = "quick", track: Track[Any] = untracked, seed: int = 0) -> Findings:
     """Run a study, on the CPU.
 
@@ -119,13 +106,61 @@ def study(name: str, scale: str = "quick", track: Track[Any] = untracked, seed: 
             this is the first seed, and the next ones follow. The documentation has seed 0.
 
     Raises:
-        ValueError: a name or a scale that is not there, a negative seed, or a study that is a script of a checkout,
-            without a checkout.
+        ValueError: a name or a scale that is not there, or a negative seed.
     """
     check_choice("name", name, tuple(STUDIES))
     check_choice("scale", scale, SCALES)
     seed = check_integer("seed", seed, least=0, most=2**32)
-    module = module_of(STUDIES[name])
+    module: Any = import_module(STUDIES[name])
     elsewhere = torch.get_default_device().type != "cpu"
     with torch.device("cpu") if elsewhere else nullcontext():  # a mode, which makes every call of torch dearer
         return module.study(scale, track, seed)
+
+
+# ---- from the command line -----------------------------------------------------------------------------------------
+
+
+def run_studies(names: list[str], scale: str, seed: int, out: Path, console: Console) -> None:
+    """Run studies one after the other. Each is written when it ends, so an interruption keeps the earlier ones."""
+    for name in names:
+        begun = time.perf_counter()
+        with Progress(*BAR, console=console, transient=True) as bar:
+            track = lambda items, label, bar=bar: bar.track(list(items), description=label)
+            findings = study(name, scale, track, seed)
+        seeds = ", ".join(map(str, findings.seeds)) or "none"
+        about = (
+            f"# {name}\n\n{question(STUDIES[name])}\n\nScale {scale}, seeds {seeds}.\n\n{findings.note}".rstrip() + "\n"
+        )
+        with replacing(out / name) as folder:
+            (folder / "README.md").write_text(about, encoding="utf-8")
+            _write(findings, folder)
+        for table in findings.tables.values():
+            console.print(escape(_text(table.head(ROWS))), soft_wrap=True, highlight=False)
+            more = f"The first {ROWS} of {len(table)} rows.\n" if len(table) > ROWS else ""
+            console.print(more, highlight=False)
+        taken = time.perf_counter() - begun
+        console.print(f"{name}: {taken:.0f} s, seeds {seeds}, in {escape(str(out / name))}", soft_wrap=True)
+        if findings.note:
+            console.print(escape(findings.note), soft_wrap=True, highlight=False)
+
+
+def check_studies(names: list[str]) -> list[str]:
+    """All studies for "all"; ValueError for an unknown name."""
+    if "all" in names:
+        return list(STUDIES)
+    for name in names:
+        if name not in STUDIES:
+            raise ValueError(f"study: got {name!r}, expected one of {', '.join(STUDIES)}, or all.")
+    return list(dict.fromkeys(names))
+
+
+def _write(findings: Findings, folder: Path) -> None:
+    for name, table in findings.tables.items():
+        table.to_csv(folder / f"{name}.csv", index=False)
+        (folder / f"{name}.md").write_text(_text(table) + "\n", encoding="utf-8")
+    for name, figure in findings.figures.items():
+        figure.savefig(folder / f"{name}.png", dpi=120)
+
+
+def _text(table: pd.DataFrame) -> str:
+    return str(table.to_markdown(index=False, floatfmt=".4g"))

@@ -23,26 +23,26 @@ exponentials and logarithms are one each. For K states, V tokens and H units, wi
 | trained GRU | $6H(V + H) + 12H + 2HV$ |
 """
 
+import sys
 from collections.abc import Iterator
 from typing import Any
 
 import pandas as pd
 import torch
 from matplotlib.figure import Figure
+from samplehold.models.bridge.input_gate import HELD_EVIDENCE, PROBABILITIES, input_gate_updates
+from samplehold.models.bridge.tokens import one_hot
+from samplehold.models.networks.minimal import MinGRU
+from samplehold.models.networks.wrapped import GRU
+from samplehold.models.studies.next_token import LENGTH, held_model, make_layer, train_next_token
+from samplehold.switching.dynamics.copy import Copy
+from samplehold.switching.emissions.discrete import Categorical
+from samplehold.switching.emissions.gated import Gated
+from samplehold.switching.filter_vmp import filter_vmp
+from samplehold.switching.model import SwitchingSSM
+from samplehold.switching.views.drawing import INK, NotebookFigure
+from study import Findings, Track, note_of, seeds_from
 from torch import Tensor
-
-from ...switching.dynamics.copy import Copy
-from ...switching.emissions.discrete import Categorical
-from ...switching.emissions.gated import Gated
-from ...switching.filter_vmp import filter_vmp
-from ...switching.model import SwitchingSSM
-from ...switching.views.drawing import INK, NotebookFigure
-from ..bridge.input_gate import HELD_EVIDENCE, PROBABILITIES, input_gate_updates
-from ..bridge.tokens import one_hot
-from ..networks.minimal import MinGRU
-from ..networks.wrapped import GRU
-from .next_token import LENGTH, held_model, make_layer, train_next_token
-from .study import Findings, Track, note_of, seeds_from
 
 SWEEPS = (1, 2, 4, 16)
 OVERLAP, REDRAW_PROB, MISLEADING = 0.3, 0.1, 0.01
@@ -144,3 +144,9 @@ def drawn(mean: pd.DataFrame) -> Figure:
     lines, labels = panels[0].get_legend_handles_labels()
     figure.legend(lines, labels, loc="outside lower center", ncols=3, frameon=False)
     return figure
+
+
+if __name__ == "__main__":
+    from samplehold.cli.app import app
+
+    app(["study", "updates", *sys.argv[1:]])

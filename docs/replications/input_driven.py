@@ -20,6 +20,7 @@ a cosine up to the first budget, starts again, and falls to 0 up to the next.
 """
 
 import math
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -29,22 +30,21 @@ from typing import Any
 import pandas as pd
 import torch
 from matplotlib.figure import Figure
+from samplehold.inference.numerics.threads import one_thread_if_small
+from samplehold.models.bridge.tokens import one_hot
+from samplehold.models.networks.minimal import MinGRU, MinLSTM
+from samplehold.models.networks.rotating import RotatingGRU
+from samplehold.models.networks.wrapped import GRU, LSTM
+from samplehold.models.studies.next_token import make_layer
+from samplehold.models.studies.past_in_gates import past_in_gates
+from samplehold.switching.dynamics.markov import Markov
+from samplehold.switching.emissions.discrete import Categorical
+from samplehold.switching.model import SwitchingSSM
+from samplehold.switching.views.drawing import FAINT
 from scipy.special import stdtrit
+from study import Findings, Track, note_of
 from torch import Tensor, nn
 from torch.func import functional_call, stack_module_state, vmap
-
-from ...inference.numerics.threads import one_thread_if_small
-from ...switching.dynamics.markov import Markov
-from ...switching.emissions.discrete import Categorical
-from ...switching.model import SwitchingSSM
-from ...switching.views.drawing import FAINT
-from ..bridge.tokens import one_hot
-from ..networks.minimal import MinGRU, MinLSTM
-from ..networks.rotating import RotatingGRU
-from ..networks.wrapped import GRU, LSTM
-from .next_token import make_layer
-from .past_in_gates import past_in_gates
-from .study import Findings, Track, note_of
 
 K, BATCH, LENGTH, RATE = 3, 16, 48, 1e-2
 NETWORKS: dict[str, Any] = {"MinGRU": MinGRU, "MinLSTM": MinLSTM, "RotatingGRU": RotatingGRU, "GRU": GRU, "LSTM": LSTM}
@@ -302,3 +302,9 @@ def drawn(kept: pd.DataFrame, updates: int) -> Figure:
 def name_of(row: dict[Any, Any]) -> str:
     """Network, layers and units."""
     return f"{row['network']}, {row['layers']} x {row['units']}"
+
+
+if __name__ == "__main__":
+    from samplehold.cli.app import app
+
+    app(["study", "input-driven", *sys.argv[1:]])

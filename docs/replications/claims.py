@@ -3,6 +3,7 @@
 Every row of the table is a number, its bound, and whether the bound is met.
 """
 
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from io import BytesIO
@@ -12,31 +13,30 @@ from typing import Any
 
 import pandas as pd
 import torch
+from engine_filter import engine_filter
 from matplotlib.figure import Figure
 from rich.console import Console
 from rich.table import Table
+from samplehold.inference.scans.linear.op import linear_scan
+from samplehold.models.bridge.comparison import MESSAGE_PASSING, compare
+from samplehold.models.bridge.correspondence import as_rnn, as_ssm
+from samplehold.models.bridge.input_gate import HELD_EVIDENCE, PROBABILITIES, input_gate_bound
+from samplehold.models.bridge.layered_network import compare_layers
+from samplehold.models.bridge.lowering import token_marginal
+from samplehold.models.bridge.tokens import one_hot, redrawn_start
+from samplehold.models.networks.minimal import MinGRU, MinLSTM
+from samplehold.models.studies.information import EMITTING, LINEAR_GATE, SILENT, gaussian_model, information_sweep
+from samplehold.models.studies.next_token import held_model, make_layer, price_of_exactness, train_next_token
+from samplehold.switching.coupled.layered import LayeredSSM
+from samplehold.switching.data.writing import write_file
+from samplehold.switching.dynamics.copy import Copy
+from samplehold.switching.emissions.discrete import Bernoulli, Categorical, Poisson
+from samplehold.switching.emissions.gated import Gated
+from samplehold.switching.emissions.normal import Normal
+from samplehold.switching.filter_vmp import filter_vmp
+from samplehold.switching.model import SwitchingSSM
+from study import Findings, Track, seeds_from
 from torch import Tensor
-
-from ...inference.scans.linear.op import linear_scan
-from ...switching.coupled.layered import LayeredSSM
-from ...switching.data.writing import write_file
-from ...switching.dynamics.copy import Copy
-from ...switching.emissions.discrete import Bernoulli, Categorical, Poisson
-from ...switching.emissions.gated import Gated
-from ...switching.emissions.normal import Normal
-from ...switching.filter_vmp import filter_vmp
-from ...switching.model import SwitchingSSM
-from ..bridge.comparison import MESSAGE_PASSING, compare
-from ..bridge.correspondence import as_rnn, as_ssm
-from ..bridge.input_gate import HELD_EVIDENCE, PROBABILITIES, input_gate_bound
-from ..bridge.layered_network import compare_layers
-from ..bridge.lowering import token_marginal
-from ..bridge.tokens import one_hot, redrawn_start
-from ..networks.minimal import MinGRU, MinLSTM
-from .engine_filter import engine_filter
-from .information import EMITTING, LINEAR_GATE, SILENT, gaussian_model, information_sweep
-from .next_token import held_model, make_layer, price_of_exactness, train_next_token
-from .study import Findings, Track, seeds_from
 
 LAYERS = 200  # random layers; the tests take a thousand
 ROUNDINGS = 8.0  # of a state at each step, in units of the float's precision
@@ -343,3 +343,9 @@ def _rows(random: torch.Generator, *shape: int) -> Tensor:
 
 def _uniform(random: torch.Generator) -> float:
     return float(torch.rand((), generator=random))
+
+
+if __name__ == "__main__":
+    from samplehold.cli.app import app
+
+    app(["study", "bridge", *sys.argv[1:]])
