@@ -83,6 +83,21 @@ class Model(Named, ABC):
         subjects: the names of the subjects whose parameters differ; empty if there are none.
         chain_name: the name of one of several chains of states; empty if there is only one.
         origin: the inputs at which constants are stated, a number of each; None: inputs 0.
+
+    Arguments of methods:
+        x: the series and the arguments beside it, as in `read`; or a `Series`.
+        values: the parameters by name, `[*r, ...]`.
+        chain: the chain of a series: the posterior over its paths.
+        n_steps: the number of steps.
+        batch_shape: the batch axes: () for one sequence.
+        horizon: the number of steps to forecast, at least 1.
+        n: the number of draws.
+        seed: a number, which makes the draw repeatable; a `torch.Generator`; or None, torch's global generator.
+        sequence: the number of the sequence that is drawn.
+        level: the probability of the bands.
+        state: the memory of the streams, from `start` or from the last `update`.
+        x_t: the observations of this step, NaN where missing.
+        inputs: of this step, `[*batch, C]`.
     """
 
     made_of: ClassVar[tuple[str, ...]]  # the attributes that specify the model
@@ -199,11 +214,7 @@ class Model(Named, ABC):
 
     @abstractmethod
     def problem(self, x: Any, **given: Unpack[Given]) -> SeriesProblem:
-        """The model's parts and the series x, as one input for inference.
-
-        Arguments:
-            x: the series and the arguments beside it, as in `read`; or a `Series`.
-        """
+        """The model's parts and the series x, as one input for inference."""
 
     @abstractmethod
     def forward(self, x: Any = None, *, n_steps: int | None = None, batch_shape: tuple[int, ...] = ()) -> Tensor:
@@ -212,27 +223,17 @@ class Model(Named, ABC):
         Arguments:
             x: observations to condition on, as in `read`; None: they are drawn.
             n_steps: the number of steps that are drawn if there is no x.
-            batch_shape: the batch axes: () for one sequence.
         """
 
     @abstractmethod
     def probabilities(self, chain: Any, values: Parameters) -> Probabilities:
         """The tables of a whole series for `states` and `to_arviz`: `[*r, *b, T, ...]` by name, with the names of their
         axes after time.
-
-        Arguments:
-            chain: the chain of a series: the posterior over its paths.
-            values: the parameters by name, `[*r, ...]`.
         """
 
     @abstractmethod
     def forecast(self, x: Any, horizon: int, **given: Unpack[Given]) -> Any:
-        """States and observations at each of the `horizon` steps after the end of x.
-
-        Arguments:
-            x: the series and the arguments beside it, as in `read`; or a `Series`.
-            horizon: the number of steps to forecast, at least 1.
-        """
+        """States and observations at each of the `horizon` steps after the end of x."""
 
     @abstractmethod
     def _figures(self) -> Any:
@@ -243,11 +244,7 @@ class Model(Named, ABC):
         """The Python call that makes this model, as text."""
 
     def product_of(self, values: Parameters) -> Parameters:
-        """The parameters of the chain in `problem`.
-
-        Arguments:
-            values: the parameters by name, `[*r, ...]`.
-        """
+        """The parameters of the chain in `problem`."""
         return values
 
     def of_product(self, path: Tensor) -> Tensor:
@@ -363,9 +360,6 @@ class Model(Named, ABC):
     def scaled_to(self: Own, x: Any, **given: Unpack[Given]) -> Own:
         """The same model with its weak prior scaled to the observations x, as in `fit`. Hyperparameters of `with_prior`
         stay. Inputs and gaps are optional.
-
-        Arguments:
-            x: the series and the arguments beside it, as in `read`; or a `Series`.
 
         Raises:
             ValueError: a feature of x without any observed value.
@@ -681,9 +675,6 @@ class Model(Named, ABC):
     def states(self, x: Any, **given: Unpack[Given]) -> "pd.DataFrame | Any":
         """The states at each step given the whole sequence, at the model's values.
 
-        Arguments:
-            x: the series and the arguments beside it, as in `read`; or a `Series`.
-
         Returns:
             A row for each step, as a frame of pandas. For a panel or a table of several sequences, the index is that of
             the table, in its order. For other sequences, it is the sequence and the time. Data in a frame of polars or
@@ -718,7 +709,6 @@ class Model(Named, ABC):
         computed in stretches, exactly; its other results, and those of models of real-valued states, in memory.
 
         Arguments:
-            x: the series and the arguments beside it, as in `read`; or a `Series`.
             path: the file.
             result: "states": the columns of `states`. "viterbi": the most probable path, `state`, and `redraw` if the
                 model has gates. "forecast": the mean and the standard deviation of each feature (`level`, `level_sd`)
@@ -739,26 +729,13 @@ class Model(Named, ABC):
         write(self, x, path, result, horizon, seed, **given)
 
     def plot(self, x: Any, *, sequence: int = 0, level: float = 0.9, **given: Unpack[Given]) -> "Figure":
-        """Plot the series, the model's bands, its states, and the redraws: see `plot_fit` in `views`.
-
-        Arguments:
-            x: the series and the arguments beside it, as in `read`; or a `Series`.
-            sequence: the number of the sequence that is drawn.
-            level: the probability of the bands.
-        """
+        """Plot the series, the model's bands, its states, and the redraws: see `plot_fit` in `views`."""
         return self._figures().plot_fit(self, x, sequence=sequence, level=level, **given)
 
     def plot_forecast(
         self, x: Any, horizon: int, *, sequence: int = 0, level: float = 0.9, **given: Unpack[Given]
     ) -> "Figure":
-        """Plot the end of one sequence and its forecast: `forecast(x, horizon, ...).plot(...)`.
-
-        Arguments:
-            x: the series and the arguments beside it, as in `read`; or a `Series`.
-            horizon: the number of steps to forecast, at least 1.
-            sequence: the number of the sequence that is drawn.
-            level: the probability of the bands.
-        """
+        """Plot the end of one sequence and its forecast: `forecast(x, horizon, ...).plot(...)`."""
         horizon = check_integer("horizon", horizon)
         one = self.read(x, horizon=horizon, **given).one(sequence)
         return self.forecast(one, horizon).plot(level=level)
@@ -769,7 +746,6 @@ class Model(Named, ABC):
         """The model at its values and the series x as ArviZ `InferenceData`: see `views.arviz.to_arviz`.
 
         Arguments:
-            x: the series and the arguments beside it, as in `read`; or a `Series`.
             draws: the number of draws, each with a path; None: the default of `views.arviz.to_arviz`.
             seed: of the draws.
         """

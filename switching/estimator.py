@@ -50,6 +50,12 @@ class SwitchingEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Base
         model_: the model with the values of the fit.
         n_features_in_, feature_names_in_: as of every estimator.
 
+    Arguments of methods:
+        X: rows `[n, F]`, with NaN where missing.
+        y: ignored.
+        groups: the name of the sequence of each row; None: one sequence.
+        lengths: the number of rows of each sequence, one after another, in place of groups.
+
     Raises:
         TypeError: from `fit`, a model that is not a `SwitchingSSM`.
         ValueError: from `fit`, as `SwitchingSSM.fit`.
@@ -98,12 +104,6 @@ class SwitchingEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Base
     def fit(self, X: ArrayLike, y: Any = None, *, groups: Any = None, lengths: Any = None) -> "SwitchingEstimator":
         """Fit the model to rows `[n, F]`, with NaN where missing; y is ignored.
 
-        Arguments:
-            X: rows `[n, F]`, with NaN where missing.
-            y: ignored.
-            groups: the name of the sequence of each row; None: one sequence.
-            lengths: the number of rows of each sequence, one after another, in place of groups.
-
         Raises:
             ValueError: rows of another form, or groups or lengths that do not fit them; see `SwitchingSSM.fit` too.
         """
@@ -119,14 +119,7 @@ class SwitchingEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Base
         return self
 
     def fit_transform(self, X: ArrayLike, y: Any = None, *, groups: Any = None, lengths: Any = None) -> NDArray[Any]:  # type: ignore[override]
-        """`fit`, then `transform` of the same rows.
-
-        Arguments:
-            X: rows `[n, F]`, with NaN where missing.
-            y: ignored.
-            groups: the name of the sequence of each row; None: one sequence.
-            lengths: the number of rows of each sequence, one after another, in place of groups.
-        """
+        """`fit`, then `transform` of the same rows."""
         return self.fit(X, y, groups=groups, lengths=lengths).transform(X, groups=groups, lengths=lengths)
 
     def predict(
@@ -135,9 +128,6 @@ class SwitchingEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Base
         """The state of each row `[n]`.
 
         Arguments:
-            X: rows `[n, F]`, with NaN where missing.
-            groups: the name of the sequence of each row; None: one sequence.
-            lengths: the number of rows of each sequence, one after another, in place of groups.
             filtered: True: the most probable state given this row and earlier ones, which looks at no later row. False:
                 that of the most probable path given all rows of a sequence.
         """
@@ -151,9 +141,6 @@ class SwitchingEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Base
         """The probabilities of the states at each row `[n, K]`.
 
         Arguments:
-            X: rows `[n, F]`, with NaN where missing.
-            groups: the name of the sequence of each row; None: one sequence.
-            lengths: the number of rows of each sequence, one after another, in place of groups.
             filtered: True: given this row and earlier ones. False: given all rows of a sequence.
         """
         filtered = check_flag("filtered", filtered)
@@ -165,36 +152,17 @@ class SwitchingEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Base
         return self._each(X, groups, lengths, probabilities)
 
     def transform(self, X: ArrayLike, *, groups: Any = None, lengths: Any = None) -> NDArray[Any]:
-        """`predict_proba`, as features for another estimator: no feature looks at a later row.
-
-        Arguments:
-            X: rows `[n, F]`, with NaN where missing.
-            groups: the name of the sequence of each row; None: one sequence.
-            lengths: the number of rows of each sequence, one after another, in place of groups.
-        """
+        """`predict_proba`, as features for another estimator: no feature looks at a later row."""
         return self.predict_proba(X, groups=groups, lengths=lengths)
 
     def score_samples(self, X: ArrayLike, *, groups: Any = None, lengths: Any = None) -> NDArray[Any]:
-        """log p(row | earlier rows of its sequence) `[n]`, in nats.
-
-        Arguments:
-            X: rows `[n, F]`, with NaN where missing.
-            groups: the name of the sequence of each row; None: one sequence.
-            lengths: the number of rows of each sequence, one after another, in place of groups.
-        """
+        """log p(row | earlier rows of its sequence) `[n]`, in nats."""
         return self._each(
             X, groups, lengths, lambda model, x: [belief.log_increment for belief in model.filter(x, ragged=True)]
         )
 
     def score(self, X: ArrayLike, y: Any = None, *, groups: Any = None, lengths: Any = None) -> float:
-        """The log evidence of X over its number of rows, in nats, so that folds of any size compare.
-
-        Arguments:
-            X: rows `[n, F]`, with NaN where missing.
-            y: ignored.
-            groups: the name of the sequence of each row; None: one sequence.
-            lengths: the number of rows of each sequence, one after another, in place of groups.
-        """
+        """The log evidence of X over its number of rows, in nats, so that folds of any size compare."""
         scores = self.score_samples(X, groups=groups, lengths=lengths)
         _check_y(y, len(scores))
         return float(scores.mean())

@@ -206,10 +206,6 @@ class SwitchingSSM(Model):
     def n_free(self, fixed: Iterable[str]) -> int:
         """The number of free parameters in a fit that keeps some parameters fixed; a single state has no free
         dynamics.
-
-        Arguments:
-            fixed: the names of the parameters that the fit keeps; or their tables by name, with NaN where an entry is
-                free.
         """
         free = free_entries(self._values, fixed)
         moves = self.n_states > 1 or len(self.emission.parts) > 1
@@ -302,11 +298,7 @@ class SwitchingSSM(Model):
         ]
 
     def log_prior(self, values: Parameters) -> Tensor:
-        """Log density of the prior at parameter values: `[*r]`.
-
-        Arguments:
-            values: the parameters by name, `[*r, ...]`.
-        """
+        """Log density of the prior at parameter values: `[*r]`."""
         prior = self._prior_like(next(iter(values.values())))
         sites = self.dynamics.sites(prior) + self.emission.sites(prior)
         return log_prior(stated_sites(sites, self._responses, self.inputs, prior), values)
@@ -335,7 +327,6 @@ class SwitchingSSM(Model):
         """This model's dynamics, emission and prior, and the series x, as one input for inference.
 
         Arguments:
-            x: the series and the arguments beside it, as in `read`; or a `Series`.
             horizon: the number of steps after the end, for which inputs and gaps are passed too.
         """
         series = self.read(x, horizon=horizon, **given)
@@ -350,13 +341,7 @@ class SwitchingSSM(Model):
     def forward(
         self, x: Any = None, *, n_steps: int | None = None, batch_shape: tuple[int, ...] = (), **given: Unpack[Given]
     ) -> Tensor:
-        """The generative program with a site for every gate, state and observation, conditioned on x if it is given.
-
-        Arguments:
-            x: observations to condition on, as in `read`; None: they are drawn.
-            n_steps: the number of steps that are drawn if there is no x.
-            batch_shape: the batch axes: () for one sequence.
-        """
+        """The generative program with a site for every gate, state and observation, conditioned on x if it is given."""
         problem = self._extent(x, n_steps, batch_shape, given)
         return explicit_program(problem, self._drawn(problem), observed=x is not None)
 
@@ -370,7 +355,6 @@ class SwitchingSSM(Model):
         Arguments:
             x: observations to condition on, as in `read`; None: they are drawn.
             n_steps: the number of steps that are drawn if there is no x.
-            batch_shape: the batch axes: () for one sequence.
         """
         problem = self._extent(x, n_steps, batch_shape, given)
         return collapsed_program(problem, self._drawn(problem), observed=x is not None)
@@ -381,11 +365,6 @@ class SwitchingSSM(Model):
     ) -> Simulated:
         """Draw sequences from the model at its values. A seed makes the draw repeatable and does not touch global
         state.
-
-        Arguments:
-            n_steps: the number of steps.
-            batch_shape: the batch axes: () for one sequence.
-            seed: a number, which makes the draw repeatable; a `torch.Generator`; or None, torch's global generator.
         """
         problem = self._extent(None, n_steps, batch_shape, given)
         like = problem.series.like
@@ -416,63 +395,37 @@ class SwitchingSSM(Model):
     # ---- inference given the values --------------------------------------------------------------------------------
 
     def log_evidence(self, x: Any, **given: Unpack[Given]) -> Tensor:
-        """log p(x | values), every path summed out: `[*batch]`; differentiable in the values.
-
-        Arguments:
-            x: the series and the arguments beside it, as in `read`; or a `Series`.
-        """
+        """log p(x | values), every path summed out: `[*batch]`; differentiable in the values."""
         problem = self.problem(x, **given)
         with naming("x"):
             return problem.evidence(self.values_like(problem.series.like))
 
     @by_sequence()
     def filter(self, x: Any, **given: Unpack[Given]) -> Filtered:
-        """P(s_t | x_1..t) and P(z_t = 1 | x_1..t) at every step, and log p(x_t | x_1..t-1).
-
-        Arguments:
-            x: the series and the arguments beside it, as in `read`; or a `Series`.
-        """
+        """P(s_t | x_1..t) and P(z_t = 1 | x_1..t) at every step, and log p(x_t | x_1..t-1)."""
         with naming("x"):
             return self.chain(x, **given).filter()
 
     @by_sequence()
     def smooth(self, x: Any, **given: Unpack[Given]) -> Smoothed:
-        """P(s_t | x) and P(z_t = 1 | x) at every step, given the whole series.
-
-        Arguments:
-            x: the series and the arguments beside it, as in `read`; or a `Series`.
-        """
+        """P(s_t | x) and P(z_t = 1 | x) at every step, given the whole series."""
         with naming("x"):
             return self.chain(x, **given).smooth()
 
     @by_sequence()
     def viterbi(self, x: Any, **given: Unpack[Given]) -> Viterbi:
-        """The most probable path of states and gates.
-
-        Arguments:
-            x: the series and the arguments beside it, as in `read`; or a `Series`.
-        """
+        """The most probable path of states and gates."""
         with naming("x"):
             return self.chain(x, **given).viterbi()
 
     @by_sequence(draws=True)
     def sample_posterior(self, x: Any, n: int, seed: Seed = None, **given: Unpack[Given]) -> Sampled:
-        """n independent paths from the posterior given the whole series: `path [n, *batch, T]`.
-
-        Arguments:
-            x: the series and the arguments beside it, as in `read`; or a `Series`.
-            n: the number of draws.
-            seed: a number, which makes the draw repeatable; a `torch.Generator`; or None, torch's global generator.
-        """
+        """n independent paths from the posterior given the whole series: `path [n, *batch, T]`."""
         with naming("x"):
             return self.chain(x, **given).sample(n, seed)
 
     def chain(self, x: Any, **given: Unpack[Given]) -> Chain:
-        """The chain over the paths of x. It has every exact algorithm of `inference`.
-
-        Arguments:
-            x: the series and the arguments beside it, as in `read`; or a `Series`.
-        """
+        """The chain over the paths of x. It has every exact algorithm of `inference`."""
         series = self.read(x, **given)
         series = series if series.lengths is None else series.as_table("give")
         problem = Problem(self.dynamics, self.emission, series, self._prior_like(series.like))
@@ -490,8 +443,6 @@ class SwitchingSSM(Model):
         the observations and known states after it.
 
         Arguments:
-            x: the series and the arguments beside it, as in `read`; or a `Series`.
-            horizon: the number of steps to forecast, at least 1.
             draws: the number of draws where a forecast has no closed form.
             seed: of these draws.
         """
@@ -512,10 +463,6 @@ class SwitchingSSM(Model):
         """Probabilities of a whole series by name: `[*r, *b, T, ...]`, with the names of their axes after time.
 
         These are probabilities of states, of a redraw if there is a gate, and of a change of state, which is smaller.
-
-        Arguments:
-            chain: the chain of a series: the posterior over its paths.
-            values: the parameters by name, `[*r, ...]`.
         """
         smoothed = chain.smooth()
         redraw = {} if smoothed.redraw is None else {"redraw_probability": (smoothed.redraw, ())}
@@ -552,9 +499,6 @@ class SwitchingSSM(Model):
         a stream does not know which step is the last.
 
         Arguments:
-            state: the memory of the streams, from `start` or from the last `update`.
-            x_t: the observations of this step, NaN where missing.
-            inputs: of this step, `[*batch, C]`.
             dt: the gap before this step, `[*batch]`.
             states: known states of this step, `[*batch]`.
         """
@@ -593,9 +537,6 @@ class SwitchingSSM(Model):
 
         With inputs, durations use the mean redraw probability, or the mean probability of staying, of their steps. With
         parameters by subject, durations are the mean over the subjects of x.
-
-        Arguments:
-            x: the series and the arguments beside it, as in `read`; or a `Series`.
         """
         series = self.read(x, **given)
         subjects = None if series.subjects is None else series.subjects.flatten()[series.sequence_of_rows]
@@ -839,13 +780,7 @@ class SwitchingSSM(Model):
         return self._alone()._copy(values, self.prior)
 
     def plot(self, x: Any, *, sequence: int = 0, level: float = 0.9, **given: Unpack[Given]) -> "Figure":
-        """As `Model.plot`; with parameters by subject, the sequence with those of its subject.
-
-        Arguments:
-            x: the series and the arguments beside it, as in `read`; or a `Series`.
-            sequence: the number of the sequence that is drawn.
-            level: the probability of the bands.
-        """
+        """As `Model.plot`; with parameters by subject, the sequence with those of its subject."""
         if not self.subjects:
             return super().plot(x, sequence=sequence, level=level, **given)
         one = self.read(x, **given).one(sequence)

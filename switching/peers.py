@@ -8,6 +8,8 @@ from functools import wraps
 from inspect import Parameter, Signature, signature
 from typing import Any, NamedTuple, ParamSpec, TypeVar, get_args
 
+from ..inference.numerics.docstrings import share_arguments
+
 Arguments = ParamSpec("Arguments")
 Returned = TypeVar("Returned")
 Made = TypeVar("Made")
@@ -248,7 +250,12 @@ def _nothing(_: Any) -> None:
 
 
 class Explaining(ABCMeta):
-    """The type of classes that answer an argument that they have not by ours."""
+    """The type of classes that answer an argument that they have not by ours, and whose methods share descriptions of
+    arguments."""
+
+    def __init__(cls, *parts: Any, **keywords: Any) -> None:
+        super().__init__(*parts, **keywords)
+        share_arguments(cls)
 
     @property
     def __signature__(cls) -> Signature:

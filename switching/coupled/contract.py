@@ -264,13 +264,7 @@ class CoupledSSM(Model):
     def forward(
         self, x: Tensor | None = None, *, n_steps: int | None = None, batch_shape: tuple[int, ...] = ()
     ) -> Tensor:
-        """The Pyro program: sites `z_t_d`, `s_t_d` for each chain and `x_t`; conditioned on x if it is given.
-
-        Arguments:
-            x: observations to condition on, as in `read`; None: they are drawn.
-            n_steps: the number of steps that are drawn if there is no x.
-            batch_shape: the batch axes: () for one sequence.
-        """
+        """The Pyro program: sites `z_t_d`, `s_t_d` for each chain and `x_t`; conditioned on x if it is given."""
         if x is not None:
             n_steps, batch_shape = x.shape[-2], tuple(x.shape[:-2])
         assert n_steps is not None
@@ -304,39 +298,23 @@ class CoupledSSM(Model):
         return series.to(self._like) if self.values else series
 
     def problem(self, x: Any, **given: Unpack[Given]) -> Problem:
-        """The `product` and the series x, as one input for exact inference.
-
-        Arguments:
-            x: the series and the arguments beside it, as in `read`; or a `Series`.
-        """
+        """The `product` and the series x, as one input for exact inference."""
         return self.product.problem(self.read(x, **given))
 
     def log_evidence(self, x: Any, **given: Unpack[Given]) -> Tensor:
-        """log p(x), exact.
-
-        Arguments:
-            x: the series and the arguments beside it, as in `read`; or a `Series`.
-        """
+        """log p(x), exact."""
         return self.product.log_evidence(self.read(x, **given))
 
     @by_sequence()
     def filter(self, x: Any, **given: Unpack[Given]) -> CoupledBelief:
-        """P(s_dt | x_1..t) and P(z_dt = 1 | x_1..t), exact.
-
-        Arguments:
-            x: the series and the arguments beside it, as in `read`; or a `Series`.
-        """
+        """P(s_dt | x_1..t) and P(z_dt = 1 | x_1..t), exact."""
         filtered = self.product.filter(self.read(x, **given))
         redraw = self._gates(filtered.state, filtered.state, self._values)
         return CoupledBelief(filtered.log_normalizer, self._split(filtered.state), redraw)
 
     @by_sequence()
     def smooth(self, x: Any, **given: Unpack[Given]) -> CoupledBelief:
-        """P(s_dt | x) and P(z_dt = 1 | x), exact.
-
-        Arguments:
-            x: the series and the arguments beside it, as in `read`; or a `Series`.
-        """
+        """P(s_dt | x) and P(z_dt = 1 | x), exact."""
         chain = self.product.chain(self.read(x, **given))
         with naming("x"):
             smoothed = chain.smooth()
@@ -345,23 +323,13 @@ class CoupledSSM(Model):
 
     @by_sequence()
     def viterbi(self, x: Any, **given: Unpack[Given]) -> CoupledViterbi:
-        """The most probable path of all states, `[*batch, T, D]`, gates summed out.
-
-        Arguments:
-            x: the series and the arguments beside it, as in `read`; or a `Series`.
-        """
+        """The most probable path of all states, `[*batch, T, D]`, gates summed out."""
         best = self.product.viterbi(self.read(x, **given))
         return CoupledViterbi(self.of_product(best.path), best.log_probability)
 
     @by_sequence(draws=True)
     def sample_posterior(self, x: Any, n: int, seed: Seed = None, **given: Unpack[Given]) -> CoupledSampled:
-        """n independent paths and gates from the posterior given the whole series: `path [n, *batch, T, D]`.
-
-        Arguments:
-            x: the series and the arguments beside it, as in `read`; or a `Series`.
-            n: the number of draws.
-            seed: a number, which makes the draw repeatable; a `torch.Generator`; or None, torch's global generator.
-        """
+        """n independent paths and gates from the posterior given the whole series: `path [n, *batch, T, D]`."""
         gates = self.gates_of(self._values)
         generator = generator_of(seed, gates.device)
         joint = self.product.sample_posterior(self.read(x, **given), n, generator).path
@@ -374,13 +342,7 @@ class CoupledSSM(Model):
 
     @explains_options
     def simulate(self, n_steps: int, batch_shape: tuple[int, ...] = (), *, seed: Seed = None) -> CoupledDraw:
-        """A draw of states, gates and observations. A seed makes it repeatable and does not touch global state.
-
-        Arguments:
-            n_steps: the number of steps.
-            batch_shape: the batch axes: () for one sequence.
-            seed: a number, which makes the draw repeatable; a `torch.Generator`; or None, torch's global generator.
-        """
+        """A draw of states, gates and observations. A seed makes it repeatable and does not touch global state."""
         n_steps, batch_shape = check_integer("n_steps", n_steps), check_batch_shape("batch_shape", batch_shape)
         some = tuple(max(1, n) for n in batch_shape)  # Pyro's plates are never empty
         with seeded(seed, self._like):
@@ -394,10 +356,6 @@ class CoupledSSM(Model):
         """States, gates and observations at each of the `horizon` steps after the end of x.
 
         `state` has a table for each chain, `redraw` a column for each.
-
-        Arguments:
-            x: the series and the arguments beside it, as in `read`; or a `Series`.
-            horizon: the number of steps to forecast, at least 1.
         """
         series = self.read(x, **given)
         joint = self.product.forecast(series, horizon)
@@ -410,7 +368,6 @@ class CoupledSSM(Model):
         """The best q of independent chains, by coordinate ascent from the prior; the bound rises with every update.
 
         Arguments:
-            x: the series and the arguments beside it, as in `read`; or a `Series`.
             max_steps: the most sweeps of coordinate ascent.
             tol: the ascent ends when no bound changes by more than this share of itself.
         """
@@ -434,11 +391,7 @@ class CoupledSSM(Model):
         """The prior probabilities of a fresh state of each chain."""
 
     def durations(self, x: Any = None, **given: Unpack[Given]) -> tuple[Float[Tensor, "_"], ...]:
-        """The expected number of steps from entering each state of each chain to leaving it; x is not used.
-
-        Arguments:
-            x: the series, as in `read`; or a `Series`.
-        """
+        """The expected number of steps from entering each state of each chain to leaving it; x is not used."""
         chains = zip(self._values["redraw_prob"].unbind(-1), self.fresh_probs, strict=True)
         return tuple(1 / (rho * (1 - probs)) for rho, probs in chains)
 
@@ -453,12 +406,7 @@ class CoupledSSM(Model):
         return self.product.start(batch_shape)
 
     def update(self, state: StreamState, x_t: Any) -> tuple[StreamState, StreamOutput]:
-        """Add one observation of each stream, exactly; see `SwitchingSSM.update`.
-
-        Arguments:
-            state: the memory of the streams, from `start` or from the last `update`.
-            x_t: the observations of this step, NaN where missing.
-        """
+        """Add one observation of each stream, exactly; see `SwitchingSSM.update`."""
         after, out = self.product.update(state, x_t)
         assert after.belief is not None
         before = after.belief if state.belief is None else state.belief
@@ -544,12 +492,7 @@ class CoupledSSM(Model):
     # ---- joint states ----------------------------------------------------------------------------------------------
 
     def probabilities(self, chain: Chain, values: Parameters) -> Probabilities:
-        """As `SwitchingSSM.probabilities`, for the states and the redraws of each chain.
-
-        Arguments:
-            chain: the chain of a series: the posterior over its paths.
-            values: the parameters by name, `[*r, ...]`.
-        """
+        """As `SwitchingSSM.probabilities`, for the states and the redraws of each chain."""
         smoothed, filtered = chain.smooth().state, chain.filter().state
         states = {
             f"state_probability_{d}": (state, (f"state_{d}",)) for d, state in enumerate(self._split(smoothed), start=1)

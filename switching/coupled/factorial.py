@@ -157,12 +157,7 @@ class FactorialSSM(CoupledSSM):
         return checked
 
     def n_free(self, fixed: Iterable[str]) -> int:
-        """The number of free parameters in a fit; a constant can move from all locations of one chain to another's.
-
-        Arguments:
-            fixed: the names of the parameters that the fit keeps; or their tables by name, with NaN where an entry is
-                free.
-        """
+        """The number of free parameters in a fit; a constant can move from all locations of one chain to another's."""
         return super().n_free(fixed) - (self.n_chains - 1) * self.n_features
 
     # ---- the generative program --------------------------------------------------------------------------------------
@@ -221,7 +216,6 @@ class FactorialSSM(CoupledSSM):
         factor.
 
         Arguments:
-            x: the series, as in `read`; or a `Series`.
             check: whether the factors are tested.
         """
         series = self.read(x, **given)

@@ -218,7 +218,6 @@ class LayeredSSM(CoupledSSM):
         """The filter of each layer, from the lowest, in one bottom-up sweep; see the module's docstring.
 
         Arguments:
-            x: the series and the arguments beside it, as in `read`; or a `Series`.
             passed: "redrawn": a layer passes up P(s_t, z_t = 1), the message of the model; "state": P(s_t), as in a
                 stack of recurrent layers.
         """
@@ -258,7 +257,6 @@ class LayeredSSM(CoupledSSM):
         """The engine of the model at its values: a block `layer_l` (from 1, the lowest) of paths for each layer.
 
         Arguments:
-            x: the series, as in `read`; or a `Series`.
             check: whether the factors are tested.
         """
         series = self.read(x, **given)

@@ -228,6 +228,9 @@ class Dynamics(Named, ABC):
         """The same dynamics with those of these priors that do not have the form of the default; the others are its
         `hyperparameters`.
 
+        Arguments:
+            prior: distributions of Pyro by name of a parameter.
+
         Raises:
             TypeError, ValueError: a distribution that does not fit its parameter, or these dynamics.
         """

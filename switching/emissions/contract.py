@@ -652,7 +652,11 @@ class Emission(Named, ABC):
         return False
 
     def with_user_priors(self, prior: Mapping[str, Any]) -> "Emission":
-        """The same emission with these priors, beside those that it has of other parameters."""
+        """The same emission with these priors, beside those that it has of other parameters.
+
+        Arguments:
+            prior: distributions of Pyro by name of a parameter.
+        """
         known, changed = self.prior if isinstance(self.prior, Mapping) else {}, cast(Any, self)
         if "prior" not in getattr(self, "__dataclass_fields__", {}):
             raise ValueError(

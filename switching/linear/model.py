@@ -189,12 +189,7 @@ class LinearSSM(Model):
         return sizes(self.dynamics, self.emission)
 
     def n_free(self, fixed: Iterable[str]) -> int:
-        """The number of free parameters that the data determine.
-
-        Arguments:
-            fixed: the names of the parameters that the fit keeps; or their tables by name, with NaN where an entry is
-                free.
-        """
+        """The number of free parameters that the data determine."""
         return super().n_free(fixed) - (0 if isinstance(self.emission, Irregular) else n_bases(self._values, fixed))
 
     def _checked(self, values: Parameters) -> Parameters:
@@ -274,9 +269,6 @@ class LinearSSM(Model):
     def problem(self, x: Any, **given: Unpack[Given]) -> LinearProblem:
         """Dynamics, emission, prior, and the series x, as one input for inference.
 
-        Arguments:
-            x: the series and the arguments beside it, as in `read`; or a `Series`.
-
         Raises:
             ValueError: see `read`; a series too short to determine a diffuse start.
         """
@@ -324,50 +316,28 @@ class LinearSSM(Model):
     # ---- inference given the values --------------------------------------------------------------------------------
 
     def chain(self, x: Any, **given: Unpack[Given]) -> LinearGaussianChain:
-        """The chain over the latent paths of x. It has every exact algorithm.
-
-        Arguments:
-            x: the series and the arguments beside it, as in `read`; or a `Series`.
-        """
+        """The chain over the latent paths of x. It has every exact algorithm."""
         problem = self.problem(self.read(x, **given).as_table("give"))
         return problem.chain(self.values_like(problem.series.like))
 
     def log_evidence(self, x: Any, **given: Unpack[Given]) -> Tensor:
-        """log p(x) of each sequence, `[*batch]`; for a diffuse start its limit, see `LinearGaussianChain`.
-
-        Arguments:
-            x: the series and the arguments beside it, as in `read`; or a `Series`.
-        """
+        """log p(x) of each sequence, `[*batch]`; for a diffuse start its limit, see `LinearGaussianChain`."""
         problem = self.problem(x, **given)
         return problem.evidence(self.values_like(problem.series.like))
 
     @by_sequence()
     def filter(self, x: Any, **given: Unpack[Given]) -> GaussianFiltered:
-        """The belief about the latents before and after each observation.
-
-        Arguments:
-            x: the series and the arguments beside it, as in `read`; or a `Series`.
-        """
+        """The belief about the latents before and after each observation."""
         return self.chain(x, **given).filter()
 
     @by_sequence()
     def smooth(self, x: Any, **given: Unpack[Given]) -> GaussianSmoothed:
-        """The belief about the latents given the whole series, with the covariances of successive steps.
-
-        Arguments:
-            x: the series and the arguments beside it, as in `read`; or a `Series`.
-        """
+        """The belief about the latents given the whole series, with the covariances of successive steps."""
         return self.chain(x, **given).smooth()
 
     @by_sequence(draws=True)
     def sample_posterior(self, x: Any, n: int, seed: Seed = None, **given: Unpack[Given]) -> GaussianSampled:
-        """n independent draws of the latents given the whole series: `latent [n, *batch, T, L]`.
-
-        Arguments:
-            x: the series and the arguments beside it, as in `read`; or a `Series`.
-            n: the number of draws.
-            seed: a number, which makes the draw repeatable; a `torch.Generator`; or None, torch's global generator.
-        """
+        """n independent draws of the latents given the whole series: `latent [n, *batch, T, L]`."""
         return self.chain(x, **given).sample(n, seed)
 
     @explains_options
@@ -376,10 +346,6 @@ class LinearSSM(Model):
 
         With inputs, pass those of the future too: `[*batch, T + horizon, C]`. All sequences must then have equal
         lengths.
-
-        Arguments:
-            x: the series and the arguments beside it, as in `read`; or a `Series`.
-            horizon: the number of steps to forecast, at least 1.
         """
         horizon = check_integer("horizon", horizon)
         series = self.read(x, horizon=horizon, **given)
@@ -419,9 +385,6 @@ class LinearSSM(Model):
         `inputs [*batch, n_steps, C]`.
 
         Arguments:
-            n_steps: the number of steps.
-            batch_shape: the batch axes: () for one sequence.
-            seed: a number, which makes the draw repeatable; a `torch.Generator`; or None, torch's global generator.
             inputs: of all steps, `[*batch, T, C]`.
         """
         n_steps, batch_shape = check_integer("n_steps", n_steps), check_batch_shape("batch_shape", batch_shape)
@@ -449,9 +412,6 @@ class LinearSSM(Model):
         observations.
 
         Arguments:
-            x: observations to condition on, as in `read`; None: they are drawn.
-            n_steps: the number of steps that are drawn if there is no x.
-            batch_shape: the batch axes: () for one sequence.
             inputs: of all steps, if there is no x.
         """
         n_steps = 1 if n_steps is None else n_steps
@@ -469,12 +429,7 @@ class LinearSSM(Model):
         return linear_program(moves, sights, diffuse, x, n_steps, batch_shape)
 
     def probabilities(self, chain: Any, values: Parameters) -> Probabilities:
-        """Means and standard deviations of the latents given the whole series: `[*r, *b, T, L]`.
-
-        Arguments:
-            chain: the chain of a series: the posterior over its paths.
-            values: the parameters by name, `[*r, ...]`.
-        """
+        """Means and standard deviations of the latents given the whole series: `[*r, *b, T, L]`."""
         smoothed = chain.smooth()
         spread = smoothed.covariance.diagonal(dim1=-2, dim2=-1).clamp_min(0).sqrt()
         return {"latent_mean": (smoothed.mean, ("latent",)), "latent_sd": (spread, ("latent",))}
@@ -499,11 +454,6 @@ class LinearSSM(Model):
         `inputs [*batch, C]` are those of this step. The result equals `filter` on the whole series, to rounding.
         While the observations of some stream do not determine its diffuse start, the output is NaN. The step that
         determines it adds the evidence of all steps so far.
-
-        Arguments:
-            state: the memory of the streams, from `start` or from the last `update`.
-            x_t: the observations of this step, NaN where missing.
-            inputs: of this step, `[*batch, C]`.
         """
         check_kind("state", state, LinearStreamState, "the state from start() or update()")
         batch = tuple(state.log_evidence.shape)

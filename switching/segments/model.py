@@ -254,7 +254,6 @@ class Segments(Model):
 
         Arguments:
             values: numbers in any form by name.
-            named: the same as keywords.
 
         Raises:
             ValueError: a parameter is missing, unknown, of another shape, or outside its space.
@@ -314,9 +313,6 @@ class Segments(Model):
     def scaled_to(self, x: Any, **given: Unpack[Given]) -> "Segments":
         """The same model with its weak prior scaled to the observations x, as in `fit`; hyperparameters that were
         chosen stay. If the hazard is a number, the model then has values.
-
-        Arguments:
-            x: the series and the arguments beside it, as in `read`; or a `Series`.
 
         Raises:
             ValueError: a feature of x without any observed value.
@@ -403,11 +399,7 @@ class Segments(Model):
             raise ValueError("dt: got a gap that is negative or not finite; give the time since the previous step.")
 
     def problem(self, x: Any, **given: Unpack[Given]) -> SegmentProblem:
-        """The emission, the hazard, the prior and the series x, as one input for inference.
-
-        Arguments:
-            x: the series and the arguments beside it, as in `read`; or a `Series`.
-        """
+        """The emission, the hazard, the prior and the series x, as one input for inference."""
         return self._problem(self.read(x, **given))
 
     def _problem(self, series: Series) -> SegmentProblem:
@@ -423,11 +415,6 @@ class Segments(Model):
     ) -> Tensor:
         """The generative program, conditioned on x if it is given: see `switching.segments.program`. Without values it
         draws them from their prior. Returns the observations.
-
-        Arguments:
-            x: observations to condition on, as in `read`; None: they are drawn.
-            n_steps: the number of steps that are drawn if there is no x.
-            batch_shape: the batch axes: () for one sequence.
         """
         problem = self._extent(x, n_steps, batch_shape, given)
         values = self.values_like(problem.series.like) if self.values else sample_sites(problem.sites)
@@ -439,11 +426,6 @@ class Segments(Model):
     ) -> SegmentsSimulated:
         """A draw of changes, parameters and observations. A seed makes the draw repeatable and does not touch global
         state. `inputs` and `dt` are those of all steps.
-
-        Arguments:
-            n_steps: the number of steps.
-            batch_shape: the batch axes: () for one sequence.
-            seed: a number, which makes the draw repeatable; a `torch.Generator`; or None, torch's global generator.
         """
         problem = self._extent(None, n_steps, batch_shape, given)
         values, series = self.values_like(problem.series.like), problem.series
@@ -466,11 +448,7 @@ class Segments(Model):
     # ---- inference given the values --------------------------------------------------------------------------------
 
     def chain(self, x: Any, **given: Unpack[Given]) -> SegmentChain:
-        """The chain over the segmentations of x, in float64.
-
-        Arguments:
-            x: the series and the arguments beside it, as in `read`; or a `Series`.
-        """
+        """The chain over the segmentations of x, in float64."""
         series = self.read(x, **given)
         problem = self._problem(series if series.lengths is None else series.as_table("give"))
         return problem.chain(self.values_like(series.like))
@@ -478,9 +456,6 @@ class Segments(Model):
     def log_evidence(self, x: Any, **given: Unpack[Given]) -> Tensor:
         """log p(x | values) of each sequence, `[*batch]`, of all together if changes are shared; all segmentations and
         parameters are integrated out. Differentiable in the values.
-
-        Arguments:
-            x: the series and the arguments beside it, as in `read`; or a `Series`.
         """
         problem = self.problem(x, **given)
         with naming("x"):
@@ -490,9 +465,6 @@ class Segments(Model):
     def filter(self, x: Any, **given: Unpack[Given]) -> SegmentsFiltered:
         """The belief after each observation: P(change), the expected run length, and means and standard deviations of
         the parameters, given x_1..t.
-
-        Arguments:
-            x: the series and the arguments beside it, as in `read`; or a `Series`.
         """
         with naming("x"):
             problem = self.problem(x, **given)
@@ -506,9 +478,6 @@ class Segments(Model):
     def smooth(self, x: Any, **given: Unpack[Given]) -> SegmentsSmoothed:
         """The belief given the whole series: P(change before t), the expected number of changes, and means and standard
         deviations of the parameters at each step.
-
-        Arguments:
-            x: the series and the arguments beside it, as in `read`; or a `Series`.
         """
         with naming("x"):
             problem = self.problem(x, **given)
@@ -521,9 +490,6 @@ class Segments(Model):
     def viterbi(self, x: Any, **given: Unpack[Given]) -> Viterbi:
         """The most probable segmentation: the number of the segment at each step, where segments begin, and the log
         joint of the segmentation and x, with the parameters integrated out. `segments` has it as a table.
-
-        Arguments:
-            x: the series and the arguments beside it, as in `read`; or a `Series`.
         """
         with naming("x"):
             problem = self.problem(x, **given)
@@ -536,11 +502,6 @@ class Segments(Model):
     def sample_posterior(self, x: Any, n: int, seed: Seed = None, **given: Unpack[Given]) -> SegmentsSampled:
         """n independent draws of the segmentation and of the parameters given the whole series: `path [n, *batch, T]`,
         `parameters` by name.
-
-        Arguments:
-            x: the series and the arguments beside it, as in `read`; or a `Series`.
-            n: the number of draws.
-            seed: a number, which makes the draw repeatable; a `torch.Generator`; or None, torch's global generator.
         """
         with naming("x"):
             problem = self.problem(x, **given)
@@ -553,9 +514,6 @@ class Segments(Model):
 
         The columns are `sequence`, if x has several; `begin` and `end`, the labels of the first and the last step;
         `steps`; and the posterior mean and standard deviation of each parameter, such as `loc` and `loc_sd`.
-
-        Arguments:
-            x: the series and the arguments beside it, as in `read`; or a `Series`.
         """
         from ..views.segment_tables import segments
 
@@ -566,9 +524,6 @@ class Segments(Model):
 
     def states(self, x: Any, **given: Unpack[Given]) -> "pd.DataFrame | Any":
         """The belief about each step given the whole sequence, a row for each step.
-
-        Arguments:
-            x: the series and the arguments beside it, as in `read`; or a `Series`.
 
         Returns:
             A frame as that of `SwitchingSSM.states`, with the columns `change`, P(a segment begins at t | x), 0 at the
@@ -591,10 +546,6 @@ class Segments(Model):
 
         With inputs or gaps, pass those of the future too: `[*batch, T + horizon, C]` and `[*batch, T + horizon]`. All
         sequences must then have equal lengths.
-
-        Arguments:
-            x: the series and the arguments beside it, as in `read`; or a `Series`.
-            horizon: the number of steps to forecast, at least 1.
         """
         horizon = check_integer("horizon", horizon)
         series = self.read(x, horizon=horizon, **given)
@@ -629,9 +580,6 @@ class Segments(Model):
         to what is left out, of which `state.runs.left_out` has a bound.
 
         Arguments:
-            state: the memory of the streams, from `start` or from the last `update`.
-            x_t: the observations of this step, NaN where missing.
-            inputs: of this step, `[*batch, C]`.
             dt: the gap before this step, `[*batch]`.
         """
         check_kind("state", state, SegmentsStreamState, "the state from start() or update()")
@@ -647,7 +595,6 @@ class Segments(Model):
         belief after each, whose `log_normalizer` and `left_out` are those of the stream so far.
 
         Arguments:
-            state: the memory of the streams, from `start` or from the last `update`.
             x: the observations of S steps, NaN where missing.
         """
         check_kind("state", state, SegmentsStreamState, "the state from start() or update()")

@@ -224,12 +224,7 @@ class SwitchingLinearSSM(Model):
         return list(self.layout.forms)
 
     def n_free(self, fixed: Iterable[str]) -> int:
-        """The number of parameters that the data determine: another basis of a chain's states is the same model.
-
-        Arguments:
-            fixed: the names of the parameters that the fit keeps; or their tables by name, with NaN where an entry is
-                free.
-        """
+        """The number of parameters that the data determine: another basis of a chain's states is the same model."""
         return super().n_free(fixed) - self.layout.n_bases(self._values, fixed)
 
     def with_prior(self, prior: Mapping[str, Any]) -> "SwitchingLinearSSM":
@@ -276,20 +271,12 @@ class SwitchingLinearSSM(Model):
     # ---- observations ----------------------------------------------------------------------------------------------
 
     def problem(self, x: Any, **given: Unpack[Given]) -> SwitchingLinearProblem:
-        """The model and the series x, for tables and exports.
-
-        Arguments:
-            x: the series and the arguments beside it, as in `read`; or a `Series`.
-        """
+        """The model and the series x, for tables and exports."""
         return SwitchingLinearProblem(self.layout, self.read(x, **given))
 
     def probabilities(self, chain: Any, values: Parameters) -> Probabilities:
         """Probabilities of regimes, and means and standard deviations of the states of all chains, next to each
         other.
-
-        Arguments:
-            chain: the chain of a series: the posterior over its paths.
-            values: the parameters by name, `[*r, ...]`.
         """
         mean, spread = chain.latents
         axes = ("chain_latent",)
@@ -300,11 +287,7 @@ class SwitchingLinearSSM(Model):
         }
 
     def durations(self, x: Any = None, **given: Unpack[Given]) -> Float[Tensor, "K"]:
-        """The expected number of steps from entering each regime to leaving it; NaN if the states choose regimes.
-
-        Arguments:
-            x: the series, as in `read`; or a `Series`.
-        """
+        """The expected number of steps from entering each regime to leaving it; NaN if the states choose regimes."""
         values = self.values_like(self._like)
         if self.layout.recurrent:
             return torch.full_like(values["initial_probs"], torch.nan)
@@ -317,7 +300,6 @@ class SwitchingLinearSSM(Model):
         """The belief after each observation, by GPB(order); states are those of `regimes()`. See `gpb_filter`.
 
         Arguments:
-            x: the series and the arguments beside it, as in `read`; or a `Series`.
             order: of the GPB filter.
         """
         series = self.read(x, **given)
@@ -330,7 +312,6 @@ class SwitchingLinearSSM(Model):
         `smooth(x).elbo` is a lower bound.
 
         Arguments:
-            x: the series and the arguments beside it, as in `read`; or a `Series`.
             order: of the GPB filter.
         """
         problem = self.problem(x, **given)
@@ -359,7 +340,6 @@ class SwitchingLinearSSM(Model):
         -inf.
 
         Arguments:
-            x: the series and the arguments beside it, as in `read`; or a `Series`.
             starts: any of "interpolated", "annealed" and "random", see `inference`; each sequence keeps its best.
             max_steps, tol: the largest number of sweeps, and the relative rise of the bound at which they end.
             seed: of random starts.
@@ -392,9 +372,6 @@ class SwitchingLinearSSM(Model):
         """The most probable path of regimes under the q of `smooth`, and its exact log p(path, x).
 
         The log probability is NaN if the states choose the regimes, because then the states cannot be summed out.
-
-        Arguments:
-            x: the series and the arguments beside it, as in `read`; or a `Series`.
         """
         series = self.read(x, **given)
         return self._along(series, self.smooth(series))
@@ -424,9 +401,6 @@ class SwitchingLinearSSM(Model):
         `effective_size` show whether there are enough draws. An interrupt returns fewer.
 
         Arguments:
-            x: the series and the arguments beside it, as in `read`; or a `Series`.
-            n: the number of draws.
-            seed: a number, which makes the draw repeatable; a `torch.Generator`; or None, torch's global generator.
             warmup: sweeps before the first draw.
             chains: the number of chains.
         """
@@ -446,13 +420,7 @@ class SwitchingLinearSSM(Model):
 
     @explains_options
     def simulate(self, n_steps: int, batch_shape: tuple[int, ...] = (), *, seed: Seed = None) -> Simulated:
-        """Draws of regimes, states (those of `regimes()`) and observations; equal seeds give equal draws.
-
-        Arguments:
-            n_steps: the number of steps.
-            batch_shape: the batch axes: () for one sequence.
-            seed: a number, which makes the draw repeatable; a `torch.Generator`; or None, torch's global generator.
-        """
+        """Draws of regimes, states (those of `regimes()`) and observations; equal seeds give equal draws."""
         return self.regimes().simulate(n_steps, batch_shape, seed)
 
     @explains_options
@@ -460,8 +428,6 @@ class SwitchingLinearSSM(Model):
         """Regimes, states and observations at each of the `horizon` steps after the end of x.
 
         Arguments:
-            x: the series and the arguments beside it, as in `read`; or a `Series`.
-            horizon: the number of steps to forecast, at least 1.
             order: of the GPB filter.
         """
         series = self.read(x, **given)
@@ -486,10 +452,6 @@ class SwitchingLinearSSM(Model):
         """Add one observation of each stream: `x_t [*batch, F]` (or `[*batch]` for one feature), NaN where missing.
 
         The result equals `filter` on the whole series, to rounding.
-
-        Arguments:
-            state: the memory of the streams, from `start` or from the last `update`.
-            x_t: the observations of this step, NaN where missing.
         """
         check_kind("state", state, SwitchingStream, "the state from start() or update()")
         x_t = read_row(x_t, tuple(state.log_evidence.shape), self.n_features)
@@ -508,11 +470,6 @@ class SwitchingLinearSSM(Model):
     ) -> Tensor:
         """The Pyro program: sites `z_t`, `s_t` and `x_t`, t from 1; conditioned on x if it is given. States are those
         of `regimes()`.
-
-        Arguments:
-            x: observations to condition on, as in `read`; None: they are drawn.
-            n_steps: the number of steps that are drawn if there is no x.
-            batch_shape: the batch axes: () for one sequence.
         """
         regimes, seen = self.regimes(x), []
         n_steps, batch_shape = (x.shape[-2], tuple(x.shape[:-2])) if x is not None else (n_steps, batch_shape)
@@ -542,8 +499,6 @@ class SwitchingLinearSSM(Model):
         """The flow of a state of two numbers in each regime: see `plot_flow` in `views.switching_linear_figures`.
 
         Arguments:
-            x: the series, as in `read`; or a `Series`.
-            sequence: the number of the sequence that is drawn.
             points: the number of arrows along a side.
         """
         return self._figures().plot_flow(self, x, sequence=sequence, points=points, **given)
