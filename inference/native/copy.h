@@ -26,6 +26,7 @@ constexpr double LOST = 1e-70;    // the belief below which a state is lost
 constexpr double SHARE = 1e-17;   // the largest contribution of a lost state, relative to a redraw
 constexpr double CALM = 1e-50;    // if all redraws of a step have more weight, no state is lost, and lost ones do not matter
 constexpr int64_t AHEAD = 4;      // steps whose weights are computed at once
+constexpr int64_t SOON = 16;      // steps, before whose results are written their memory is asked for
 constexpr int64_t SMALLER = 16;   // a block that is swept again, than one that is not
 constexpr int64_t FEW = 1 << 11;  // weights of a block that is not met, in the first-level cache
 enum Verdict { FINE, RISKY, IMPOSSIBLE };
@@ -183,9 +184,11 @@ struct CopySweep {
         const int64_t k = this->k, p = width ? width : this->p;
         const bool sums_held = out.held && out.held_width == 1, counts = out.drawn;
         D *const future = this->future, *const drawn = this->drawn;
+        const T* written = out.state ? out.state : out.fresh;
         for (int64_t r = n - 1; r >= 0; r--) {
             const D *const fresh = this->fresh + r * p, *const held = this->held + r * p, *const before = belief + r * p;
             const int64_t t = t0 + r;
+            prefetch(written + (t - SOON) * k);  // processors foresee little that goes backward in time
             V<D> reached{}, redrawn{}, stayed{};
             for (int64_t j = 0; j < p; j += W<D>) {
                 const V<D> f = load(future + j);

@@ -10,13 +10,11 @@ namespace {
 struct Start {
     std::vector<double> logs, belief;
     double log_sum = 0;  // the divisor
-    bool none = true;
 
     Start(int64_t k, int64_t p) : logs(k, -INFINITY), belief(p, 0.0) {}
     template <class T> APART void read(const T* initial) {
         const int64_t k = logs.size();
-        none = initial == nullptr;
-        if (none) return;
+        if (!initial) return;
         const double top = finite_or_0(*std::max_element(initial, initial + k));
         for (int64_t s = 0; s < k; s++) logs[s] = double(initial[s]) - top;
         const double rest = log_total(logs.data(), k);

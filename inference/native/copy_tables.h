@@ -36,7 +36,7 @@ template <class T> struct Rows {
 
 // exp(x - top), at least LOWEST where it is possible
 INLINE V<double> relative(V<double> x, V<double> top) {
-    const V<double> y = x - top, weight = exp_not_positive<double>(y < LOG_LOWEST ? splat(LOG_LOWEST) : y);
+    const V<double> y = x - top, weight = exponential<double, false, false>(y < LOG_LOWEST ? splat(LOG_LOWEST) : y);
     return y == NEVER ? V<double>{} : weight;
 }
 INLINE V<double> raised(V<double> x) { return (x < LOWEST) & (x > 0) ? splat(LOWEST) : x; }
