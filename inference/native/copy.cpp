@@ -7,15 +7,13 @@
                                      T* held, T* initial, int64_t* failed) { \
         const CopyBatch<T> batch = {log_initial, log_fresh, log_held, of}; \
         const Posteriors<T> results = {value, state, redraw, fresh, held, initial, nullptr, of[2]}; \
-        by_vectors(of[1], [&](auto n) { posterior<n.value, T>(task, batch, lengths, results, failed); }); \
+        posterior<T>(task, batch, lengths, results, failed); \
     } \
     EXPORT void name(copy_filter)(int64_t* task, const int64_t* of, const T* log_initial, const T* log_fresh, \
                                   const T* log_held, const int64_t* lengths, double* increment, T* state, T* redraw, \
                                   int64_t* failed) { \
         const CopyBatch<T> batch = {log_initial, log_fresh, log_held, of}; \
-        by_vectors(of[1], [&](auto n) { \
-            filtered<n.value, T>(task, batch, lengths, static_cast<T*>(nullptr), increment, state, redraw, failed); \
-        }); \
+        filtered<T>(task, batch, lengths, static_cast<T*>(nullptr), increment, state, redraw, failed); \
     } \
     EXPORT void name(copy_viterbi)(int64_t* task, const int64_t* of, const T* log_initial, const T* log_fresh, \
                                    const T* log_held, const int64_t* lengths, int64_t* path, bool* redraw, T* value, \

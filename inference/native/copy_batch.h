@@ -1,6 +1,5 @@
 // The sequences of one call: their tables, and the beliefs before their first steps.
 #pragma once
-#include <algorithm>
 #include <vector>
 
 #include "copy.h"
@@ -11,14 +10,12 @@ namespace {
 struct Start {
     std::vector<double> logs, belief;
     double log_sum = 0;  // the divisor
-    bool none = true;
 
     Start(int64_t k, int64_t p) : logs(k, -INFINITY), belief(p, 0.0) {}
     template <class T> APART void read(const T* initial) {
         const int64_t k = logs.size();
-        none = initial == nullptr;
-        if (none) return;
-        const double top = finite_or_0<double>(*std::max_element(initial, initial + k));
+        if (!initial) return;
+        const double top = finite_or_0(*std::max_element(initial, initial + k));
         for (int64_t s = 0; s < k; s++) logs[s] = double(initial[s]) - top;
         const double rest = log_total(logs.data(), k);
         for (int64_t s = 0; s < k; s++) {
@@ -65,7 +62,7 @@ template <class T> struct FactoredBatch {
         tables.log_hold = {log_hold + at[1], of[3], 1, n};
         tables.log_state = log_state + at[2];
         tables.log_likelihood = {log_likelihood + at[3], of[4], of[1], n};
-        if (tables.padded) tables.read_states();
+        tables.read_states(round_up(of[1], W<double>));
     }
 };
 
@@ -90,27 +87,29 @@ template <class T> struct Posteriors {
     }
 };
 
-template <int NV, class T, class Batch>
+template <class T, class Batch>
 void posterior(int64_t* task, const Batch& batch, const int64_t* lengths, const Posteriors<T>& results, int64_t* failed) {
     using Tables = typename Batch::Tables;
     const int64_t steps = batch.steps(), k = batch.states(), p = round_up(k, W<double>);
-    const int64_t rows = Smoother<T, Tables, NV>::rows_of(steps, p, results.state || results.fresh ? batch.block() : 0);
-    Room<double> room(Smoother<T, Tables, NV>::numbers(steps, p, rows), 64);
-    if (room.full()) return no_memory(task);
-    Smoother<T, Tables, NV> smoother(room, steps, k, p, rows);
+    const int64_t rows = CopySweep::rows_of(steps, p, results.state || results.fresh ? batch.block() : 0);
+    CopySweep sweep(k, rows, Tables::numbers(p) + (steps / rows + 2) * p);
+    if (sweep.room.full()) return no_memory(task);
+    Tables tables{};
+    tables.place(sweep.room, p);
+    double* kept = sweep.room.take((steps / rows + 2) * p);
     Start start(k, p);
     for (int64_t i = task[0]; i < task[1]; i++) {
         const int64_t n = inside(lengths[i], steps);
         const Wanted<T> out = results.of(i, steps, k);
         clear(out.state, n * k, steps * k), clear(out.redraw, n, steps), clear(out.fresh, n * k, steps * k);
         clear(out.held, n * out.held_width, steps * out.held_width);
-        batch.read(i, n, smoother.near.tables);
-        batch.read(i, n, smoother.far.tables);
+        batch.read(i, n, tables);
         start.read(batch.initial(i));
         double value = 0;
-        failed[i] = -1;
-        if (smoother.smooth(n, start.belief.data(), out, value, failed[i]) == RISKY) {
-            InLogs<Tables> logs(smoother.near.tables, k, n, start.logs.data());
+        const Verdict verdict = sweep.smooth(tables, n, start.belief.data(), out, kept, value);
+        failed[i] = sweep.failed;
+        if (verdict == RISKY) {
+            InLogs<Tables> logs(tables, k, n, start.logs.data());
             if (logs.room.full()) return no_memory(task);
             failed[i] = logs.forward();
             value = logs.value();
@@ -120,26 +119,27 @@ void posterior(int64_t* task, const Batch& batch, const int64_t* lengths, const 
     }
 }
 
-template <int NV, class T, class Batch, class I>
+template <class T, class Batch, class I>
 void filtered(int64_t* task, const Batch& batch, const int64_t* lengths, T* value, I* increment, T* state, T* redraw,
               int64_t* failed) {
     using Tables = typename Batch::Tables;
     const int64_t steps = batch.steps(), k = batch.states(), p = round_up(k, W<double>);
-    Filter<T, Tables, NV> filter(steps, k, p);
-    if (filter.room.full()) return no_memory(task);
-    auto& half = filter.half;
+    CopySweep sweep(k, CopySweep::rows_of(steps, p, 0), Tables::numbers(p));
+    if (sweep.room.full()) return no_memory(task);
+    Tables tables{};
+    tables.place(sweep.room, p);
     Start start(k, p);
     for (int64_t i = task[0]; i < task[1]; i++) {
         const int64_t n = inside(lengths[i], steps);
-        batch.read(i, n, half.tables);
+        batch.read(i, n, tables);
         start.read(batch.initial(i));
         T *own_state = state + i * steps * k, *own_redraw = redraw + i * steps;
         I* own = increment + i * steps;
         clear(own_state, n * k, steps * k), clear(own_redraw, n, steps), clear(own, n, steps);
-        const Verdict verdict = filter.run(n, start.belief.data(), own_state, own_redraw, own);
-        failed[i] = half.failed;
+        const Verdict verdict = sweep.filter(tables, n, start.belief.data(), own_state, own_redraw, own);
+        failed[i] = sweep.failed;
         if (verdict == RISKY) {
-            InLogs<Tables> logs(half.tables, k, n, start.logs.data());
+            InLogs<Tables> logs(tables, k, n, start.logs.data());
             if (logs.room.full()) return no_memory(task);
             failed[i] = logs.forward();
             if (failed[i] < 0) logs.write_filtered(own_state, own_redraw, own);
@@ -151,14 +151,6 @@ void filtered(int64_t* task, const Batch& batch, const int64_t* lengths, T* valu
             value[i] = T(sum.value());
         }
     }
-}
-
-// Calls for the number of vectors of a message
-template <class Call> void by_vectors(int64_t k, Call call) {
-    const int64_t n = (k + W<double> - 1) / W<double>;
-    if (n == 1) call(std::integral_constant<int, 1>());
-    else if (n == 2) call(std::integral_constant<int, 2>());
-    else call(std::integral_constant<int, 0>());
 }
 
 }  // namespace

@@ -42,7 +42,8 @@ template <class T, int lanes = W<T>, class Join> INLINE V<T> everywhere(V<T> x, 
     if constexpr (lanes > 1) x = join(x, exchanged<T, 1>(x));
     return x;
 }
-template <class T> INLINE T sum_of(V<T> x) { return everywhere<T>(x, [](V<T> x, V<T> y) { return x + y; })[0]; }
+INLINE V<double> all_of(V<double> x) { return everywhere<double>(x, [](V<double> x, V<double> y) { return x + y; }); }
+template <class T> INLINE T sum_of(V<T> x) { return all_of(x)[0]; }
 template <class T> INLINE V<T> smaller(V<T> x, V<T> y) { return x < y ? x : y; }
 
 // x / y, rounded as a division is, from 1 / y: a state that is certain has probability 1.

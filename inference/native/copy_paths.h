@@ -75,9 +75,11 @@ void best_paths(int64_t* task, const CopyBatch<T>& batch, const int64_t* lengths
     const int64_t steps = batch.steps(), k = batch.states();
     CopyTables<T> tables;
     Start start(k, k);
-    Room<double> room(2 * k + steps + doubles<char>(steps * k), 4);
-    if (room.full()) return no_memory(task);
-    BestPath<T> best = {tables, k, 0, room.take(k), take<int64_t>(room, steps), take<char>(room, steps * k), {}};
+    Room<double> numbers(k, 1);
+    Room<int64_t> ends(steps, 1);
+    Room<char> drawn(steps * k, 1);
+    if (numbers.full() || ends.full() || drawn.full()) return no_memory(task);
+    BestPath<T> best = {tables, k, 0, numbers.take(k), ends.take(steps), drawn.take(steps * k), {}};
     for (int64_t i = task[0]; i < task[1]; i++) {
         const int64_t n = inside(lengths[i], steps);
         batch.read(i, n, tables);
@@ -131,27 +133,28 @@ template <class T>
 void draw_paths(int64_t* task, const CopyBatch<T>& batch, const int64_t* lengths, const int64_t* draws, const double* uniform,
                 int64_t* path, bool* redraw, int64_t* failed) {
     const int64_t steps = batch.steps(), k = batch.states(), p = round_up(k, W<double>);
-    Filter<T, CopyTables<T>, 0> filter(steps, k, p);
-    if (filter.room.full()) return no_memory(task);
+    CopySweep sweep(k, CopySweep::rows_of(steps, p, 0), 0);
+    if (sweep.room.full()) return no_memory(task);
+    CopyTables<T> tables;
     Room<double> room((steps + 1) * k + steps, 2);
     if (room.full()) return no_memory(task);
     double *belief = room.take((steps + 1) * k), *unused = room.take(steps);
     Start start(k, p);
-    Draws<T> drawn = {filter.half.tables,     k, draws[0], draws[1] * steps, false, std::vector<double>(k),
-                      std::vector<int64_t>(draws[0]), std::vector<char>(draws[0])};
+    Draws<T> drawn = {tables, k, draws[0], draws[1] * steps, false, std::vector<double>(k), std::vector<int64_t>(draws[0]),
+                      std::vector<char>(draws[0])};
     for (int64_t i = task[0]; i < task[1]; i++) {
         const int64_t n = inside(lengths[i], steps), at = i * steps;
-        batch.read(i, n, filter.half.tables);
+        batch.read(i, n, tables);
         start.read(batch.initial(i));
         for (int64_t j = 0; j < draws[0]; j++) {
             std::fill_n(path + at + j * drawn.apart, steps, int64_t(-1));
             std::fill_n(redraw + at + j * drawn.apart, steps, false);
         }
         std::copy(start.belief.begin(), start.belief.begin() + k, belief);
-        drawn.logs = filter.run(n, start.belief.data(), belief + k, unused, unused) == RISKY;
-        failed[i] = filter.half.failed;
+        drawn.logs = sweep.filter(tables, n, start.belief.data(), belief + k, unused, unused) == RISKY;
+        failed[i] = sweep.failed;
         if (drawn.logs) {
-            InLogs<CopyTables<T>> logs(filter.half.tables, k, n, start.logs.data());
+            InLogs<CopyTables<T>> logs(tables, k, n, start.logs.data());
             if (logs.room.full()) return no_memory(task);
             failed[i] = logs.forward();
             std::copy(logs.belief, logs.belief + (n + 1) * k, belief);

@@ -92,17 +92,20 @@ template <> struct Format<float> {
 constexpr double INVERSE_FACTORIAL[] = {1.0, 1.0, 1.0 / 2, 1.0 / 6, 1.0 / 24, 1.0 / 120, 1.0 / 720, 1.0 / 5040, 1.0 / 40320, 1.0 / 362880,
                                         1.0 / 3628800, 1.0 / 39916800, 1.0 / 479001600, 1.0 / 6227020800};
 
-// exp(x), or exp(x) - 1, for x <= 0 or NaN, to one unit in the last place; below the least normal number it is 0
-template <class T, bool less_one> INLINE V<T> exponential(V<T> x) {
+// exp(x), or exp(x) - 1, for x <= 0 or NaN, to one unit in the last place; below the least normal number it is 0. Where x is
+// never so low, `underflows` is false.
+template <class T, bool less_one, bool underflows = true> INLINE V<T> exponential(V<T> x) {
     using F = Format<T>;
-    const V<T> y = x < F::lowest ? splat(F::lowest) : x;
+    V<T> y = x;
+    if constexpr (underflows) y = x < F::lowest ? splat(F::lowest) : x;
     const V<T> shifted = y * T(1.4426950408889634) + F::shifter, n = shifted - F::shifter;
     const V<T> r = (y - n * F::ln2_high) - n * F::ln2_low;
     V<T> series = splat(T(INVERSE_FACTORIAL[F::degree]));
 #pragma GCC unroll 16
     for (int k = F::degree - 1; k > 1; k--) series = series * r + T(INVERSE_FACTORIAL[k]);
     const Bits<T> exponent = ((Bits<T>)shifted + F::bias) << F::mantissa;
-    const V<T> power = x < F::lowest ? V<T>{} : (V<T>)exponent;
+    V<T> power = (V<T>)exponent;
+    if constexpr (underflows) power = x < F::lowest ? V<T>{} : power;
     if constexpr (less_one) return power * (r * r * series + r) + (power - T(1));
     return power * ((series * r + T(1)) * r + T(1));
 }

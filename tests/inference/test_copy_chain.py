@@ -236,7 +236,7 @@ def test_float32_tables_lose_nothing_but_their_own_rounding():
 
 @pytest.mark.parametrize("block", [64, 1024])  # blocks of one step, or of up to 8, of 5 states in vectors of four
 @pytest.mark.parametrize(("n", "steps"), [(2, 37), (1, 1), (1, 2), (1, 3), (1, 37), (1, 400)])
-def test_sequences_of_several_blocks_and_from_both_ends_equal_their_step_by_step_twin(n, steps, block, monkeypatch):
+def test_sequences_of_several_blocks_equal_their_step_by_step_twin(n, steps, block, monkeypatch):
     monkeypatch.setattr(native, "BLOCK", block)
     case = random_case(n, steps, 5, 5)
     case = replace(case, lengths=torch.arange(steps, steps - n, -1))

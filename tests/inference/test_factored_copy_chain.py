@@ -64,7 +64,7 @@ def found(*given: Tensor) -> dict[str, Tensor]:
 
 @pytest.fixture(params=["whole", "in blocks"])
 def kernels(request, monkeypatch):
-    """Halves of sequences in one block, and in blocks of few steps."""
+    """Sequences in one block, and in blocks of few steps."""
     if request.param == "in blocks":
         monkeypatch.setattr(native, "BLOCK", 64)
 

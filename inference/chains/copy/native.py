@@ -12,7 +12,7 @@ from ...numerics.threads import ranges
 from . import op
 
 Results = tuple[Tensor, ...]
-BLOCK = 1 << 18  # weights of half a sequence that are kept between its sweeps
+BLOCK = 1 << 20  # weights of a sequence that are kept between its sweeps
 MIN_WORK = 1 << 16  # weights that repay a second thread
 LONGEST = 1 << 25  # weights of a task, which an interrupt waits for
 
