@@ -127,16 +127,15 @@ def _link(objects: list[Path], path: Path) -> None:
 
 
 def _written(path: Path, write: Callable[[Path], None]) -> None:
-    """Have a file written beside its place and moved there: other processes see all of it or nothing."""
+    """Have a file written in a folder beside its place and moved there: other processes see all of it or nothing.
+
+    What a linker writes besides goes with the folder.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
-    handle, part = tempfile.mkstemp(suffix=path.suffix, dir=path.parent)
-    os.close(handle)
-    try:
-        write(Path(part))
-        os.chmod(part, 0o755)
-        os.replace(part, path)
-    finally:
-        Path(part).unlink(missing_ok=True)
+    with tempfile.TemporaryDirectory(dir=path.parent) as folder:
+        part = Path(folder, path.name)
+        write(part)
+        part.replace(path)
 
 
 def _cache() -> Path:

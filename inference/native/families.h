@@ -9,24 +9,10 @@
 // Neither gap is negative, and like terms are combined first, so that a small one keeps its digits. The plain forms are
 // `families/positive.py`, `families/normal.py`, `families/peak.py` and `families/numerics.py`.
 #pragma once
+#include "gammas.h"
 #include "matrices.h"
 
 namespace {
-
-constexpr double ASYMPTOTIC = 10;  // from here on eight terms of the series of digamma are exact to rounding
-constexpr double LARGE = 16;       // from here on Stirling's series has all digits
-constexpr double STIRLING[] = {1. / 12, -1. / 360, 1. / 1260, -1. / 1680, 1. / 1188, -691. / 360360, 1. / 156};
-
-// psi(x) at x > 0, by its recurrence and its asymptotic series; NaN elsewhere
-inline double digamma(double x) {
-    if (!(x > 0)) return std::numeric_limits<double>::quiet_NaN();
-    double shift = 0;
-    for (; x < ASYMPTOTIC; x += 1) shift += 1 / x;
-    const double s = 1 / (x * x);
-    double series = 691. / 32760 - s * (1. / 12 - s * (3617. / 8160));
-    series = 1. / 12 - s * (1. / 120 - s * (1. / 252 - s * (1. / 240 - s * (1. / 132 - s * series))));
-    return std::log(x) - 0.5 / x - s * series - shift;
-}
 
 inline double rate_gap(double rate0, double rate, double shape0 = 1, double shape = 1) {
     const double ratio = rate0 / rate, excess = (rate0 - rate) / rate;
@@ -35,15 +21,9 @@ inline double rate_gap(double rate0, double rate, double shape0 = 1, double shap
 
 // Of large numbers, the gap of Stirling's formula and that of its rest, delta(a)
 inline double gamma_gap(double a0, double a, double psi) {
-    if (!(a0 >= LARGE && a >= LARGE)) return std::lgamma(a0) - std::lgamma(a) - (a0 - a) * psi;
-    const double square0 = 1 / (a0 * a0), square = 1 / (a * a);
-    double rest0 = 0, rest = 0, slope = 0;
-    for (int i = 6; i >= 0; i--) {
-        rest0 = rest0 * square0 + STIRLING[i];
-        rest = rest * square + STIRLING[i];
-        slope = slope * square - (2 * i + 1) * STIRLING[i];
-    }
-    return rest0 / a0 - rest / a - (a0 - a) * square * slope - rate_gap(a0, a, a0 - 0.5, a - 0.5);
+    if (!(a0 >= FROM && a >= FROM)) return std::lgamma(a0) - std::lgamma(a) - (a0 - a) * psi;
+    const Reals both = {a0, a}, rest = stirling_rest(both), slope = stirling_slope(both);
+    return rest[0] - rest[1] - (a0 - a) * slope[1] - rate_gap(a0, a, a0 - 0.5, a - 0.5);
 }
 
 // A plate: natural parameters of it and of its prior, and its results
@@ -58,10 +38,11 @@ inline void of_simplex(const Plate& p) {
     double total = 0, total0 = 0, gap = 0;
     for (int64_t k = 0; k < p.width; k++) total += p.eta[k], total0 += p.eta0[k];
     const double whole = digamma(total);
+    for (int64_t k = 0; k < p.width; k += W<double>)
+        store_some<double>(p.mean + k, digamma(load_some(p.eta + k, p.width - k)), p.width - k);
     for (int64_t k = 0; k < p.width; k++) {
-        const double psi = digamma(p.eta[k]);
-        p.mean[k] = psi - whole;
-        gap += gamma_gap(p.eta0[k], p.eta[k], psi);
+        gap += gamma_gap(p.eta0[k], p.eta[k], p.mean[k]);
+        p.mean[k] -= whole;
     }
     *p.divergence = gap - gamma_gap(total0, total, whole);
 }
@@ -149,13 +130,15 @@ inline bool of_normal_wishart(const Plate& p, Square& m) {
         m.ratio[i][D] = m.loc[i] - m.loc0[i];
     }
     solve(m.chol, m.ratio);
-    double squares = 0, shift = 0, gap = 0, log_volume = D * std::log(2.0) - log_det;
+    double squares = 0, shift = 0, gap = 0, log_volume = D * std::log(2.0) - log_det, *psi = m.loc0;
+    Reals halves;
+    for (int64_t i = 0; i < W<double>; i++) halves[i] = 0.5 * double(i);
+    for (int64_t i = 0; i < D; i += W<double>) store_some<double>(psi + i, digamma(0.5 * (df - double(i)) - halves), D - i);
     for (int64_t i = 0; i < D; i++) {
         for (int64_t j = 0; j <= i; j++) squares += m.ratio[i][j] * m.ratio[i][j];
         shift += m.ratio[i][D] * m.ratio[i][D];
-        const double psi = digamma((df - i) / 2);
-        log_volume += psi;
-        gap += gamma_gap((df0 - i) / 2, (df - i) / 2, psi);
+        log_volume += psi[i];
+        gap += gamma_gap((df0 - i) / 2, (df - i) / 2, psi[i]);
     }
     invert(m.chol, m.lower, m.inverse);
     normal_wishart_mean(p, m, log_volume);

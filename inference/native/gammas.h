@@ -25,9 +25,9 @@ struct Raised {
     Reals a, product;
 };
 INLINE Raised raised(Reals a) {
-    const auto negative = a < 0.0;
-    Raised found = {negative ? splat(FROM) : a, negative ? splat(std::numeric_limits<double>::quiet_NaN()) : splat(1.0)};
-    while (some(found.a < FROM)) {
+    const auto fits = a >= 0.0;
+    Raised found = {fits ? a : splat(FROM), fits ? splat(1.0) : splat(std::numeric_limits<double>::quiet_NaN())};
+    for (double least = -largest<double>(-found.a); least < FROM; least += 1) {
         found.product *= found.a < FROM ? found.a : splat(1.0);
         found.a += found.a < FROM ? splat(1.0) : Reals{};
     }
@@ -62,23 +62,27 @@ INLINE Reals log_rise(Reals a, Reals x) {
     return rise + (stirling_rest(to.a) - stirling_rest(from.a)) + log<double>(from.product / to.product);
 }
 
+// The derivative of delta
+INLINE Reals stirling_slope(Reals a) {
+    const Reals s = 1.0 / (a * a);
+    constexpr double LATER[] = {-1.0 / 12, 691.0 / 32760, -1.0 / 132, 1.0 / 240, -1.0 / 252, 1.0 / 120, -1.0 / 12};
+    Reals series = splat(3617.0 / 8160);
+    for (double coefficient : LATER) series = series * s + coefficient;
+    return s * series;
+}
+
 // The derivative of log Gamma; NaN at numbers that are not positive
 INLINE Reals digamma(Reals x) {
     const auto positive = x > 0.0;
-    Reals a = positive ? x : splat(FROM), sum{}, product = splat(1.0);  // sum / product: of 1/a, 1/(a + 1), ...
-    while (some(a < FROM)) {
-        const auto small = a < FROM;
-        sum = small ? sum * a + product : sum;
-        product = small ? product * a : product;
-        a += small ? splat(1.0) : Reals{};
+    Reals a = positive ? x : splat(FROM), raised{};
+    for (double least = -largest<double>(-a); least < FROM; least += 1) {
+        raised += a < FROM ? 1.0 / a : Reals{};
+        a += a < FROM ? splat(1.0) : Reals{};
     }
-    const Reals s = 1.0 / (a * a);
-    constexpr double LATER[] = {1.0 / 12, -691.0 / 32760, 1.0 / 132, -1.0 / 240, 1.0 / 252, -1.0 / 120, 1.0 / 12};
-    Reals series = splat(-3617.0 / 8160);
-    for (double coefficient : LATER) series = series * s + coefficient;
-    const Reals found = log<double>(a) - 0.5 / a - s * series - sum / product;
+    const Reals found = log<double>(a) - 0.5 / a + stirling_slope(a) - raised;
     return positive ? found : splat(std::numeric_limits<double>::quiet_NaN());
 }
+inline double digamma(double x) { return digamma(splat(x))[0]; }
 
 // E[x^{-1/2}] and E[1/x] of x ~ Gamma(a, 1); about 1 / LEAST where they do not exist
 constexpr double LEAST_OF_MOMENTS = 1e-200;

@@ -59,10 +59,6 @@ INLINE void without_none(int64_t n, double* x, double number) {
     for (int64_t i = 0; i < n; i++) x[i] = x[i] == NONE ? number : x[i];
 }
 
-INLINE void finish(int64_t n, bool best, double* most, double* sum) {
-    if (!best) sweep(n, [&](int64_t i, int64_t) { store<double>(most + i, load(most + i) + log<double>(load(sum + i))); });
-}
-
 struct Sizes {
     int64_t K, Q, times, pushes, steps, elements, best;  // `elements`: of the evidence, 0 if there is none
     int64_t row() const { return times * K; }
@@ -98,30 +94,34 @@ struct Pushdown {
         : s(s), row(round_up(s.row(), W<double>) + 2 * W<double>), most(row), sum(row), back(s.Q * row), terms(s.K * row),
           amount(row), d_back(row), d_matched(s.K * s.Q * row), by_number(row) {}
 
+    // log sum exp(x + weight), number by number, into `to`: `each` calls its argument with n numbers of every x, their place
+    // in the row, x and its weight. Of the first numbers of a row alone, others follow.
+    template <class Each> void add_up(int64_t n, double* to, Each each) {
+        std::fill(to, to + row, NONE);
+        each([&](int64_t size, int64_t at, const double* x, double weight) { raise(size, to + at, x, weight); },
+             [&](const double* x, double weight) { raise<true>(s.K, to, x, weight); });
+        if (s.best) return;
+        without_none(row, to, 0);
+        std::fill(sum.begin(), sum.end(), 0);
+        each([&](int64_t size, int64_t at, const double* x, double weight) { gather(size, &sum[at], x, weight, to + at); },
+             [&](const double* x, double weight) { gather<true>(s.K, sum.data(), x, weight, to); });
+        sweep(n, [&](int64_t i, int64_t) { store<double>(to + i, load(to + i) + log<double>(load(&sum[i]))); });
+    }
+
     // log sum_a exp(terms[a, i]), into `most`
     void add_terms(int64_t n) {
-        std::fill(most.begin(), most.end(), NONE);
-        for (int64_t a = 0; a < s.K; a++) raise(n, most.data(), &terms[a * row], 0);
-        if (s.best) return;
-        without_none(row, most.data(), 0);
-        std::fill(sum.begin(), sum.end(), 0);
-        for (int64_t a = 0; a < s.K; a++) gather(n, sum.data(), &terms[a * row], 0, most.data());
-        finish(n, false, most.data(), sum.data());
+        add_up(n, most.data(), [&](auto term, auto) {
+            for (int64_t a = 0; a < s.K; a++) term(n, 0, &terms[a * row], 0.0);
+        });
     }
 
     // back[r, k K + a]: from element k newly on top in configuration a to its pop at step t into state r
     void returns(int64_t t, const double* pop, const double* last) {
         const int64_t n = t * s.K;
-        for (int64_t r = 0; r < s.Q; r++) {
-            double* out = &back[r * row];
-            std::fill(out, out + row, NONE);
-            for (int64_t j = 0; j < s.K; j++) raise(n, out, last + j * s.row(), pop[j * s.Q + r]);
-            if (s.best) continue;
-            without_none(row, out, 0);
-            std::fill(sum.begin(), sum.end(), 0);
-            for (int64_t j = 0; j < s.K; j++) gather(n, sum.data(), last + j * s.row(), pop[j * s.Q + r], out);
-            finish(n, false, out, sum.data());
-        }
+        for (int64_t r = 0; r < s.Q; r++)
+            add_up(n, &back[r * row], [&](auto term, auto) {
+                for (int64_t j = 0; j < s.K; j++) term(n, 0, last + j * s.row(), pop[j * s.Q + r]);
+            });
     }
 
     void match(int64_t t, const double* push, double* matched) {
@@ -140,26 +140,16 @@ struct Pushdown {
     // covered by an element that was pushed at k and popped at t.
     void close(int64_t t, int64_t j, const PushdownWeights<const double>& w, const double* segment, const double* matched) {
         const int64_t K = s.K, G = K / s.Q, n = t * K;
-        std::fill(most.begin(), most.end(), NONE);
-        for (int pass = 0; pass < (s.best ? 1 : 2); pass++) {
-            if (pass) without_none(row, most.data(), 0), std::fill(sum.begin(), sum.end(), 0);
+        add_up(n, most.data(), [&](auto term, auto first_term) {
             for (int64_t i = 0; i < K; i++) {
-                const double *last = segment + ((t - 1) * K + i) * s.row();
-                const double bottom = w.bottom[i * K + j], held = w.replace[i * K + j];
-                if (pass) gather<true>(K, sum.data(), last, bottom, most.data());
-                else raise<true>(K, most.data(), last, bottom);
-                if (pass) gather(n - K, &sum[K], last + K, held, &most[K]);
-                else raise(n - K, &most[K], last + K, held);
+                const double* last = segment + ((t - 1) * K + i) * s.row();
+                first_term(last, w.bottom[i * K + j]);
+                term(n - K, K, last + K, w.replace[i * K + j]);
             }
             for (int64_t i = j % G; i < K; i += G)
-                for (int64_t k = 1; k < t; k++) {
-                    const double* before = segment + ((k - 1) * K + i) * s.row();
-                    const double closed = matched[(i * s.Q + j / G) * s.times + k];
-                    if (pass) gather(k * K, sum.data(), before, closed, most.data());
-                    else raise(k * K, most.data(), before, closed);
-                }
-        }
-        finish(n, s.best, most.data(), sum.data());
+                for (int64_t k = 1; k < t; k++)
+                    term(k * K, 0, segment + ((k - 1) * K + i) * s.row(), matched[(i * s.Q + j / G) * s.times + k]);
+        });
     }
 
     // Fills step t >= 1 of the tables of a sequence.

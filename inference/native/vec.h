@@ -28,12 +28,14 @@ namespace {
 template <class T> struct Vector;
 template <> struct Vector<double> {
     typedef double Of __attribute__((vector_size(VECTOR_BYTES)));
-    typedef int64_t Bits __attribute__((vector_size(VECTOR_BYTES)));
+    typedef int64_t Int;
+    typedef Int Bits __attribute__((vector_size(VECTOR_BYTES)));
     typedef double Anywhere __attribute__((vector_size(VECTOR_BYTES), aligned(8), may_alias));
 };
 template <> struct Vector<float> {
     typedef float Of __attribute__((vector_size(VECTOR_BYTES)));
-    typedef int32_t Bits __attribute__((vector_size(VECTOR_BYTES)));
+    typedef int32_t Int;
+    typedef Int Bits __attribute__((vector_size(VECTOR_BYTES)));
     typedef float Anywhere __attribute__((vector_size(VECTOR_BYTES), aligned(4), may_alias));
 };
 template <class T> using V = typename Vector<T>::Of;
@@ -44,17 +46,38 @@ template <class T> INLINE V<T> load(const T* p) { return *reinterpret_cast<const
 template <class T> INLINE void store(T* p, V<T> x) { *reinterpret_cast<typename Vector<T>::Anywhere*>(p) = x; }
 template <class T> INLINE V<T> splat(T x) { return x - V<T>{}; }
 
-// The same of the last, partly filled vector of a row: n numbers of it
-template <class T> INLINE V<T> load_some(const T* p, int64_t n) {
-    if (n >= W<T>) return load(p);
+// The first n numbers of a vector, from memory and back; the others are 0, and are not written.
+#if defined(__AVX2__) && VECTOR_BYTES == 32
+typedef long long Longs __attribute__((vector_size(32)));
+template <class T> INLINE Bits<T> first_places(int64_t n) {
+    Bits<T> place;
+    for (int64_t i = 0; i < W<T>; i++) place[i] = i;
+    return place < Bits<T>{} + typename Vector<T>::Int(n);
+}
+INLINE V<double> load_first(const double* p, int64_t n) {
+    return __builtin_ia32_maskloadpd256(reinterpret_cast<const V<double>*>(p), (Longs)first_places<double>(n));
+}
+INLINE V<float> load_first(const float* p, int64_t n) {
+    return __builtin_ia32_maskloadps256(reinterpret_cast<const V<float>*>(p), first_places<float>(n));
+}
+INLINE void store_first(double* p, V<double> x, int64_t n) {
+    __builtin_ia32_maskstorepd256(reinterpret_cast<V<double>*>(p), (Longs)first_places<double>(n), x);
+}
+INLINE void store_first(float* p, V<float> x, int64_t n) {
+    __builtin_ia32_maskstoreps256(reinterpret_cast<V<float>*>(p), first_places<float>(n), x);
+}
+#else
+template <class T> INLINE V<T> load_first(const T* p, int64_t n) {
     V<T> x{};
     std::memcpy(&x, p, n * sizeof(T));
     return x;
 }
-template <class T> INLINE void store_some(T* p, V<T> x, int64_t n) {
-    if (n >= W<T>) store(p, x);
-    else std::memcpy(p, &x, n * sizeof(T));
-}
+template <class T> INLINE void store_first(T* p, V<T> x, int64_t n) { std::memcpy(p, &x, n * sizeof(T)); }
+#endif
+
+// The same of the last, perhaps partly filled vector of a row: n numbers of it
+template <class T> INLINE V<T> load_some(const T* p, int64_t n) { return n >= W<T> ? load(p) : load_first(p, n); }
+template <class T> INLINE void store_some(T* p, V<T> x, int64_t n) { n >= W<T> ? store(p, x) : store_first(p, x, n); }
 
 template <class T> INLINE V<T> larger(V<T> x, V<T> y) { return x > y ? x : y; }
 

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ...native.library import empty, integers, pointer
+from ...native.library import addresses, empty, integers, pointer
 from ...numerics.native_calls import check_given, refuse_lack
 from ...numerics.threads import in_parallel, ranges, sum_of_steps
 from . import native_stream as native_stream  # has its kernel registered
@@ -116,10 +116,6 @@ def _zeros(*shape: int) -> Tensor:
     return torch.from_numpy(np.zeros(shape))
 
 
-def _pointers(*tables: Tensor | None) -> Any:
-    return integers(*(0 if table is None else table.data_ptr() for table in tables))
-
-
 @op.forwards.kernel("cpu", takes=takes)
 def passes(steps: Tensor, tables: Tables, expect: Functions | None) -> tuple[Forward, Filtered | None]:
     chain = _Chain(tables, expect, tables.tol > 0) if knows(tables, expect) else None
@@ -133,7 +129,7 @@ def passes(steps: Tensor, tables: Tables, expect: Functions | None) -> tuple[For
     run, begun = looks if expect else (None, None)
     if expect:
         expected = empty(N, T, chain.outs, dtype=torch.float64)
-    outputs = _pointers(increment, change, entropy, weight, left_out, death, failed, None, run, begun, expected, None)
+    outputs = addresses(increment, change, entropy, weight, left_out, death, failed, None, run, begun, expected, None)
     chain.each(partial(chain.forward, False, outputs))
     found = Forward(increment, change, death, left_out, failed, entropy, weight)
     if expected is None or run is None or begun is None:
@@ -151,7 +147,7 @@ def viterbi(steps: Tensor, tables: Tables) -> tuple[Tensor, Tensor, Tensor]:
     death, source = empty(2, N, T, dtype=torch.int64).unbind()
     failed, left_out = empty(N, dtype=torch.int64), empty(N, dtype=torch.float64)
     path = torch.empty(N, T, dtype=torch.bool, device="cpu")
-    outputs = _pointers(increment, change, None, weight, left_out, death, failed, source, None, None, None, path)
+    outputs = addresses(increment, change, None, weight, left_out, death, failed, source, None, None, None, path)
     chain.each(partial(chain.forward, True, outputs))
     return path, sum_of_steps(increment), failed
 
@@ -169,8 +165,8 @@ def smooth(steps: Tensor, tables: Tables, found: Forward, expect: Functions) -> 
     ended, last = ends or (None, None)
     expected, first = empty(N, T, chain.outs, dtype=real), empty(N, chain.outs, dtype=real)
     given = [table.contiguous() for table in (found.log_increment, found.log_change, found.death)]
-    outputs = _pointers(change, expected, first, ended, last)
-    chain.each(partial(chain.backward, _pointers(*given), outputs))
+    outputs = addresses(change, expected, first, ended, last)
+    chain.each(partial(chain.backward, addresses(*given), outputs))
     expectations, starts = (_apart(table, chain.shapes) if expect else () for table in (expected, first))
     return Smoothed(change, expectations, starts, ended, last)
 

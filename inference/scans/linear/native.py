@@ -3,6 +3,7 @@
 Sequences are spread over threads, and, where there are fewer sequences than threads, blocks of columns as well.
 """
 
+from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -31,9 +32,31 @@ def parts(sequences: int, steps: int, width: int, block: int = _LINE, widest: in
     columns = -(-tasks // len(rows))
     if widest is not None:
         columns = max(columns, -(-width // max(widest, block)))
-    cuts = min(columns, blocks)
+    cuts = max(1, min(columns, blocks))
     edges = [min(width, blocks * k // cuts * block) for k in range(cuts + 1)]
     return [integers(*row, *column, steps, width) for row in rows for column in pairwise(edges)]
+
+
+def states(name: str, tasks: list[Any], kind: Any, shape: Sequence[int], *given: Tensor) -> Tensor:
+    """The results [N, T, D] of the kernel of a recurrence."""
+    tables = [x.detach().contiguous() for x in given]
+    h = empty(*shape, dtype=tables[0].dtype)
+    if h.numel():
+        run(function(name, h.dtype), tasks, kind, *tables, h)
+    return h
+
+
+def gradients(
+    name: str, tasks: list[Any], kind: Any, inputs: Sequence[Tensor], h: Tensor, grad: Tensor
+) -> list[Tensor]:
+    """The gradients of all inputs, of which the last one is the first state, by the adjoint of such a kernel."""
+    tables = [x.detach().contiguous() for x in (*inputs, h, grad)]
+    found = [empty(*x.shape, dtype=x.dtype) for x in inputs]
+    if h.numel():
+        run(function(f"{name}_adjoint", h.dtype), tasks, kind, *tables, *found)
+    else:
+        found[-1].zero_()
+    return found
 
 
 @scan.kernel("cpu")
@@ -44,21 +67,11 @@ def forward(first: Tensor, second: Tensor, h0: Tensor, lerp: bool) -> Tensor:
         raise ValueError(f"first, second, h0: got shapes {shapes}, expected [N, T, D] twice, and [N, D].")
     if not first.dtype == second.dtype == h0.dtype:
         raise TypeError(f"first, second, h0: got {first.dtype}, {second.dtype}, {h0.dtype}, expected one dtype.")
-    tables = [x.detach().contiguous() for x in (first, second, h0)]
-    h = empty(*second.shape, dtype=second.dtype)
-    if h.numel():
-        run(function("linear_scan", h.dtype), parts(*h.shape), int(lerp), *tables, h)
-    return h
+    return states("linear_scan", parts(*second.shape), int(lerp), second.shape, first, second, h0)
 
 
 @scan.adjoint("cpu")
 @in_single_precision
 def backward(call: Call, grad: Tensor) -> list[Tensor]:
-    (first, second, h0, lerp), (h,) = call.inputs, call.outputs
-    tables = [x.detach().contiguous() for x in (first, second, h0, h, grad)]
-    gradients = [empty(*x.shape, dtype=x.dtype) for x in tables[:3]]
-    if h.numel():
-        run(function("linear_scan_adjoint", h.dtype), parts(*h.shape), int(lerp), *tables, *gradients)
-    else:
-        gradients[2].zero_()
-    return gradients
+    (*inputs, lerp), (h,) = call.inputs, call.outputs
+    return gradients("linear_scan", parts(*h.shape), int(lerp), inputs, h, grad)
