@@ -12,7 +12,7 @@ forked child, whose parent kept the threads, the plain threads do this work too.
 import os
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from functools import cache
 from hashlib import sha256
 from itertools import pairwise
@@ -37,25 +37,20 @@ def ranges(n: int, at_least: int = 1, at_most: int | None = None) -> list[tuple[
 
 
 @contextmanager
-def at_most_threads(n: int) -> Iterator[None]:
-    """Within, torch and the kernels run on so many threads at most; the setting is put back."""
+def one_thread_if_small(numbers: int) -> Iterator[None]:
+    """Within, torch and the kernels run on one thread if tables have only so many numbers; the setting is put back.
+
+    Threads that share small tables wait for each other longer than they work, and a loop waits at every operation.
+    """
     before = torch.get_num_threads()
-    if before <= n:
+    if before == 1 or numbers >= _SHARED:
         yield
         return
-    torch.set_num_threads(n)
+    torch.set_num_threads(1)
     try:
         yield
     finally:
         torch.set_num_threads(before)
-
-
-def one_thread_if_small(numbers: int) -> AbstractContextManager[None]:
-    """Within, torch and the kernels run on one thread if tables have only so many numbers.
-
-    Threads that share small tables wait for each other longer than they work, and a loop waits at every operation.
-    """
-    return at_most_threads(1 if numbers < _SHARED else torch.get_num_threads())
 
 
 def worthwhile(seconds: float) -> int:
