@@ -70,9 +70,9 @@ def _parts(restarts: int, steps: int, states: int, features: int) -> tuple[list[
     Pieces follow from sizes alone, as they decide how sums are rounded.
     """
     work = max(1, states * features**2)  # of a step
-    pieces, tasks = 1, [(0, restarts)]
-    if restarts * steps * work >= 2 * _MIN_WORK:
-        pieces = len(ranges(steps, max(4 * _BLOCK, _MIN_WORK // work), max(1, _PIECES // restarts)))
-        items = restarts * pieces
-        tasks = ranges(items, max(1, _MIN_WORK * items // (restarts * steps * work)), items)
+    if restarts * steps * work < 2 * _MIN_WORK:
+        return [integers(0, restarts)], integers(restarts, 1, steps, states, features, 0)
+    pieces = len(ranges(steps, max(4 * _BLOCK, _MIN_WORK // work), max(1, _PIECES // restarts)))
+    items = restarts * pieces
+    tasks = ranges(items, max(1, _MIN_WORK * items // (restarts * steps * work)), items)
     return [integers(*task) for task in tasks], integers(restarts, pieces, steps, states, features, 0)
