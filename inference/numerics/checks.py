@@ -342,9 +342,10 @@ def check_start(log_initial: Tensor | None) -> None:
     """Raise `ValueError` unless each row of `log_initial` [*b, K] has a finite entry, and none is NaN or +inf."""
     if log_initial is None:
         return
-    if log_initial.dim() == 1 and _is_at_hand(log_initial) and abs(_extremes(log_initial)[1]) < torch.inf:
+    largest = log_initial.detach().amax(-1)
+    if _is_at_hand(largest) and max(map(abs, _extremes(largest))) < torch.inf:
         return
-    bad = ~(log_initial.detach().amax(-1).abs() < torch.inf)
+    bad = ~(largest.abs() < torch.inf)
 
     def complain() -> None:
         index = tuple(bad.nonzero()[0].tolist())
