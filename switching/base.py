@@ -28,9 +28,8 @@ from ..inference.numerics.scalars import check_choice, check_integer, check_kind
 from ..inference.numerics.threads import one_thread_if_small
 from ..inference.numerics.user_warnings import warn_user
 from .data.beside import with_steps_to_come
-from .data.cells import check_data
 from .data.design import check_design, with_inputs
-from .data.frames import Frame, plain
+from .data.frames import Frame, check_data, plain
 from .data.lags import read_before, with_past
 from .data.reading import read_alone, read_series
 from .data.series import Given, Scaling, Series

@@ -27,8 +27,8 @@ from ..inference.numerics.ranks import Ranks
 from ..inference.numerics.records import Record, made
 from ..inference.numerics.scalars import check_batch_shape, check_integer, check_kind
 from .base import Model, Probabilities
-from .data.cells import to_tensor
 from .data.design import check_rank, read_inputs
+from .data.frames import to_tensor
 from .data.knowledge import check_states, with_states
 from .data.lags import check_scored, read_before, with_past
 from .data.ragged import by_sequence

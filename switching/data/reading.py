@@ -15,8 +15,8 @@ from torch import Tensor
 from ...inference.numerics.checks import check_integers
 from ...inference.numerics.records import made
 from .beside import in_rows, in_sequences, like_x, names_sequences, of_list, of_one
-from .cells import is_ragged_list, labelled, to_tensor
 from .design import named_columns
+from .frames import is_ragged_list, labelled, to_tensor
 from .knowledge import by_name, coded, with_noise, with_states, with_weights
 from .matching import labelled_by, matched_columns
 from .packed import Packed, stored
