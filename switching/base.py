@@ -13,6 +13,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, Unpack
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -27,11 +28,10 @@ from ..inference.numerics.scalars import check_choice, check_integer, check_kind
 from ..inference.numerics.threads import one_thread_if_small
 from ..inference.numerics.user_warnings import warn_user
 from .data.beside import with_steps_to_come
-from .data.cells import check_data
 from .data.design import check_design, with_inputs
-from .data.frames import Frame, plain
+from .data.frames import Frame, check_data, plain
 from .data.lags import read_before, with_past
-from .data.reading import read_series
+from .data.reading import read_alone, read_series
 from .data.series import Given, Scaling, Series
 from .data.sources import is_source, open_sequences
 from .data.subjects import with_subjects
@@ -572,12 +572,12 @@ class Model(Named, ABC):
             series.check(lambda part: self._check_drives(part, part.n_steps))
         else:
             self._check_drives(series, n_steps)
-        return replace(series, checked=parts)
+        return series.checked_by(parts)
 
     def _series(self, x: Any, given: Given) -> Series:
         """The series before most checks; only the number of features is checked."""
         frame = None
-        if not isinstance(x, Tensor | Series):
+        if not isinstance(x, Tensor | Series) and type(x) is not np.ndarray:
             check_data(x)
             frame, x = Frame.of(x), open_sequences(x, progress=False) if is_source(x) else plain(x, "x")
         x = self._arranged(x)
@@ -586,7 +586,9 @@ class Model(Named, ABC):
         else:
             known: Any = {name: plain(table, name) for name, table in given.items()} if given else {}
             labels, before = known.pop("subjects", None), known.pop("before", None)
-            series = with_inputs(read_series(x, self.n_features, **known), self.inputs)
+            alone = isinstance(x, Tensor | np.ndarray) and not known
+            series = read_alone(x, self.n_features) if alone else read_series(x, self.n_features, **known)
+            series = with_inputs(series, self.inputs)
             series = series if frame is None else replace(series, frame=frame)
             earlier = read_before(before, series, self.order)
             series = with_past(series, self.order, earlier) if self.order else series

@@ -28,7 +28,7 @@ from ..inference.numerics.randomness import Seed
 from ..inference.numerics.records import Record
 from ..inference.numerics.scalars import check_integer, check_states
 from .ascent import Ascent, Differentiable
-from .data.cells import to_tensor
+from .data.frames import to_tensor
 from .data.lags import check_scored
 from .data.series import Given, Series
 from .dynamics.markov import Markov

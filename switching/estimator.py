@@ -23,8 +23,7 @@ from sklearn.utils.validation import check_is_fitted, check_random_state, valida
 
 from ..inference.numerics.checks import naming
 from ..inference.numerics.scalars import check_flag, check_integer, check_kind
-from .data.cells import to_tensor
-from .data.frames import is_foreign, plain
+from .data.frames import is_foreign, plain, to_tensor
 from .dynamics.contract import Dynamics
 from .dynamics.markov import Markov
 from .emissions.contract import Emission

@@ -24,11 +24,11 @@ from ..inference.numerics.checks import naming
 from ..inference.numerics.interrupts import importing
 from ..inference.numerics.randomness import Seed
 from ..inference.numerics.ranks import Ranks
-from ..inference.numerics.records import Record
+from ..inference.numerics.records import Record, made
 from ..inference.numerics.scalars import check_batch_shape, check_integer, check_kind
 from .base import Model, Probabilities
-from .data.cells import to_tensor
 from .data.design import check_rank, read_inputs
+from .data.frames import to_tensor
 from .data.knowledge import check_states, with_states
 from .data.lags import check_scored, read_before, with_past
 from .data.ragged import by_sequence
@@ -428,8 +428,7 @@ class SwitchingSSM(Model):
         """The chain over the paths of x. It has every exact algorithm of `inference`."""
         series = self.read(x, **given)
         series = series if series.lengths is None else series.as_table("give")
-        problem = Problem(self.dynamics, self.emission, series, self._prior_like(series.like))
-        return problem.chain(self.values_like(series.like))
+        return Problem(self.dynamics, self.emission, series).chain(self.values_like(series.like))
 
     @explains_options
     def forecast(self, x: Any, horizon: int, *, draws: int = DRAWS, seed: Seed = 0, **given: Unpack[Given]) -> Forecast:
@@ -518,15 +517,15 @@ class SwitchingSSM(Model):
         with naming("x_t"):
             names = None if inputs is None or isinstance(self.inputs, int) else self.inputs
             past = None if state.lags is None else state.lags.to(x_t).unsqueeze(-3)
-            series = self._about_origin(Series(x_t.unsqueeze(-2), None, inputs, dt, drivers=names, past=past))
+            series = made(Series, x=x_t.unsqueeze(-2), inputs=inputs, dt=dt, drivers=names, past=past)
+            series = self._about_origin(series)
             if states is not None:
                 series = check_states(with_states(series, read_states(states, x_t), None), self.n_states)
             check_finite(series)
             self._check_observations(series)
             self._check_drives(series, 1)
-            step = Problem(self.dynamics, self.emission, series).after(self.values_like(x_t), state.belief)
-        assert step.redraw is not None
-        belief, redraw, increment = step.state.squeeze(-2), step.redraw.squeeze(-1), step.log_increment.squeeze(-1)
+            problem = Problem(self.dynamics, self.emission, series)
+            belief, redraw, increment = problem.after(self.values_like(x_t), state.belief)
         lags = None if state.lags is None else after(state.lags.to(x_t), x_t)
         later = StreamState(belief, state.log_evidence.to(x_t.device) + increment, state.steps + 1, lags)
         by_state = belief if belief.shape[-1] == self.n_states else belief.unflatten(-1, (self.n_states, -1)).sum(-1)

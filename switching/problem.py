@@ -8,7 +8,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, fields, replace
-from functools import cached_property, reduce
+from functools import cached_property
 from typing import Any, TypeVar
 
 import torch
@@ -299,9 +299,10 @@ class Problem(SeriesProblem):
         tables = {part.name: weighed(getattr(marginals, part.name)) for part in fields(marginals)}
         return Marginals(**tables)  # pyright: ignore[reportArgumentType] those that are not None stay so
 
-    def after(self, values: Parameters, belief: Float[Tensor, "*b M"] | None) -> Filtered:
-        """The belief after a series of one step, from the belief before it; None: it is the first step. A belief has M
-        numbers, the same number for each state: see `Dynamics.log_ahead`.
+    def after(self, values: Parameters, belief: Float[Tensor, "*b M"] | None) -> tuple[Tensor, Tensor, Tensor]:
+        """The belief after a series of one step `[*b, M]`, P(z = 1) there and log p(x_t | x_1..t-1), from the belief
+        before it; None: it is the first step. A belief has M numbers, the same number for each state: see
+        `Dynamics.log_ahead`.
 
         It is computed directly: a chain of one step costs several times as much.
         """
@@ -313,20 +314,21 @@ class Problem(SeriesProblem):
         each = ahead[0].shape[-1] // self.n_states
         if each > 1:
             likelihood = ByGate(*(table.repeat_interleave(each, -1) for table in likelihood))
-        top = likelihood.redrawn.amax(-1, keepdim=True)
+        top = likelihood.redrawn.amax(-1, keepdim=True)  # great numbers would take digits from those ahead
         if likelihood.held is not likelihood.redrawn:
             top = torch.maximum(top, likelihood.held.amax(-1, keepdim=True))
-        by_gate = [table - top + weight for table, weight in zip(likelihood, ahead, strict=False)]
-        most = reduce(torch.maximum, by_gate).amax(-1, keepdim=True)
-        by_gate = [(table - most).exp() for table in by_gate]
-        either = reduce(torch.add, by_gate)
-        total = either.sum(-1, keepdim=True)
-        increment = (top + most + total.log()).squeeze(-1)
-        if not math.isfinite(increment.sum().item()):
+        by_gate = [(table - top).squeeze(-2) + weight for table, weight in zip(likelihood, ahead, strict=False)]
+        weights = by_gate[0] if len(by_gate) == 1 else torch.cat(by_gate, -1)
+        log_shares = torch.log_softmax(weights, -1)
+        increment = weights.amax(-1) - log_shares.amax(-1) + top.squeeze((-1, -2))
+        if not math.isfinite(increment.sum().item() if increment.ndim else increment.item()):
             failed_step = -(increment.abs() < torch.inf).long()
-            check_possible(failed_step.squeeze(-1), log_likelihood=likelihood.redrawn)
-        redraw = by_gate[0].sum(-1) / total.squeeze(-1)
-        return Filtered(increment.squeeze(-1), increment, either / total, redraw)
+            check_possible(failed_step, log_likelihood=likelihood.redrawn)
+        shares = log_shares.exp()
+        if len(by_gate) == 1:
+            return shares, torch.ones_like(increment), increment
+        of_gates = shares.unflatten(-1, (2, -1))
+        return of_gates.sum(-2), of_gates[..., 0, :].sum(-1), increment
 
     def log_prior(self, values: Parameters, inside: bool = False) -> Float[Tensor, "*r"]:
         """Log density of the parameters; 0 without a prior. `inside`: they are known to be in their supports."""

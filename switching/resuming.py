@@ -19,7 +19,7 @@ from torch import Tensor
 
 from ..inference.numerics.forms import mode
 from ..inference.numerics.ranks import Ranks, told_all
-from .data.cells import to_tensor
+from .data.frames import to_tensor
 from .data.packed import Packed
 from .data.sealed import unsealed
 from .data.series import Series

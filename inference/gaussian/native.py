@@ -29,7 +29,7 @@ def multivariate_normal_log_density(x: Tensor, loc: Tensor, chol_precision: Tens
 
 
 def _density(name: str, x: Tensor, loc: Tensor, *others: tuple[Tensor, Sequence[int]]) -> Tensor:
-    dtype, (*restarts, states, features), steps = torch.promote_types(x.dtype, loc.dtype), loc.shape, x.shape[0]
+    dtype, (*restarts, states, features), steps = _common(x, loc), loc.shape, x.shape[0]
     out = empty(*restarts, steps, states, dtype=dtype)
     if out.numel():
         tables = [as_table(table, shape, dtype) for table, shape in ((x, (steps, features)), (loc, loc.shape), *others)]
@@ -53,7 +53,7 @@ def multivariate_normal_moments(x: Tensor, weights: Tensor, about: Tensor) -> tu
 
 def _moments(by_feature: bool, x: Tensor, weights: Tensor, about: Tensor, shapes: Sequence[Any]) -> tuple[Tensor, ...]:
     """Sums of the given shapes over all steps, for each restart."""
-    dtype, (*restarts, states, features), steps = torch.promote_types(x.dtype, about.dtype), about.shape, x.shape[0]
+    dtype, (*restarts, states, features), steps = _common(x, about), about.shape, x.shape[0]
     given = (x, (steps, features)), (weights, (*restarts, steps, states)), (about, about.shape)
     tables = [as_table(table, shape, dtype) for table, shape in given]
     items, sizes = _parts(math.prod(restarts), steps, states, features)
@@ -64,15 +64,19 @@ def _moments(by_feature: bool, x: Tensor, weights: Tensor, about: Tensor, shapes
     return tuple(table.sum(len(restarts)) for table in sums) if pieces else tuple(sums)
 
 
+def _common(x: Tensor, loc: Tensor) -> torch.dtype:
+    return x.dtype if x.dtype == loc.dtype else torch.promote_types(x.dtype, loc.dtype)
+
+
 def _parts(restarts: int, steps: int, states: int, features: int) -> tuple[list[Any], Any]:
     """Ranges of items, which are pieces of the steps of a restart, and the sizes as the kernels read them.
 
     Pieces follow from sizes alone, as they decide how sums are rounded.
     """
     work = max(1, states * features**2)  # of a step
-    pieces, tasks = 1, [(0, restarts)]
-    if restarts * steps * work >= 2 * _MIN_WORK:
-        pieces = len(ranges(steps, max(4 * _BLOCK, _MIN_WORK // work), max(1, _PIECES // restarts)))
-        items = restarts * pieces
-        tasks = ranges(items, max(1, _MIN_WORK * items // (restarts * steps * work)), items)
+    if restarts * steps * work < 2 * _MIN_WORK:
+        return [integers(0, restarts)], integers(restarts, 1, steps, states, features, 0)
+    pieces = len(ranges(steps, max(4 * _BLOCK, _MIN_WORK // work), max(1, _PIECES // restarts)))
+    items = restarts * pieces
+    tasks = ranges(items, max(1, _MIN_WORK * items // (restarts * steps * work)), items)
     return [integers(*task) for task in tasks], integers(restarts, pieces, steps, states, features, 0)

@@ -5,9 +5,11 @@ changed. If there is none, operators serve their plain forms, and a warning says
 """
 
 import ctypes
+import math
 import warnings
 from collections.abc import Callable
 from functools import cache
+from struct import Struct
 from typing import Any, NoReturn
 
 import numpy as np
@@ -18,7 +20,9 @@ from . import compiling
 
 _SUFFIX = {torch.float64: "f64", torch.float32: "f32"}
 _NUMPY = {torch.float64: np.float64, torch.float32: np.float32, torch.int64: np.int64}
+_CTYPES = {"q": ctypes.c_int64, "d": ctypes.c_double}
 _LEVELS = {"AVX512": ("x86-64-v3", "x86-64-v2"), "AVX2": ("x86-64-v3", "x86-64-v2")}
+_LARGE = 1 << 16  # numbers, of less than which no large page is made
 _CURE = "install the package again where there is a C++ compiler"
 
 
@@ -84,17 +88,27 @@ def empty(*shape: int, dtype: torch.dtype) -> Tensor:
     numpy requests large pages from the system, and torch does not. For a large result, the first touch of every small
     page would cost more than the computation.
     """
+    if math.prod(shape) < _LARGE:
+        return torch.empty(shape, dtype=dtype)
     return torch.from_numpy(np.empty(shape, _NUMPY[dtype]))
 
 
 def integers(*values: int) -> Any:
     """An array of int64 for one argument; keep it until the call has returned."""
-    return (ctypes.c_int64 * len(values))(*values)
+    pack, array = _array("q", len(values))
+    return array(pack(*values))
 
 
 def numbers(*values: float) -> Any:
     """An array of double for one argument; keep it until the call has returned."""
-    return (ctypes.c_double * len(values))(*values)
+    pack, array = _array("d", len(values))
+    return array(pack(*values))
+
+
+@cache
+def _array(kind: str, n: int) -> tuple[Callable[..., bytes], Callable[[bytes], Any]]:
+    """From n numbers their bytes, and from these an array; ctypes takes four times as long to set them one by one."""
+    return Struct(f"{n}{kind}").pack, (_CTYPES[kind] * n).from_buffer_copy
 
 
 def pointer(table: Tensor | None) -> ctypes.c_void_p | None:

@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+_FLOATS = (torch.float32, torch.float64)
 _TORCH_FLOATS = (np.dtype(np.float32), np.dtype(np.float64))
 
 
@@ -39,17 +40,19 @@ def numbers(x: Any, name: str) -> Tensor:
 def floating(x: Any, name: str) -> Tensor:
     """As `numbers`, with all types except float32 and float64 converted to float64."""
     x = numbers(x, name)
-    return x if x.dtype in (torch.float32, torch.float64) else x.to(torch.float64)
+    return x if x.dtype in _FLOATS else x.to(torch.float64)
 
 
 def _dense(x: Tensor, name: str) -> Tensor:
+    if x.dtype in _FLOATS and x.layout is torch.strided and not (x.is_nested or x.is_meta):
+        return ordinary(x)
     if x.is_complex():
         raise complex_numbers(name)
-    if x.layout != torch.strided or x.is_nested or x.is_quantized or x.device.type == "meta":
-        kind = f"a tensor on {x.device}" if x.device.type == "meta" else f"a tensor of layout {x.layout}"
+    if x.layout != torch.strided or x.is_nested or x.is_quantized or x.is_meta:
+        kind = f"a tensor on {x.device}" if x.is_meta else f"a tensor of layout {x.layout}"
         raise TypeError(f"{name}: got {kind}, expected a dense tensor with values; convert it with `.to_dense()`.")
     x = ordinary(x)
-    if x.dtype == torch.bool or x.dtype in (torch.float32, torch.float64, torch.int64):
+    if x.dtype in (torch.bool, torch.int64):
         return x
     return x.to(torch.float64 if x.is_floating_point() else torch.int64)
 

@@ -1,7 +1,6 @@
 """Checks of the arguments of scans and chains. Every message names the argument, the value and the cure."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn
 
 import numpy as np
@@ -27,18 +26,22 @@ class ImpossibleError(ValueError):
         self.message, self.failed = message, failed
 
 
-@contextmanager
-def naming(name: str, given: str = "x") -> Iterator[None]:
+class naming:
     """Inside, errors about impossible log-weights, x or `given` use the name that the caller used."""
-    try:
-        yield
-    except ImpossibleError as error:
-        raise ImpossibleError(name, error.message, error.failed) from None
-    except (ValueError, TypeError) as error:
-        text = str(error)
-        if name == given or not text.startswith(given) or text[len(given) : len(given) + 1] not in (":", ".", "["):
-            raise
-        raise type(error)(name + text[len(given) :]) from None
+
+    def __init__(self, name: str, given: str = "x") -> None:
+        self._name, self._given = name, given
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: object, error: object, traceback: object) -> None:
+        name, given, text = self._name, self._given, str(error)
+        if isinstance(error, ImpossibleError):
+            raise ImpossibleError(name, error.message, error.failed) from None
+        named = text.startswith((f"{given}:", f"{given}.", f"{given}["))
+        if isinstance(error, ValueError | TypeError) and named and name != given:
+            raise type(error)(name + text[len(given) :]) from None
 
 
 def check_same_kind(*optional: str, **tables: object) -> None:
@@ -74,7 +77,7 @@ def _is_at_hand(table: Any) -> bool:
     """Whether the numbers of a tensor can be read at once: it lies on the CPU, and nothing traces or maps it."""
     return (
         type(table) in (Tensor, torch.nn.Parameter)
-        and table.device.type == "cpu"
+        and table.is_cpu
         and table.layout == torch.strided
         and table.numel() > 0
         and not torch.compiler.is_compiling()
@@ -95,10 +98,10 @@ def _is_alike(table: Any, other: Tensor) -> bool:
 def _extremes(table: Tensor) -> tuple[float, float]:
     """The least and the largest number of a tensor that is there; NaN if it holds NaN."""
     if table.numel() == 1:
-        only = float(table.detach())
+        only = table.item()
         return only, only
     least, most = table.detach().aminmax()
-    return float(least), float(most)
+    return least.item(), most.item()
 
 
 def check_table(
@@ -339,9 +342,10 @@ def check_start(log_initial: Tensor | None) -> None:
     """Raise `ValueError` unless each row of `log_initial` [*b, K] has a finite entry, and none is NaN or +inf."""
     if log_initial is None:
         return
-    if log_initial.dim() == 1 and _is_at_hand(log_initial) and abs(_extremes(log_initial)[1]) < torch.inf:
+    largest = log_initial.detach().amax(-1)
+    if _is_at_hand(largest) and max(map(abs, _extremes(largest))) < torch.inf:
         return
-    bad = ~(log_initial.detach().amax(-1).abs() < torch.inf)
+    bad = ~(largest.abs() < torch.inf)
 
     def complain() -> None:
         index = tuple(bad.nonzero()[0].tolist())

@@ -38,7 +38,6 @@ from .interrupts import importing
 
 _NAMESPACE = __name__.partition(".")[0]  # samplehold, but where its files are imported under another name
 _DEVICES = "cpu", "cuda"
-_PLAIN_TENSORS = Tensor, torch.nn.Parameter
 _is_mapped: Any = torch._C._functorch.is_legacy_batchedtensor  # pyright: ignore[reportAttributeAccessIssue]
 """Whether a tensor stands for several, in a backward pass of `torch.autograd.grad(..., is_grads_batched=True)`."""
 _defined: dict[str, "Op"] = {}
@@ -68,7 +67,7 @@ class Kernels:
     """
 
     def __init__(self, plain: Function) -> None:
-        self.plain = plain
+        self.plain, self._room = plain, plain.__module__.rpartition(".")[0]
         self._kernels: dict[str, tuple[Function, Callable[..., bool]]] = {}
 
     def kernel(self, device: str, takes: Callable[..., bool] = _anything) -> Callable[[Function], Function]:
@@ -89,7 +88,7 @@ class Kernels:
         device = _stand_ins.get(device, device)
         if mode() == "plain":
             return None
-        load_kernels(self.plain.__module__.rpartition(".")[0], device)
+        load_kernels(self._room, device)
         function, takes = self._kernels.get(device, (None, _anything))
         return function if takes is _anything or takes(*arguments) else None
 
@@ -131,30 +130,59 @@ class Op(Kernels):
         self.overload: Any = self._define(schema, fake)
         self._library.impl(self.name, lambda *given: _contiguous(plain(*given)), "CompositeExplicitAutograd")
         for device in _DEVICES:
-            self._library.impl(self.name, partial(self._serve, device), device.upper())
+            self._library.impl(self.name, partial(self._dispatched, device), device.upper())
         name, steps = f"{_NAMESPACE}::{self.name}", {"setup_context": self._save, "lib": self._library}
         torch.library.register_autograd(name, self._differentiate, **steps)
         self._transformed = _as_function(self) if by_sequence and gradient is not None else plain
 
     def __call__(self, *arguments: Any) -> Any:
+        device = self._computed_only(arguments)
+        if device in _DEVICES:
+            return self._serve(device, arguments)
         if transformed():
             return self._transformed(*arguments)
         if dual(*arguments):
             return self.plain(*arguments)
-        device = _computed_only(arguments)
-        if device in _DEVICES:
-            return self._serve(device, *[x.resolve_neg() if isinstance(x, Tensor) else x for x in arguments])
         recorded = torch.is_grad_enabled() and not torch.compiler.is_compiling()
         if recorded and any(isinstance(x, Tensor) and x.is_inference() for x in arguments):
             arguments = tuple(ordinary(x) if isinstance(x, Tensor) else x for x in arguments)
         return self.overload(*arguments)
 
-    def _serve(self, device: str, *arguments: Any) -> Any:
-        if device == "cpu":  # a kernel would read an address of another device
-            for i, x in enumerate(arguments):
-                if isinstance(x, Tensor) and not x.is_cpu:
-                    name = self.overload._schema.arguments[i].name
-                    raise TypeError(f"{name}: got a tensor on {x.device}, but others are on cpu.")
+    def _computed_only(self, arguments: Sequence[Any]) -> str | None:
+        """The device of tensors that torch's dispatcher would only pass on: no derivative is recorded, nothing is
+        traced.
+
+        Calls of small tables spend a fifth of their time there.
+        """
+        if torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack() or transformed() or _has_tangents():
+            return None
+        recorded, on_cpu = torch.is_grad_enabled(), True
+        for x in arguments:
+            kind = type(x)
+            if kind is Tensor or kind is torch.nn.Parameter:
+                if (recorded and x.requires_grad) or _is_mapped(x) or x.is_neg():
+                    return None
+                on_cpu = on_cpu and x.is_cpu
+            elif isinstance(x, Tensor):
+                return None
+        device = "cpu" if on_cpu else next((x.device.type for x in arguments if isinstance(x, Tensor)), None)
+        if device == "cpu" and not on_cpu:
+            self._check_device(arguments)
+        return device
+
+    def _dispatched(self, device: str, *arguments: Any) -> Any:
+        if device == "cpu":
+            self._check_device(arguments)
+        return self._serve(device, arguments)
+
+    def _check_device(self, arguments: Sequence[Any]) -> None:
+        """Raise TypeError if some tensor is not on the CPU: a kernel would read an address of another device."""
+        for i, x in enumerate(arguments):
+            if isinstance(x, Tensor) and not x.is_cpu:
+                name = self.overload._schema.arguments[i].name
+                raise TypeError(f"{name}: got a tensor on {x.device}, but others are on cpu.")
+
+    def _serve(self, device: str, arguments: tuple[Any, ...]) -> Any:
         function = self.find(device, arguments)
         self._last.by_kernel = function is not None
         return _contiguous(self.plain(*arguments)) if function is None else function(*arguments)
@@ -306,14 +334,23 @@ def _batched(grads: Sequence[Tensor | None]) -> bool:
 
 def differentiated(*inputs: Any) -> bool:
     """Whether autograd follows what is computed from these inputs, backward or forward."""
-    recorded = torch.is_grad_enabled() and any(isinstance(x, Tensor) and x.requires_grad for x in inputs)
-    return recorded or dual(*inputs)
+    if torch.is_grad_enabled():
+        for x in inputs:
+            if isinstance(x, Tensor) and x.requires_grad:
+                return True
+    return dual(*inputs)
 
 
 def dual(*inputs: Any) -> bool:
     """Whether some of these inputs have a tangent, of a level of `torch.autograd.forward_ad`."""
-    within = forward_ad._current_level >= 0  # pyright: ignore[reportAttributeAccessIssue]
-    return within and any(isinstance(x, Tensor) and forward_ad.unpack_dual(x).tangent is not None for x in inputs)
+    if not _has_tangents():
+        return False
+    return any(isinstance(x, Tensor) and forward_ad.unpack_dual(x).tangent is not None for x in inputs)
+
+
+def _has_tangents() -> bool:
+    """Whether a level of `torch.autograd.forward_ad` is open, within which tensors may have tangents."""
+    return forward_ad._current_level >= 0  # pyright: ignore[reportAttributeAccessIssue]
 
 
 def blank(like: Tensor, shape: Sequence[Any] | None = None, dtype: torch.dtype | None = None) -> Tensor:
@@ -348,22 +385,6 @@ def stand_in(device: str, for_tensors_on: str) -> Iterator[None]:
         yield
     finally:
         del _stand_ins[for_tensors_on]
-
-
-def _computed_only(arguments: Sequence[Any]) -> str | None:
-    """The device of tensors that torch's dispatcher would only pass on: no derivative is recorded, nothing is traced.
-
-    Calls of small tables spend a fifth of their time there.
-    """
-    if torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack():
-        return None
-    recorded, device = torch.is_grad_enabled(), None
-    for x in arguments:
-        if isinstance(x, Tensor):
-            if type(x) not in _PLAIN_TENSORS or (recorded and x.requires_grad) or _is_mapped(x):
-                return None
-            device = device or x.device.type
-    return device
 
 
 def _is_traced() -> bool:

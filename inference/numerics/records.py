@@ -31,6 +31,14 @@ class Record:
         return brief(self)
 
 
+def made(kind: type[Kind], **known: Any) -> Kind:
+    """A record with these fields, the others at their defaults, which its class holds. A frozen constructor sets each
+    field by a call: for records of many fields that are made at every step."""
+    record = object.__new__(kind)
+    vars(record).update(known)
+    return record
+
+
 def late(kind: type[Kind], make: Callable[[str], Mapping[str, Any]], **known: Any) -> Kind:
     """A record of which some fields are known. When another one is first read, `make` of its name gives it, and others
     if they cost nothing more: for records that are made often and read in part."""

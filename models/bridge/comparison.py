@@ -37,7 +37,7 @@ from ...inference.numerics.interrupts import importing
 from ...inference.numerics.records import Record
 from ...inference.numerics.scalars import check_choice, check_kind
 from ...switching.base import Model
-from ...switching.data.cells import to_tensor
+from ...switching.data.frames import to_tensor
 from ...switching.data.series import Series
 from ...switching.filter_vmp import filter_vmp
 from ...switching.model import SwitchingSSM

@@ -9,9 +9,8 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from .cells import is_ragged_list, labelled, to_tensor
 from .design import as_columns, named_columns, places_of
-from .frames import plain
+from .frames import is_ragged_list, labelled, plain, to_tensor
 from .matching import Places, has_labels, labelled_by, matched, places, places_ahead
 from .packed import Packed, padded, stored
 from .series import Series

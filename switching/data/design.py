@@ -10,7 +10,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from ..inputs import Inputs, columns_of, count_inputs, named_or_counted, select_columns
-from .cells import is_ragged_list, labelled, to_tensor
+from .frames import is_ragged_list, labelled, to_tensor
 from .matching import has_labels, matched
 from .packed import Packed
 from .series import Series, number

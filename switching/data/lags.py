@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from .cells import to_tensor
+from .frames import to_tensor
 from .matching import matched_before
 from .packed import Packed
 from .scratch import BLOCK, Scratch

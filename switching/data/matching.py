@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 from jaxtyping import Int
 
-from .cells import labelled
+from .frames import labelled
 from .timeline import calendar, following, label_text
 
 Table = TypeVar("Table")

@@ -10,6 +10,7 @@ from functools import wraps
 from inspect import Parameter, signature
 from typing import Any, Concatenate, Literal, ParamSpec, Protocol, TypeVar, get_args, overload, runtime_checkable
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -63,7 +64,7 @@ def by_sequence(
 
         @wraps(verb)
         def method(self: Any, x: Any, *args: Any, ragged: bool | None = None, **options: Any) -> Any:
-            if ragged is None and isinstance(x, Tensor):  # a table has a table
+            if ragged is None and (isinstance(x, Tensor) or type(x) is np.ndarray):  # a table has a table
                 return verb(self, x, *args, **options)
             given = {name: options.pop(name) for name in Given.__annotations__ if name in options}
             series: Series = self.read(x, **given)

@@ -13,9 +13,10 @@ from jaxtyping import Float
 from torch import Tensor
 
 from ...inference.numerics.checks import check_integers
+from ...inference.numerics.records import made
 from .beside import in_rows, in_sequences, like_x, names_sequences, of_list, of_one
-from .cells import is_ragged_list, labelled, to_tensor
 from .design import named_columns
+from .frames import is_ragged_list, labelled, to_tensor
 from .knowledge import by_name, coded, with_noise, with_states, with_weights
 from .matching import labelled_by, matched_columns
 from .packed import Packed, stored
@@ -103,6 +104,13 @@ def read_series(
     driven = [None if d is None else like_x(placed(d, n), n, values) for n, d in (("inputs", inputs), (clock, dt))]
     series = Series(values, counts, *driven, sequences=names, drivers=drivers, **labels)  # type: ignore[arg-type]
     return _with_knowledge(_finished(series, clock), states, weights, noise, placed)
+
+
+def read_alone(x: Tensor | np.ndarray, n_features: int) -> Series:
+    """`read_series` of a table with nothing beside it."""
+    series = made(Series, x=_values(x, n_features, "x"))
+    check_finite(series)
+    return series
 
 
 def _with_knowledge(series: Series, states: Any, weights: Any, noise: Any, placed: Callable[..., Any]) -> Series:
@@ -291,7 +299,7 @@ def _read_lengths(lengths: Any, values: Tensor) -> Tensor | None:
 def check_finite(series: Series) -> None:
     """Raise ValueError with the place if a step of a sequence is infinite."""
     x = series.like
-    if math.isfinite(x.sum().item()):
+    if math.isfinite(x.item() if x.numel() == 1 else x.sum().item()):
         return
     above, below = x == torch.inf, x == -torch.inf  # `isinf` makes a table of floats
     if bool(above.any()) or bool(below.any()):

@@ -20,7 +20,7 @@ from torch import Tensor
 from ...inference.numerics.checks import ImpossibleError
 from ...inference.numerics.clock import READING, during
 from ...inference.numerics.deferred import recompute
-from ...inference.numerics.records import Record
+from ...inference.numerics.records import Record, made
 from ...inference.numerics.scalars import MOST, check_integer
 from .frames import Frame
 from .packed import Packed, ahead, consecutive, padded, rows_of, wasteful
@@ -97,6 +97,9 @@ class Drive(Record):
         past = None if self.past is None else self.past[..., steps, :, :]
         gaps = None if self.gaps is None else self.gaps[..., steps]
         return Drive(inputs, gaps, subjects, past, None if self.states is None else self.states[..., steps])
+
+
+NO_DRIVE = Drive()
 
 
 class Scaling(NamedTuple):
@@ -356,6 +359,8 @@ class Series(Record):
     @property
     def whole_drive(self) -> Drive:
         """The inputs and gaps of the observed steps and of future steps."""
+        if self.inputs is self.dt is self.subjects is self.past is self.states is None:
+            return NO_DRIVE
         subjects = None if self.subjects is None else self.subjects.unsqueeze(-1)
         past = None if self.past is None else padded(self.past)
         inputs = self.design if self.scaling is None else self._read
@@ -381,7 +386,8 @@ class Series(Record):
     @property
     def drive(self) -> Drive:
         """The inputs and gaps of the observed steps."""
-        return self.whole_drive if self.n_driven == self.n_steps else self.whole_drive.at(slice(0, self.n_steps))
+        whole = self.whole_drive
+        return whole if whole is NO_DRIVE or self.n_driven == self.n_steps else whole.at(slice(0, self.n_steps))
 
     @property
     def ahead(self) -> Drive:
@@ -622,6 +628,10 @@ class Series(Record):
         for name, tables in (known | {"subjects": (self.subjects,)}).items():
             if any(table is not None for table in tables):
                 raise ValueError(f"{name}: was given, but {reader} does not support it; leave it out.")
+
+    def checked_by(self, parts: Sequence[Any]) -> "Series":
+        """The same series, which these parts of a model have checked. `replace` would take longer than many checks."""
+        return made(Series, **vars(self) | {"checked": parts})
 
     def check(self, check: Callable[["Series"], None]) -> None:
         """Call a function that raises a ValueError if something is wrong, for each of `parts`. An error has the number

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from ...inference.numerics.scalars import check_path
 from .arrow import TableReader, errors_of_columns, table_of_frame
-from .cells import to_tensor
+from .frames import to_tensor
 from .panel import Choice
 from .scratch import BLOCK
 from .spool import Block, Naming, Unit, undivided

@@ -40,7 +40,7 @@ from ..known import block_beside, held
 from ..parameters import Parameters, concentration, kept, read_table, widened
 from ..priors import Conjugate, Probabilities
 from ..responses import Positive, Response
-from .contract import NOTHING, Drawn, Dynamics, draw_state, pushed
+from .contract import NOTHING, Drawn, Dynamics, draw_state, pushed, stepped
 from .factors import by_state
 from .gaps import Entered, Steps, after_gaps, check_gaps, gaps_of, mean_gap
 from .initial import given_start
@@ -280,9 +280,10 @@ class ContinuousMarkov(Dynamics):
     def log_ahead(self, values: Parameters, belief: Tensor, drive: Drive) -> tuple[Tensor]:
         states, n_batch = self._entered(drive), belief.ndim + 1 - values[NAME].ndim
         if states is None:
-            return (log_probability(self.propagate(values, belief, drive, 1).redrawn),)
-        table = self._log_tables(values, drive, n_batch, states).squeeze(-3).exp().to(belief)
-        return (log_probability(belief.unsqueeze(-2) @ table),)
+            (table,) = self._tables(values, drive, n_batch, 1)
+        else:
+            table = self._log_tables(values, drive, n_batch, states).squeeze(-3).exp()
+        return (log_probability(stepped(belief, table)),)
 
     def propagate(self, values: Parameters, belief: Tensor, drive: Drive, horizon: int) -> ByGate:
         return pushed(belief, self._tables(values, drive, belief.ndim + 1 - values[NAME].ndim, horizon))

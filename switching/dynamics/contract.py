@@ -258,14 +258,14 @@ class Dynamics(Named, ABC):
     ) -> Chain:
         """The chain over state paths with these parameters and likelihood tables `[*r, *b, T, K]`."""
 
-    def log_start(self, values: Parameters, drive: Drive) -> Float[Tensor, "*b 1 M"]:
+    def log_start(self, values: Parameters, drive: Drive) -> Float[Tensor, "*#b M"]:
         """The log belief before the first observation of a stream. It has M numbers, as many for each of the K states
         as a belief needs: see `log_ahead`."""
-        return log_probability(self.first(values, drive)).unsqueeze(-2)
+        return log_probability(self.first(values, drive))
 
     @abstractmethod
     def log_ahead(self, values: Parameters, belief: Float[Tensor, "*b M"], drive: Drive) -> tuple[Tensor, ...]:
-        """log P(s, z) one step after the belief: `[*b, 1, M]` for z = 1, and for z = 0 if states are ever held. M is K
+        """log P(s, z) one step after the belief: `[*#b, M]` for z = 1, and for z = 0 if states are ever held. M is K
         if the future depends on the past through the state alone."""
 
     def ahead(self, values: Parameters, chain: Chain, drive: Drive, horizon: int) -> ByGate:
@@ -409,11 +409,17 @@ def at_last(table: Float[Tensor, "*rb T K"], lengths: Int[Tensor, "*rb"]) -> Flo
     return table.take_along_dim((lengths - 1)[..., None, None], -2).squeeze(-2)
 
 
+def stepped(belief: Float[Tensor, "*b K"], table: Float[Tensor, "*#b K K"]) -> Float[Tensor, "*b K"]:
+    """The belief after a step by a transition table."""
+    table = table.to(belief)
+    return belief @ table if table.ndim == 2 else (belief.unsqueeze(-2) @ table).squeeze(-2)
+
+
 def pushed(belief: Float[Tensor, "*b K"], tables: Iterable[Tensor]) -> ByGate:
     """The belief after a step by each of these transition tables `[*b, K, K]`: `[*b, H, K]`, all of it drawn."""
     beliefs = []
     for table in tables:
-        belief = (belief.unsqueeze(-2) @ table.to(belief)).squeeze(-2)
+        belief = stepped(belief, table)
         beliefs.append(belief)
     state = torch.stack(beliefs, -2)
     return ByGate(state, torch.zeros_like(state))

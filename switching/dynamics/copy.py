@@ -232,10 +232,10 @@ class Copy(Dynamics):
         return CopyChain(None, fresh, held, lengths)
 
     def log_ahead(self, values: Parameters, belief: Tensor, drive: Drive) -> tuple[Tensor, Tensor]:
-        n_batch = belief.ndim - 1 - (values["state_probs"].ndim - 1)
-        log_redraw, log_hold = self.log_gate(values, drive, n_batch)
-        log_state = widened(values["state_probs"], 1, n_batch + 1).log()
-        return log_redraw.unsqueeze(-1) + log_state, log_hold.unsqueeze(-1) + belief.log().unsqueeze(-2)
+        log_redraw, log_hold = self.log_gate(
+            values, drive, belief.ndim - 1
+        )  # of one step, so their last axis has length 1
+        return log_redraw + values["state_probs"].log(), log_hold + belief.log()
 
     def propagate(self, values: Parameters, belief: Tensor, drive: Drive, horizon: int) -> ByGate:
         n_batch = belief.ndim - 1 - (values["state_probs"].ndim - 1)

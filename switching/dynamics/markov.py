@@ -28,7 +28,7 @@ from ..parameters import Parameters, concentration, kept, widened
 from ..priors import Conjugate, Probabilities
 from ..responses import Response, Shares
 from .any_prior import check_prior, first_in_words, under_user_priors
-from .contract import NOTHING, PATHS, Drawn, Dynamics, draw_state, pushed
+from .contract import NOTHING, PATHS, Drawn, Dynamics, draw_state, pushed, stepped
 from .factors import by_state, constant_start, first_state, moves
 from .initial import StationaryRows, closed_class, given_start, has_one_class, initial_weights, stationary
 from .logits import LogitRows, driven_moves, driven_start
@@ -315,7 +315,10 @@ class Markov(Dynamics):
             yield from [widened(values["transition_probs"], 2, n_batch)] * horizon
 
     def log_ahead(self, values: Parameters, belief: Tensor, drive: Drive) -> tuple[Tensor]:
-        return (log_probability(self.propagate(values, belief, drive, 1).redrawn),)
+        table = values["transition_probs"]
+        if self.n_inputs:
+            table = self.log_rows_at(values, drive, belief.ndim - 1).exp().squeeze(-3)
+        return (log_probability(stepped(belief, table)),)
 
     def propagate(self, values: Parameters, belief: Tensor, drive: Drive, horizon: int) -> ByGate:
         n_batch = belief.ndim - 1 - (values["transition_probs"].ndim - 2)
@@ -350,6 +353,8 @@ class Markov(Dynamics):
         )  # every step is drawn afresh, from a row that depends on the state before
 
     def check_states(self, series: Series, fixed: Parameters = NOTHING) -> None:
+        if series.states is None:
+            return
         first, moves = torch.ones(self.n_states, dtype=torch.bool, device="cpu"), self._possible
         start = fixed.get("initial_probs") if self.initial == "free" else None
         if not isinstance(self.initial, str):

@@ -315,11 +315,11 @@ class SemiMarkov(Dynamics):
         n = self._n_left()
         first = self._first_rows(values, 0, n)
         rows = self._rows(values, 0, n) if first is None else first
-        return (log_probability(self._start(values, 0)).unsqueeze(-1) + rows).flatten(-2).unsqueeze(-2).to(values[ROWS])
+        return (log_probability(self._start(values, 0)).unsqueeze(-1) + rows).flatten(-2).to(values[ROWS])
 
     def log_ahead(self, values: Parameters, belief: Tensor, drive: Drive) -> tuple[Tensor]:
         (table,) = self._moves.tables(values, self._n_batch(values, belief), drive, 1)
-        return (log_probability(self._moved(values, belief, table)).unsqueeze(-2),)
+        return (log_probability(self._moved(values, belief, table)),)
 
     def propagate(self, values: Parameters, belief: Tensor, drive: Drive, horizon: int) -> ByGate:
         """After a belief about the states alone, of segments that end, P(next state) of one step."""

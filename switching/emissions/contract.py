@@ -464,6 +464,8 @@ class Emission(Named, ABC):
             names: of the columns of the whole observation.
             first: the number of the first column of x among these.
         """
+        if self.support is constraints.real:  # infinite numbers are refused for all
+            return
         good = self.support.check(x)
         if bool(good.all()):
             return
@@ -509,8 +511,8 @@ class Emission(Named, ABC):
 
     def log_likelihood(self, x: Float[Tensor, "*b T F"], values: Parameters) -> ByGate:
         """log p(x_t | s, z_t): `[*r, *b, T, K]` for redrawn steps, and the same or `[*r, *b, T, 1]` for held ones."""
-        tables = [part.emission.table(part.rows(x), part.own(values)) for part in self.parts]
-        return ByGate(tables[0], tables[-1])
+        table = self.table(x, values)
+        return ByGate(table, table)
 
     def mean(self, values: Parameters) -> ByGate:
         """Mean of each feature in each state: `[*r, K, F]` (held: the same or `[*r, 1, F]`)."""

@@ -194,6 +194,9 @@ class Gated(Emission):
             converted |= {name: value for name, value in prefixed(scaled, part.prefix).items() if name in table}
         return converted
 
+    def log_likelihood(self, x: Tensor, values: Parameters) -> ByGate:
+        return ByGate(*(part.emission.table(part.rows(x), part.own(values)) for part in self.parts))
+
     def averages(self, values: Parameters) -> ByGate:
         tables = [part.emission.averages(part.own(values)).redrawn for part in self.parts]
         return ByGate(*tables) if tables[0].shape[-1] == tables[1].shape[-1] else self.mean(values)

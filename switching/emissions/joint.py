@@ -16,7 +16,7 @@ from pyro.distributions.torch_distribution import TorchDistributionMixin
 from torch import Tensor
 from torch.distributions import constraints
 
-from ..data.cells import labelled
+from ..data.frames import labelled
 from ..data.series import Series
 from ..parameters import SINGLE, Parameter, Parameters, prefixed
 from ..priors import Site, prefixed_sites

@@ -172,8 +172,12 @@ class Normal(NormalEmission):
     def _table(self, x: Tensor, values: Parameters, log_precision: Tensor) -> Tensor:
         if x.shape[-1] != self.n_features:
             return super().table(x, values)
-        rows, loc = x.reshape(-1, self.n_features), values["loc"]
-        table = normal_log_density(rows, loc, values["precision"].expand_as(loc), log_precision.expand_as(loc))
+        loc, precision = values["loc"], values["precision"]
+        if precision.shape != loc.shape:
+            precision, log_precision = precision.expand_as(loc), log_precision.expand_as(loc)
+        if x.ndim == 2:
+            return normal_log_density(x, loc, precision, log_precision)
+        table = normal_log_density(x.reshape(-1, self.n_features), loc, precision, log_precision)
         return table.reshape(*table.shape[:-2], *x.shape[:-1], table.shape[-1])
 
     def expected_table(self, x: Tensor, statistics: Tensor) -> Tensor:

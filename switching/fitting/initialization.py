@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.distributions.constraints import Constraint
 
-from ..data.cells import to_tensor
+from ..data.frames import to_tensor
 from ..data.series import Series
 from ..dynamics.any_prior import check_start
 from ..entries import Entries, PossibleRows

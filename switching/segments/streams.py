@@ -13,8 +13,8 @@ from ...inference.chains.segment.plain_stream import CHANGE, EXPECTED, INCREMENT
 from ...inference.chains.segment.records import Runs
 from ...inference.chains.segment.stream import SegmentStream
 from ...inference.numerics.records import Record, late
-from ..data.cells import to_tensor
 from ..data.design import read_inputs
+from ..data.frames import to_tensor
 from ..data.reading import check_finite, read_row
 from ..data.series import Given, Series
 from ..parameters import Parameters

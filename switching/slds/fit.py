@@ -14,7 +14,7 @@ from torch import Tensor
 
 from ...inference.families import GaussianPaths, Held, Point, tree_map
 from ...inference.message_passing.engine import VMP
-from ..data.cells import to_tensor
+from ..data.frames import to_tensor
 from ..data.series import Series
 from ..fitting import points
 from ..fitting.climbs import Climb, SearchResult
