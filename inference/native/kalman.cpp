@@ -20,6 +20,7 @@ template <class Work, class Each> void over_sets(const int64_t* part, const Chai
 }  // namespace
 
 EXPORT void kalman_factors(const int64_t* part, const Chain* chain) {
+    std::fill(chain->fault + part[0], chain->fault + part[1], -1);
     over_sets<Filter>(part, *chain, [](Filter& work, int64_t set) { work.follow(set); });
     if (chain->open) over_sets<Regression>(part, *chain, [](Regression& work, int64_t set) { work.follow(set); });
 }
