@@ -10,19 +10,20 @@ struct Regression {
     const Chain& chain;
     const int64_t F, L, q, beside;  // where the rotation begins in `turn`
     Room<double> room;
-    Table means, after, white, emission, transition, root, gain, turn, work, right;
+    Table means, after, white, emission, transition, inverse, gain, gap, turn, work, right;
     double *row, *values;
 
     explicit Regression(const Chain& given)
         : chain(given), F(given.features), L(given.states), q(given.open), beside(stride_of<double>(q)),
-          room((3 * F + 4 * L + 4 * q + 4) * (2 * beside + stride_of<double>(F) + stride_of<double>(L) + W<double>), 12) {
+          room((4 * F + 4 * L + 4 * q + 4) * (2 * beside + stride_of<double>(F) + stride_of<double>(L) + W<double>), 13) {
         if (full()) return;
         means = matrix(room, L, q);
         after = matrix(room, L, q);
         white = matrix(room, F, q);
         emission = matrix(room, F, L);
         transition = matrix(room, L, L);
-        root = matrix(room, F, F);
+        inverse = matrix(room, F, F);
+        gap = matrix(room, F, q);
         gain = matrix(room, F, L);
         turn = matrix(room, q + F, beside + q + F);
         work = matrix(room, q, q);
@@ -79,11 +80,11 @@ struct Regression {
         const Record record = chain.resting(set, t);
         write_packed(means, out.predicted);
         read_step(table, t, emission);
-        read_root(record.root, root);
+        read_packed(record.inverse, inverse);
         read_packed(record.gain, gain);
-        product(emission, means, white);
-        for (int64_t f = 0; f < F; f++) scale_row(seen(t, f) ? -1.0 : 0.0, white[f], q);
-        solve(root, white);
+        product(emission, means, gap);
+        for (int64_t f = 0; f < F; f++) scale_row(seen(t, f) ? -1.0 : 0.0, gap[f], q);
+        product_transposed(inverse, gap, white);
         product_transposed(gain, white, after);
         add(means, after);
         write_packed(white, out.white);

@@ -8,12 +8,12 @@ struct Filter {
     const Chain& chain;
     const int64_t F, L, right, turned;  // where the blocks of the sight begin
     Room<double> room;
-    Table factor, sight, move, shown, moved, noise, narrow, state_noise, reference, turn;
+    Table factor, sight, move, shown, moved, noise, narrow, inverse, state_noise, reference, turn;
     double *row, *scale;
 
     explicit Filter(const Chain& given)
         : chain(given), F(given.features), L(given.states), right(stride_of<double>(F)), turned(right + stride_of<double>(L)),
-          room((4 * F + 10 * L + 4) * (right + 2 * stride_of<double>(L)), 12) {
+          room((5 * F + 10 * L + 4) * (right + 2 * stride_of<double>(L)), 13) {
         if (full()) return;
         const int64_t n = chain.smoothing ? L : 0;
         factor = matrix(room, L, L);
@@ -23,6 +23,7 @@ struct Filter {
         moved = matrix(room, L, L);
         noise = matrix(room, F, F);
         narrow = matrix(room, F, F);
+        inverse = matrix(room, F, F);
         state_noise = matrix(room, L, L);
         reference = matrix(room, L, L);
         turn = matrix(room, std::max(F, L), L);
@@ -111,8 +112,12 @@ struct Filter {
     }
 
     void keep(Record out, double log_det) {
-        for (int64_t f = 0; f < F; f++)
-            for (int64_t g = 0; g < F; g++) out.root[f * F + g] = g == f ? 1 / sight[f][f] : sight[g][f];
+        identity(inverse);
+        for (int64_t f = F - 1; f >= 0; f--) {
+            for (int64_t g = f + 1; g < F; g++) add_row(-sight[f][g], inverse[g], inverse[f], F);
+            scale_row(1 / sight[f][f], inverse[f], F);
+        }
+        write_packed(inverse, out.inverse);
         write_packed(sight.part(0, F, right, L), out.gain);
         write_packed(factor, out.predicted);
         write_packed(after(), out.filtered);

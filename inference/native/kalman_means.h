@@ -81,26 +81,6 @@ template <class T, class N> struct Group {
             for (int64_t lane = 0; lane < n; lane++) at.mean[i * n + lane] = initial[lane](0, i);
     }
 
-    // w <- H'^-1 w
-    INLINE void whiten(const double* root, double* w) const {
-        for (int64_t f = 0; f < F; f++)
-            for (int64_t lane = 0; lane < n; lane += WIDE<N>) {
-                N sums = take<N>(w + f * n + lane);
-                for (int64_t g = 0; g < f; g++) sums -= root[f * F + g] * take<N>(w + g * n + lane);
-                put(w + f * n + lane, N(sums * root[f * F + f]));
-            }
-    }
-
-    // u <- H^-1 u
-    INLINE void whiten_back(const double* root, double* u) const {
-        for (int64_t f = F - 1; f >= 0; f--)
-            for (int64_t lane = 0; lane < n; lane += WIDE<N>) {
-                N sums = take<N>(u + f * n + lane);
-                for (int64_t g = f + 1; g < F; g++) sums -= root[g * F + f] * take<N>(u + g * n + lane);
-                put(u + f * n + lane, N(sums * root[f * F + f]));
-            }
-    }
-
     INLINE void hide(double* table, int64_t t) const {
         for (int64_t f = 0; f < F; f++)
             if (!seen(t, f)) std::fill_n(table + f * n, n, 0.0);
@@ -109,14 +89,15 @@ template <class T, class N> struct Group {
     // Whitened innovations of a step and the means that they lead to; returns the constant cost.
     INLINE double update(int64_t t) {
         const Record record = chain.resting(set, t);
-        double* w = white(t);
-        fill(w, F, [&](int64_t f, int64_t lane) { return x[lane](t, f) - emission_offset[lane](t, f); });
-        add_times<N, true>(reading(emission, t, F, L), at.mean, w, n);
+        double *w = white(t), *gap = at.turned;
+        fill(gap, F, [&](int64_t f, int64_t lane) { return x[lane](t, f) - emission_offset[lane](t, f); });
+        add_times<N, true>(reading(emission, t, F, L), at.mean, gap, n);
         int64_t n_seen = F;
         if (seen.table.at)
             for (int64_t f = 0; f < F; f++) n_seen -= !seen(t, f);
-        if (n_seen < F) hide(w, t);
-        whiten(record.root, w);
+        if (n_seen < F) hide(gap, t);
+        std::fill_n(w, F * n, 0.0);
+        add_times<N>(transposed(record.inverse, F, F), gap, w, n);
         add_times<N>(transposed(record.gain, F, L), w, at.mean, n);
         return *record.log_det + HALF_LOG_2PI * n_seen;
     }
@@ -231,8 +212,8 @@ template <class T, class N> struct Group {
     INLINE void step_back(const Record& record, const double* w) {
         std::swap(at.mean, at.moved);
         std::fill_n(at.mean, L * n, 0.0);
-        add_times<N>(transposed(record.back, L, L), at.moved, at.mean, n);
         add_times<N>(transposed(record.drift, F, L), w, at.mean, n);
+        add_times<N>(transposed(record.back, L, L), at.moved, at.mean, n);
     }
 
     void smooth(T* mean) {
@@ -288,7 +269,9 @@ template <class T, class N> struct Group {
                 add_times<N>(transposed(record.filtered, L, L), at.moved, filtered(t), n);
             }
             add_times<N, true>(plain(record.gain, F, L), future, w, n);
-            whiten_back(record.root, w);
+            std::swap_ranges(w, w + F * n, at.turned);
+            std::fill_n(w, F * n, 0.0);
+            add_times<N>(plain(record.inverse, F, F), at.turned, w, n);
             if (seen.table.at) hide(w, t);
             add_times<N>(reading_transposed(emission, t, F, L), w, future, n);
             write(filtered(t), t, L, mean);
