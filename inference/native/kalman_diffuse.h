@@ -9,30 +9,15 @@ constexpr double ROUNDINGS = 64;  // times the number of coordinates: a singular
 struct Regression {
     const Chain& chain;
     const int64_t F, L, q, beside;  // where the rotation begins in `turn`
-    Room<double> room;
     Table means, after, white, emission, transition, inverse, gain, gap, turn, work, right;
     double *row, *values;
 
-    explicit Regression(const Chain& given)
+    Regression(Memory& memory, const Chain& given)
         : chain(given), F(given.features), L(given.states), q(given.open), beside(stride_of<double>(q)),
-          room((4 * F + 4 * L + 4 * q + 4) * (2 * beside + stride_of<double>(F) + stride_of<double>(L) + W<double>), 13) {
-        if (full()) return;
-        means = matrix(room, L, q);
-        after = matrix(room, L, q);
-        white = matrix(room, F, q);
-        emission = matrix(room, F, L);
-        transition = matrix(room, L, L);
-        inverse = matrix(room, F, F);
-        gap = matrix(room, F, q);
-        gain = matrix(room, F, L);
-        turn = matrix(room, q + F, beside + q + F);
-        work = matrix(room, q, q);
-        right = matrix(room, q, q);
-        row = room.take(turn.stride);
-        values = room.take(q);
-    }
-
-    bool full() const { return room.full(); }
+          means(matrix(memory, L, q)), after(matrix(memory, L, q)), white(matrix(memory, F, q)), emission(matrix(memory, F, L)),
+          transition(matrix(memory, L, L)), inverse(matrix(memory, F, F)), gain(matrix(memory, F, L)), gap(matrix(memory, F, q)),
+          turn(matrix(memory, q + F, beside + q + F)), work(matrix(memory, q, q)), right(matrix(memory, q, q)),
+          row(memory.take(turn.stride)), values(memory.take(q)) {}
 
     // Greatest singular value, of which `values` become the list
     double list_values() {

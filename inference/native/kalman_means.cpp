@@ -17,13 +17,10 @@ template <class T, class N, class Each> void in_lanes(const int64_t* part, const
 
 // `kept` has room for the innovations and means of all steps of a group.
 template <class T, class Each> void over_groups(const int64_t* part, const Chain& chain, double* kept, Each each) {
-    Lanes lanes(chain, kept);
-    if (lanes.full()) {
-        *chain.lacking = 1;
-        return;
-    }
-    if (chain.lanes == 1) in_lanes<T, double>(part, chain, lanes, each);
-    else in_lanes<T, V<double>>(part, chain, lanes, each);
+    const auto all = [&](Lanes& lanes) {
+        chain.lanes == 1 ? in_lanes<T, double>(part, chain, lanes, each) : in_lanes<T, V<double>>(part, chain, lanes, each);
+    };
+    if (!in_memory<Lanes>(all, chain, kept)) *chain.lacking = 1;
 }
 
 }  // namespace

@@ -24,24 +24,19 @@ struct Taken {
 struct Score {
     const Chain& chain;
     const int64_t F, L, q;
-    Rooms rooms;
     Table future, before, reference, covariance, back, step, filtered, of_move, rest, transition;
     Table of_sight, emission, turned, whitened, gain, inverse, of_noise;
     Table later, ahead, state, moved, past, error, spread, effect, white;
 
-    explicit Score(const Chain& given)
-        : chain(given), F(given.features), L(given.states), q(given.open), rooms(27, greatest_size(given)) {
-        if (full()) return;
+    Score(Memory& memory, const Chain& given)
+        : chain(given), F(given.features), L(given.states), q(given.open), spread(matrix(memory, q, q)) {
         for (Table* table : {&future, &before, &reference, &covariance, &back, &step, &filtered, &of_move, &rest, &transition})
-            *table = rooms.table(L, L);
-        for (Table* table : {&of_sight, &emission, &turned, &whitened, &gain}) *table = rooms.table(F, L);
-        for (Table* table : {&inverse, &of_noise}) *table = rooms.table(F, F);
-        for (Table* table : {&later, &ahead, &state, &moved, &past, &effect}) *table = rooms.table(L, q);
-        for (Table* table : {&error, &white}) *table = rooms.table(F, q);
-        spread = rooms.table(q, q);
+            *table = matrix(memory, L, L);
+        for (Table* table : {&of_sight, &emission, &turned, &whitened, &gain}) *table = matrix(memory, F, L);
+        for (Table* table : {&inverse, &of_noise}) *table = matrix(memory, F, F);
+        for (Table* table : {&later, &ahead, &state, &moved, &past, &effect}) *table = matrix(memory, L, q);
+        for (Table* table : {&error, &white}) *table = matrix(memory, F, q);
     }
-
-    bool full() const { return rooms.room.full(); }
 
     // out += table - left right', where each step has its own entry of `out` or all have one
     void put_step(Table table, Table left, Table right, double* out, int64_t set, int64_t steps, int64_t t) {
