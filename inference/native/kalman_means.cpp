@@ -35,7 +35,7 @@ template <class T, class Each> void over_groups(const int64_t* part, const Chain
     EXPORT void name(kalman_filter)(const int64_t* part, double*, const Chain* chain, T* total, T* increment, T* mean,      \
                                     T* predicted) {                                                                         \
         over_groups<T>(part, *chain, nullptr, [&](auto& group, Lanes&) {                                                    \
-            group.filter(increment, mean, predicted);                                                                       \
+            group.forward(increment, mean, predicted);                                                                       \
             group.write_total(total);                                                                                       \
         });                                                                                                                 \
     }                                                                                                                       \

@@ -135,21 +135,6 @@ template <class T, class N> struct Group {
         add_times<N, true>(plain(chain.solution(set, t).weight, q, q), at.side, at.weights, n);
     }
 
-    // log p(x), diffuse coordinates and, if they are kept, innovations and means
-    void forward() {
-        start();
-        for (int64_t t = 0; t < steps; t++) {
-            const double constant = update(t);
-            regress(t);
-            for (int64_t lane = 0; lane < n; lane++) at.total[lane] -= at.cost[lane] + constant;
-            if (at.kept) std::copy_n(at.mean, L * n, filtered(t));
-            if (t + 1 < steps) predict(t);
-        }
-        if (!q) return;
-        weigh(steps - 1);
-        for (int64_t lane = 0; lane < n; lane++) at.total[lane] -= *chain.solution(set, steps - 1).log_det;
-    }
-
     // Numbers of lanes into [*b, T, size]
     template <class S> INLINE void write(const double* table, int64_t t, int64_t size, S* out) const {
         for (int64_t lane = 0; lane < count; lane++) {
@@ -169,32 +154,35 @@ template <class T, class N> struct Group {
         write(at.moved, t, L, out);
     }
 
-    // The same forward, with increments of log p(x) and means before and after each observation
-    void filter(T* increment, T* mean, T* predicted) {
+    // log p(x), diffuse coordinates and, if they are kept, innovations and means. If asked for, by step, increments of log p(x), and
+    // means before and after each observation
+    void forward(T* increment = nullptr, T* mean = nullptr, T* predicted = nullptr) {
         double volume = 0;
         start();
         for (int64_t t = 0; t < steps; t++) {
             const Diffuse effect = chain.diffuse_at(set, t);
-            write_means(effect.predicted, t, predicted);
+            if (increment) write_means(effect.predicted, t, predicted);
             double constant = update(t);
             regress(t);
-            for (int64_t lane = 0; lane < n; lane++) at.cost[lane] -= at.rest[lane];
-            if (q) {
+            if (q && (increment || t + 1 == steps)) {
                 const Solution solution = chain.solution(set, t);
                 weigh(t);
                 constant += *solution.log_det - volume;
                 volume = *solution.log_det;
+                for (int64_t lane = 0; lane < n; lane++) at.cost[lane] -= at.rest[lane];
                 std::fill_n(at.turned, q * n, 0.0);
                 add_times<N>(plain(solution.rest, q, q), at.side, at.turned, n);
                 std::fill_n(at.rest, n, 0.0);
                 add_squares(at.turned, q, at.rest);
+                for (int64_t lane = 0; lane < n; lane++) at.cost[lane] += at.rest[lane];
             }
             for (int64_t lane = 0; lane < n; lane++) {
-                const double gained = -(at.cost[lane] + constant + at.rest[lane]);
+                const double gained = -(at.cost[lane] + constant);
                 at.total[lane] += gained;
-                if (lane < count) increment[place[lane] * chain.steps + t] = T(gained);
+                if (increment && lane < count) increment[place[lane] * chain.steps + t] = T(gained);
             }
-            write_means(effect.filtered, t, mean);
+            if (at.kept) std::copy_n(at.mean, L * n, filtered(t));
+            if (increment) write_means(effect.filtered, t, mean);
             if (t + 1 < steps) predict(t);
         }
     }

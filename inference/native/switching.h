@@ -1,9 +1,5 @@
-// Switching linear models: the steps of filters and smoothers that keep few normal densities.
+// Filters and smoothers of switching linear models that keep few normal densities, with the steps of `switching_steps.h` and
 //
-//   s_t = A_z s_t-1 + c_z + N(0, Q_z),   x_t = C_z s_t + d_z + N(0, R_z),   z = z_t
-//
-//   move      m <- A m + c,   P <- A P A' + Q
-//   observe   S = C P C' + R = U U',  G = P C' S^-1;   m <- m + G (x - C m - d),   P <- (I - G C) P (I - G C)' + G R G'
 //   merge     w = sum w_i,  m = sum w_i/w m_i,  P = sum w_i/w (P_i + (m_i - m)(m_i - m)')
 //
 // Densities stand side by side in the lanes of vectors: a table has a row of their log-weights, and a row for each entry of a
@@ -18,7 +14,6 @@ namespace {
 
 using Lanes = V<double>;
 constexpr int64_t WIDE = W<double>;
-constexpr double INFINITE = std::numeric_limits<double>::infinity(), NOWHERE = -INFINITE;
 
 // What a call is given; the tables of a model are those of `tables.py`, the nodes [d, P] have an axis for each direction.
 struct Given {
@@ -40,7 +35,7 @@ struct Densities {
     Densities(double* at, int64_t n, int64_t L) : log_weight(at), n(n), L(L), stride(round_up(n, WIDE) + 8) {}
     Densities(Memory& memory, int64_t n, int64_t L) : Densities(nullptr, n, L) {
         log_weight = memory.take((1 + L + L * L) * stride);
-        if (!memory.counts()) std::fill_n(log_weight, stride, NOWHERE);
+        if (!memory.counts()) std::fill_n(log_weight, stride, IMPOSSIBLE);
     }
 
     INLINE double* entry(int64_t e) const { return log_weight + (1 + e) * stride; }  // L of the mean, L L of the covariance
@@ -63,16 +58,16 @@ struct Densities {
 inline void merge(const Densities& from, const Densities& to, double* shares) {
     const int64_t n = to.n, groups = from.n / n, L = from.L;
     for (int64_t c = 0; c < n; c += WIDE) {
-        Lanes top = splat(NOWHERE), total{};
+        Lanes top = splat(IMPOSSIBLE), total{};
         for (int64_t o = 0; o < groups; o++) top = larger<double>(load(from.log_weight + o * n + c), top);
-        const auto none = top == NOWHERE;
+        const auto none = top == IMPOSSIBLE;
         top = none ? Lanes{} : top;
         for (int64_t o = 0; o < groups; o++) {
             const Lanes share = exp_not_positive<double>(load(from.log_weight + o * n + c) - top);
             store(shares + o * WIDE, share);
             total += share;
         }
-        store(to.log_weight + c, Lanes(none ? splat(NOWHERE) : top + log<double>(total)));
+        store(to.log_weight + c, Lanes(none ? splat(IMPOSSIBLE) : top + log<double>(total)));
         const Lanes inverse = none ? Lanes{} : 1 / total;
         for (int64_t o = 0; o < groups; o++) store(shares + o * WIDE, Lanes(load(shares + o * WIDE) * inverse));
         // densities without weight may have moments that are no numbers
@@ -98,15 +93,15 @@ inline void merge(const Densities& from, const Densities& to, double* shares) {
             }
         }
     }
-    for (int64_t c = n; c < round_up(n, WIDE); c++) to.log_weight[c] = NOWHERE;
+    for (int64_t c = n; c < round_up(n, WIDE); c++) to.log_weight[c] = IMPOSSIBLE;
 }
 
 // Divides weights by their sum; returns its logarithm. `shares` become the weights.
 inline double normalise(const Densities& of, double* shares) {
-    Lanes top = splat(NOWHERE), sum{};
+    Lanes top = splat(IMPOSSIBLE), sum{};
     for (int64_t h = 0; h < of.n; h += WIDE) top = larger<double>(load(of.log_weight + h), top);
     const double most = largest<double>(top);
-    if (!(std::fabs(most) < INFINITE)) return most;
+    if (!(std::fabs(most) < -IMPOSSIBLE)) return most;
     for (int64_t h = 0; h < of.n; h += WIDE) {
         const Lanes share = exp_not_positive<double>(load(of.log_weight + h) - most);
         store(shares + h, share);

@@ -89,12 +89,12 @@ private:
 
     // The log of the sum of weights, which are overwritten; the mean of the nodes, and their covariance less 1; 0 without weight
     double find_moments(double* weight) {
-        Lanes top = splat(NOWHERE), sum{};
+        Lanes top = splat(IMPOSSIBLE), sum{};
         for (int64_t q = 0; q < P; q += WIDE) top = larger<double>(load(weight + q), top);
         const double most = largest<double>(top);
         std::fill_n(first, d, 0.0);
         clear(second);
-        if (most == NOWHERE) return most;
+        if (most == IMPOSSIBLE) return most;
         for (int64_t q = 0; q < P; q += WIDE) {
             const Lanes share = exp_not_positive<double>(load(weight + q) - most);
             store(weight + q, share);

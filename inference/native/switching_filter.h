@@ -18,7 +18,7 @@ struct Filter : Run {
           regimes(memory, g, K, [this](int64_t lane) { return lane % K; }) {}
 
     void start() {
-        std::fill_n(made.log_weight, made.stride, NOWHERE);
+        std::fill_n(made.log_weight, made.stride, IMPOSSIBLE);
         std::copy_n(g.log_initial, K, made.log_weight);
         for (int64_t h = 0; h < n_made; h++) made.put(h, g.initial_mean + h % K * L, g.initial_covariance + h % K * L * L, L);
     }
@@ -35,7 +35,7 @@ struct Filter : Run {
             if (!first) predict(regimes.move(b), block.now, block.work, block.ahead);
             const Lanes before = load(made.log_weight + h);
             const Lanes after = before + observe(regimes.sight(b), x, block.ahead, block.work);
-            store(made.log_weight + h, Lanes(before == NOWHERE ? before : after));
+            store(made.log_weight + h, Lanes(before == IMPOSSIBLE ? before : after));
             block.write(block.ahead, made, h);
         }
         return normalise(made, shares);
@@ -76,7 +76,7 @@ struct Filter : Run {
         if (t0 > 0 || g.goes_on) read_kept(g.smooths ? row + t0 - 1 : s);
         for (int64_t t = t0; t < end; t++) {
             const double found = follow(g.x + (row + t) * F, t == 0 && !g.goes_on);
-            if (!(std::fabs(found) < INFINITE)) {
+            if (!(std::fabs(found) < -IMPOSSIBLE)) {
                 g.failed[s] = t;
                 break;
             }

@@ -40,8 +40,8 @@ struct Run {
         const bool one = densities() == 1;
         for (int64_t c = 0; c < n; c++) {
             const int64_t h = by_history * c;
-            if (kept.log_weight[c] == NOWHERE)
-                for (int64_t z = 0; z < K; z++) to.log_weight[h + by_regime * z] = NOWHERE;
+            if (kept.log_weight[c] == IMPOSSIBLE)
+                for (int64_t z = 0; z < K; z++) to.log_weight[h + by_regime * z] = IMPOSSIBLE;
             else if (g.sticks) choice.choose(c % K, kept, one ? 0 : c, to, h, by_regime);
             else
                 for (int64_t z = 0; z < K; z++) to.log_weight[h + by_regime * z] = g.log_transition[c % K * K + z];

@@ -30,8 +30,8 @@ struct Smoother : Run {
             double* joint = pairs.log_weight + z * K;
             const double total = log_sum(joint, K);
             for (int64_t j = 0; j < K; j++) {
-                const bool none = joint[j] == NOWHERE || weight[z] == NOWHERE;
-                joint[j] = none ? NOWHERE : joint[j] - total + weight[z];
+                const bool none = joint[j] == IMPOSSIBLE || weight[z] == IMPOSSIBLE;
+                joint[j] = none ? IMPOSSIBLE : joint[j] - total + weight[z];
                 later.put(z * K + j, g.kept_mean + ((row + 1) * K + z) * L, g.kept_covariance + ((row + 1) * K + z) * L * L, L);
             }
         }
@@ -48,7 +48,7 @@ struct Smoother : Run {
         solve(root, gain);
         solve_transposed(root, gain);
         for (int64_t lane = 0; lane < WIDE; lane++)
-            if (!sound[lane] && pairs.log_weight[h + lane] > NOWHERE) find_gain_by_values(lane);
+            if (!sound[lane] && pairs.log_weight[h + lane] > IMPOSSIBLE) find_gain_by_values(lane);
     }
 
     // The same of one lane, where the covariance is near to singular: by its pseudoinverse, with the bound of `torch.linalg.pinv`
