@@ -19,24 +19,12 @@ struct Regression {
           turn(matrix(memory, q + F, beside + q + F)), work(matrix(memory, q, q)), right(matrix(memory, q, q)),
           row(memory.take(turn.stride)), values(memory.take(q)) {}
 
-    // Greatest singular value, of which `values` become the list
-    double list_values() {
-        double greatest = 0;
-        for (int64_t j = 0; j < q; j++) {
-            values[j] = 0;
-            for (int64_t i = 0; i < q; i++) values[j] += work[i][j] * work[i][j];
-            values[j] = std::sqrt(values[j]);
-            greatest = std::max(greatest, values[j]);
-        }
-        return greatest;
-    }
-
     // The posterior of the coordinates from the triangle in `turn`; returns whether some are undetermined.
     bool solve_regression(Solution out) {
         copy(turn.part(0, q, 0, q), work);
         decompose(work, right);
         const double roundings = chain.single ? std::numeric_limits<float>::epsilon() : std::numeric_limits<double>::epsilon();
-        const double least = ROUNDINGS * q * roundings * list_values();
+        const double least = ROUNDINGS * q * roundings * column_norms(work, values);
         std::fill_n(out.weight, 4 * q * q + 1, 0.0);
         bool open = false;
         for (int64_t i = 0; i < q; i++) out.rest[i * q + i] = 1;

@@ -52,26 +52,17 @@ template <class T, class N> struct Group {
     INLINE double* white(int64_t t) const { return at.kept ? at.kept + t * (F + L) * n : at.white; }
     INLINE double* filtered(int64_t t) const { return white(t) + F * n; }
 
-    // out <- value(i, lane), in whole vectors: numbers that are stored one by one are slow to load as a vector.
+    // out <- value(i, lane); of one sequence in whole vectors: numbers that are stored one by one are slow to load as a vector.
     template <class Value> INLINE void fill(double* out, int64_t rows, Value value) const {
-        constexpr int64_t step = W<double>;
-        V<double> some;
-        if constexpr (WIDE<N> > 1) {
-            for (int64_t i = 0; i < rows; i++)
-                for (int64_t lane = 0; lane < n; lane += step) {
-#pragma GCC unroll 8
-                    for (int64_t k = 0; k < step; k++) some[k] = value(i, lane + k);
-                    store(out + i * n + lane, some);
-                }
-            return;
-        }
         int64_t i = 0;
-        for (; i + step <= rows; i += step) {
+        for (; WIDE<N> == 1 && i + W<double> <= rows; i += W<double>) {
+            V<double> some;
 #pragma GCC unroll 8
-            for (int64_t k = 0; k < step; k++) some[k] = value(i + k, 0);
+            for (int64_t k = 0; k < W<double>; k++) some[k] = value(i + k, 0);
             store(out + i, some);
         }
-        for (; i < rows; i++) out[i] = value(i, 0);
+        for (; i < rows; i++)
+            for (int64_t lane = 0; lane < n; lane++) out[i * n + lane] = value(i, lane);
     }
 
     void start() {

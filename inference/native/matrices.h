@@ -234,6 +234,17 @@ template <class T> void decompose(Matrix<T> table, Matrix<T> right) {
     }
 }
 
+// Norms of columns; returns the greatest.
+template <class T> T column_norms(Matrix<T> table, T* norms) {
+    T greatest = 0;
+    for (int64_t j = 0; j < table.columns; j++) {
+        T square = 0;
+        for (int64_t i = 0; i < table.rows; i++) square += table[i][j] * table[i][j];
+        greatest = std::max(greatest, norms[j] = std::sqrt(square));
+    }
+    return greatest;
+}
+
 // Whether a recursion has reached its fixed point, to rounding; asked after every step, counted from 1.
 //
 // This is so if neither the last step nor a stretch, an eighth of all steps so far, changed any entry, beside the norm of

@@ -17,11 +17,13 @@ struct Smoother : Run {
     const Regimes regimes;
     Matrix<double> table, right;
     Matrix<Lanes> gain;
+    double* values;
 
     Smoother(Memory& memory, const Given& g)
         : Run(memory, g, g.regimes), pairs(memory, K * K, L), later(memory, K * K, L),
           regimes(memory, g, round_up(K * K, WIDE) / WIDE, [this](int64_t lane) { return std::min(lane / K, K - 1); }),
-          table(matrix(memory, L, L)), right(matrix(memory, L, L)), gain(matrix<Lanes>(memory, L, L)) {}
+          table(matrix(memory, L, L)), right(matrix(memory, L, L)), gain(matrix<Lanes>(memory, L, L)),
+          values(memory.take(L)) {}
 
     // Weights of pairs given all; writes P(j, z), and beside each pair the density after it.
     void weigh(int64_t row) {
@@ -59,16 +61,10 @@ struct Smoother : Run {
                 gain[i][j][lane] = 0;
             }
         decompose(table, right);
-        const auto square = [&](int64_t k) {
-            double sum = 0;
-            for (int64_t i = 0; i < L; i++) sum += table[i][k] * table[i][k];
-            return sum;
-        };
-        double most = 0;
-        for (int64_t k = 0; k < L; k++) most = std::max(most, std::sqrt(square(k)));
+        const double least = L * std::numeric_limits<double>::epsilon() * column_norms(table, values);
         for (int64_t k = 0; k < L; k++) {
-            const double value = std::sqrt(square(k));
-            if (!(value > L * std::numeric_limits<double>::epsilon() * most)) continue;
+            const double value = values[k];
+            if (!(value > least)) continue;
             for (int64_t i = 0; i < L; i++) {
                 double share = 0;
                 for (int64_t a = 0; a < L; a++) share += block.work.half[i][a][lane] * right[a][k];
