@@ -13,11 +13,11 @@ struct Sizes {
 
 // Calls `work` of each plate of a range until it fails.
 template <class Work> void each_plate(const int64_t* plates, Sizes* s, Work&& work) {
-    Square room(s->dim);
-    if (room.room.full()) s->lacking = 1;
-    else
+    const auto all = [&](Square& room) {
         for (int64_t n = plates[0]; n < plates[1] && !s->failed; n++)
             if (!work(n, room)) s->failed = 1;
+    };
+    if (!in_memory<Square>(all, s->dim)) s->lacking = 1;
 }
 
 }  // namespace

@@ -78,16 +78,12 @@ inline void of_normal_gamma(const Plate& p) {
 // The memory of a call for matrices of D rows
 struct Square {
     int64_t dim;
-    Room<double> room;
     Matrix<double> chol, chol0, lower, inverse, ratio;  // ratio [D, D + 1]
     double *loc, *loc0;
 
-    explicit Square(int64_t dim) : dim(dim), room(4 * room_of<double>(dim, dim) + room_of<double>(dim, dim + 1) + 2 * dim, 7) {
-        if (room.full()) return;
-        for (Matrix<double>* of : {&chol, &chol0, &lower, &inverse}) *of = matrix(room, dim, dim);
-        ratio = matrix(room, dim, dim + 1);
-        loc = room.take(dim);
-        loc0 = room.take(dim);
+    Square(Memory& memory, int64_t dim)
+        : dim(dim), ratio(matrix(memory, dim, dim + 1)), loc(memory.take(dim)), loc0(memory.take(dim)) {
+        for (Matrix<double>* of : {&chol, &chol0, &lower, &inverse}) *of = matrix(memory, dim, dim);
     }
 };
 
@@ -126,7 +122,7 @@ inline bool of_normal_wishart(const Plate& p, Square& m) {
     if (!(std::isfinite(log_det) && std::isfinite(log_det0))) return false;
     const double kappa = -2 * p.eta[D], kappa0 = -2 * p.eta0[D], df = 2 * p.eta[D + 1], df0 = 2 * p.eta0[D + 1];
     for (int64_t i = 0; i < D; i++) {
-        for (int64_t j = 0; j < D; j++) m.ratio[i][j] = j <= i ? m.chol0[i][j] : 0;
+        for (int64_t j = 0; j < D; j++) m.ratio[i][j] = j < i ? m.chol0[i][j] : j == i ? 1 / m.chol0[i][i] : 0;
         m.ratio[i][D] = m.loc[i] - m.loc0[i];
     }
     solve(m.chol, m.ratio);
@@ -165,7 +161,7 @@ inline bool expected_normal(const double* statistics, Square& m, double* loc, do
     solve_transposed(m.chol, column);
     for (int64_t i = 0; i < D; i++) {
         loc[i] = column[i][0];
-        for (int64_t j = 0; j < D; j++) chol[i * D + j] = j <= i ? m.chol[i][j] : 0;
+        for (int64_t j = 0; j < D; j++) chol[i * D + j] = j < i ? m.chol[i][j] : j == i ? 1 / m.chol[i][i] : 0;
     }
     *log_volume = statistics[D + 1] - spread;
     *constant = (*log_volume - log_det) / 2;

@@ -5,16 +5,15 @@
 namespace {
 
 // Call `each` with the state of a move and each of the chains part[0] : part[1], until one is not fine.
-template <class Move, class Each, class... Others>
+template <class Of, class Each, class... Others>
 void over_chains(const int64_t* part, const Given& given, const Chains& chains, Each each, const Others&... others) {
-    const Model model(given);
-    if (model.full()) return chains.stop(LACKING);
-    Move move(model, chains.steps, others...);
-    if (move.full()) return chains.stop(LACKING);
-    for (int64_t b = part[0]; b < part[1]; b++) {
-        if (!chains.is_fine(b, model.K)) return chains.stop(OUTSIDE);
-        chains.failed[b] = each(move, b);
-    }
+    const auto all = [&](Of& move) {
+        for (int64_t b = part[0]; b < part[1]; b++) {
+            if (!chains.is_fine(b, given.regimes)) return chains.stop(OUTSIDE);
+            chains.failed[b] = each(move, b);
+        }
+    };
+    if (!in_memory<Of>(all, given, chains.steps, others...)) chains.stop(LACKING);
 }
 
 }  // namespace

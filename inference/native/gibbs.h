@@ -11,7 +11,7 @@
 //
 // The plain form is `latents` in `chains/switching_gaussian/sampling.py`.
 #pragma once
-#include "switching_steps.h"
+#include "gibbs_model.h"
 
 namespace {
 
@@ -43,45 +43,29 @@ struct Draws {
 };
 
 class Latents {
-    const Model& p;
+    const Model p;
     const Draws& draws;
     const int64_t L, R;
-    Room<double> room;
     Stack initial_root, state_root, noise_root;  // the first two transposed
     Beliefs before;                       // of each step, before its observation
     Stack shift, rest, seen, innovation;  // the mean of the difference, I - K C, H^-1 C, and H^-1 v of x and of the difference
     Table back, moved, back_square, square, half;
-    Belief now;
+    Belief<double> now;
     double *drawn, *further, *shift_now, *difference;
     int64_t* rows;  // how many each step sees
-    Room<int64_t> counts;
-    Work work;
+    Work<double> work;
 
 public:
-    Latents(const Model& p, int64_t steps, const Draws& draws)
-        : p(p), draws(draws), L(p.L), R(p.F + p.J),
-          room(2 * stack_room(p.K, L, L) + stack_room(p.K, p.F, p.F) + beliefs_room(steps + 1, L) + room_of<double>(steps, L) +
-                   stack_room(steps, L, L) + stack_room(steps, R, L) + stack_room(steps, 2, R) + 2 * room_of<double>(2, L) +
-                   3 * room_of<double>(L, L) + 3 * room_of<double>(1, L) + R,
-               20),
-          counts(steps, 1), work(R, L) {
-        if (full()) return;
-        initial_root = stack(room, draws.initial_root, p.K, L, L, true);
-        state_root = stack(room, draws.state_root, p.K, L, L, true);
-        noise_root = stack(room, draws.noise_root, p.K, p.F, p.F);
-        before = beliefs(room, steps, L);
-        now = beliefs(room, 1, L)[0];
-        shift = stack(room, steps, 1, L);
-        rest = stack(room, steps, L, L);
-        seen = stack(room, steps, R, L);
-        innovation = stack(room, steps, 2, R);
-        back = matrix(room, 2, L), moved = matrix(room, 2, L);
-        for (Table* one : {&back_square, &square, &half}) *one = matrix(room, L, L);
-        for (double** one : {&drawn, &further, &shift_now}) *one = matrix(room, 1, L).at;
-        difference = room.take(R);
-        rows = counts.take(steps);
+    Latents(Memory& memory, const Given& given, int64_t steps, const Draws& draws)
+        : p(memory, given), draws(draws), L(p.L), R(p.F + p.J), initial_root(stack(memory, draws.initial_root, p.K, L, L, true)),
+          state_root(stack(memory, draws.state_root, p.K, L, L, true)), noise_root(stack(memory, draws.noise_root, p.K, p.F, p.F)),
+          before(beliefs(memory, steps, L)), shift(stack(memory, steps, 1, L)), rest(stack(memory, steps, L, L)),
+          seen(stack(memory, steps, R, L)), innovation(stack(memory, steps, 2, R)), back(matrix(memory, 2, L)),
+          moved(matrix(memory, 2, L)), now(belief(memory, L)), difference(memory.take(R)), rows(memory.take<int64_t>(steps)),
+          work(memory, R, L) {
+        for (Table* one : {&back_square, &square, &half}) *one = matrix(memory, L, L);
+        for (double** one : {&drawn, &further, &shift_now}) *one = matrix(memory, 1, L).at;
     }
-    bool full() const { return room.full() || counts.full() || work.full(); }
 
     // The step that has no density, or -1
     int64_t run(const Chains& chains, int64_t b) {
@@ -118,7 +102,7 @@ private:
             std::fill_n(shift.all[0], shift.all.stride, 0.0);
             return;
         }
-        predict(p, z, now, work, before[t]);
+        predict(p.move(z), now, work, before[t]);
         std::fill_n(shift.all[t], shift.all.stride, 0.0);
         add_times(shift_now, p.turned[z], shift.all[t]);
     }
@@ -130,10 +114,10 @@ private:
             if (std::isnan(x[f])) continue;
             work.gap[n] = x[f] - p.given.emission_offset[z * p.F + f];
             difference[n] = work.gap[n] - dot(p.emission[z][f], drawn, L);
-            std::copy_n(p.emission[z][f], work.emission.all.stride, work.emission.all[n]);
+            std::copy_n(p.emission[z][f], work.emission.stride, work.emission[n]);
             for (int64_t g = 0, j = 0; g < p.F; g++) {
                 difference[n] -= noise_root[z][f][g] * noise[g];
-                if (!std::isnan(x[g])) work.noise.all[n][j++] = p.noise[z][f][g];
+                if (!std::isnan(x[g])) work.noise[n][j++] = p.noise[z][f][g];
             }
             n++;
         }
@@ -147,9 +131,9 @@ private:
             if (!(precision[i] > 0)) continue;
             work.gap[n] = (path[t + 1] == i ? 0.5 : -0.5) / precision[i] - p.given.recurrence_offset[path[t] * p.J + i];
             difference[n] = work.gap[n] - noise[i] / std::sqrt(precision[i]) - dot(p.recurrence[i], drawn, L);
-            std::copy_n(p.recurrence[i], work.emission.all.stride, work.emission.all[n]);
-            for (int64_t j = 0; j < n; j++) work.noise.all[n][j] = work.noise.all[j][n] = 0;
-            work.noise.all[n][n] = 1 / precision[i];
+            std::copy_n(p.recurrence[i], work.emission.stride, work.emission[n]);
+            for (int64_t j = 0; j < n; j++) work.noise[n][j] = work.noise[j][n] = 0;
+            work.noise[n][n] = 1 / precision[i];
             n++;
         }
         return n;
@@ -160,16 +144,16 @@ private:
         const int64_t n = rows[t];
         const Table white = innovation[t], emission = seen[t].part(0, n, 0, L);
         for (int64_t i = 0; i < n; i++) {
-            double gap = difference[i] - dot(work.emission.all[i], shift.all[t], L);
-            for (int64_t k = 0; k < i; k++) gap -= work.root.all[i][k] * white[1][k];
+            double gap = difference[i] - dot(work.emission[i], shift.all[t], L);
+            for (int64_t k = 0; k < i; k++) gap -= work.root[i][k] * white[1][k];
             white[0][i] = work.gap[i];
-            white[1][i] = gap / work.root.all[i][i];
+            white[1][i] = gap * work.root[i][i];
         }
         std::copy_n(shift.all[t], shift.all.stride, shift_now);
-        for (int64_t i = 0; i < n; i++) add_row(white[1][i], work.shown.all[i], shift_now, L);
+        add_times(white[1], first_rows(work.shown, n), shift_now);
         copy(first_rows(work.emission, n), emission);
         solve(first_rows(work.root, n), emission);
-        copy(work.rest, rest[t]);
+        write(work.turned, rest[t].at, 1, rest[t].stride);
     }
 
     // The rotation of r and N through step t, after which they are those of before it
@@ -189,7 +173,7 @@ private:
         clear(back), clear(back_square);
         for (int64_t t = end - 1; t >= 0; t--) {
             back_through(t);
-            const Belief here = before[t];
+            const Belief<double> here = before[t];
             double *out = draws.drawn + (first + t) * L, *mean = draws.mean + (first + t) * L;
             add_times(moved[0], here.covariance, here.mean);
             add_times(moved[1], here.covariance, shift.all[t]);
@@ -199,9 +183,9 @@ private:
             product(half, here.covariance, work.half);
             for (int64_t i = 0; i < L; i++)
                 for (int64_t j = 0; j < L; j++) covariance[i * L + j] = here.covariance[i][j] - work.half[i][j];
-            product(moved, p.move[path[t]], back);
-            product(square, p.move[path[t]], half);
-            product_transposed(p.move[path[t]], half, back_square);
+            product(moved, p.transition[path[t]], back);
+            product(square, p.transition[path[t]], half);
+            product_transposed(p.transition[path[t]], half, back_square);
         }
     }
 };

@@ -17,28 +17,20 @@ namespace {
 class Future {
     const Model& p;
     const int64_t L;
-    Room<double> room;
     Stack omega, mu;  // W [T] and u [T]
-    Belief moved;
+    Belief<double> moved;
     Table root, turned, met, less, into, half, row;  // `root` and `turned`: Z' and R^-1 Z' with R R' = 1 + Z' W Z
     double *gone, *inner;
 
 public:
-    Future(const Model& p, int64_t steps)
-        : p(p), L(p.L),
-          room(stack_room(steps, L, L) + room_of<double>(steps, L) + beliefs_room(1, L) + 6 * room_of<double>(L, L) +
-                   room_of<double>(p.F, L) + 2 * room_of<double>(1, L), 13) {
-        if (full()) return;
-        omega = stack(room, steps, L, L), mu = stack(room, steps, 1, L);
-        moved = beliefs(room, 1, L)[0];
-        for (Table* one : {&root, &turned, &met, &less, &into, &half}) *one = matrix(room, L, L);
-        row = matrix(room, p.F, L);
-        gone = matrix(room, 1, L).at, inner = matrix(room, 1, L).at;
+    Future(Memory& memory, const Model& p, int64_t steps)
+        : p(p), L(p.L), omega(stack(memory, steps, L, L)), mu(stack(memory, steps, 1, L)), moved(belief(memory, L)),
+          row(matrix(memory, p.F, L)), gone(matrix(memory, 1, L).at), inner(matrix(memory, 1, L).at) {
+        for (Table* one : {&root, &turned, &met, &less, &into, &half}) *one = matrix(memory, L, L);
     }
-    bool full() const { return room.full(); }
 
     // Of a chain with its path; the step whose observation has no density, or -1
-    int64_t run(const Chains& chains, int64_t b, Work& work) {
+    int64_t run(const Chains& chains, int64_t b, Work<double>& work) {
         const int64_t end = chains.lengths[b], *path = chains.path + b * chains.steps;
         if (end == 0) return -1;
         clear(omega[end - 1]), clear(mu[end - 1]);
@@ -46,7 +38,7 @@ public:
             const int64_t z = path[t + 1];
             std::copy_n(p.offset.all[z], p.offset.all.stride, moved.mean);
             copy(p.state_noise[z], moved.covariance);
-            if (std::isnan(observe(p, z, chains.x_of(b, t + 1, p.F), moved, work))) return t + 1;
+            if (std::isnan(observe(p.sight(z), chains.x_of(b, t + 1, p.F), moved, work))) return t + 1;
             if (!before_move(t, z, work)) return t + 1;
             add_observation(t, z, work);
         }
@@ -54,7 +46,7 @@ public:
     }
 
     // The logarithm of the mean of exp(-s' W_t s / 2 + u_t' s) over a belief about s_t, which may be singular
-    double log_mean(int64_t t, Belief belief) {
+    double log_mean(int64_t t, Belief<double> belief) {
         const double* of = mu.all[t];
         double value = -0.5 * condense(omega[t], belief.covariance);
         std::copy_n(of, mu.all.stride, gone);
@@ -81,7 +73,7 @@ private:
     }
 
     // W and u of step t, without the observation of the next one; whether they are numbers
-    bool before_move(int64_t t, int64_t z, Work& work) {
+    bool before_move(int64_t t, int64_t z, Work<double>& work) {
         if (std::isnan(condense(omega[t + 1], moved.covariance))) return false;
         const Table explained = half;
         product(turned, omega[t + 1], explained);
@@ -92,7 +84,7 @@ private:
             for (int64_t i = 0; i < L; i++) add_row(-explained[j][i], explained[j], less[i], L);
         }
         for (int64_t j = 0; j < L; j++) add_row(-moved.mean[j], less[j], inner, L);
-        product(work.rest, p.move[z], into);
+        product_transposed(work.turned, p.transition[z], into);
         product(less, into, half);
         product_transposed(into, half, omega[t]);
         clear(mu[t]);
@@ -101,10 +93,10 @@ private:
     }
 
     // What the observation of the next step says, as `update` left it
-    void add_observation(int64_t t, int64_t z, Work& work) {
+    void add_observation(int64_t t, int64_t z, Work<double>& work) {
         const int64_t n = work.seen.rows;
         const Table rows = row.part(0, n, 0, L);
-        product(work.seen, p.move[z], rows);
+        product(work.seen, p.transition[z], rows);
         solve(first_rows(work.root, n), rows);
         for (int64_t k = 0; k < n; k++) {
             add_row(work.gap[k], rows[k], mu.all[t], L);

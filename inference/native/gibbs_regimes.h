@@ -37,29 +37,24 @@ inline void share(const double* log_weight, int64_t n, double total, double* sha
 }
 
 // A belief before step t, moved into regime z and with the observation; the log-weight of the regime given the last one
-inline double continued(const Model& p, int64_t t, int64_t last, int64_t z, const double* x, Belief before, Work& work,
-                        Belief after) {
+inline double continued(const Model& p, int64_t t, int64_t last, int64_t z, const double* x, Belief<double> before,
+                        Work<double>& work, Belief<double> after) {
     const double log_weight = t ? p.given.log_transition[last * p.K + z] : p.given.log_initial[z];
     if (log_weight == IMPOSSIBLE) return log_weight;
-    t ? predict(p, z, before, work, after) : copy(p.initial[z], after);
-    return log_weight + observe(p, z, x, after, work);
+    t ? predict(p.move(z), before, work, after) : copy(p.initial[z], after);
+    return log_weight + observe(p.sight(z), x, after, work);
 }
 
 struct Collapsed {
-    const Model& p;
-    Room<double> room;
+    const Model p;
     Beliefs after, before;
     double* log_weight;
-    Work work;
+    Work<double> work;
     Future future;
 
-    Collapsed(const Model& p, int64_t steps)
-        : p(p), room(beliefs_room(p.K + 1, p.L) + p.K, 5), work(p.F, p.L), future(p, steps) {
-        if (full()) return;
-        after = beliefs(room, p.K, p.L), before = beliefs(room, 1, p.L);
-        log_weight = room.take(p.K);
-    }
-    bool full() const { return room.full() || work.full() || future.full(); }
+    Collapsed(Memory& memory, const Given& given, int64_t steps)
+        : p(memory, given), after(beliefs(memory, p.K, p.L)), before(beliefs(memory, 1, p.L)), log_weight(memory.take(p.K)),
+          work(memory, p.F, p.L), future(memory, p, steps) {}
 
     // Draws a path in place, and writes the distribution of each regime [B, T, K]; the step that has none, or -1
     int64_t run(const Chains& chains, int64_t b, const double* uniform, double* state) {
@@ -92,25 +87,19 @@ private:
 };
 
 struct Redrawn {
-    const Model& p;
+    const Model p;
     const int64_t N;  // particles, of which the last one holds the path
-    Room<double> room;
-    Room<int64_t> places;
     Beliefs children, particles;
     double *log_weight, *shares, *pasts;
     int64_t *regimes, *parents;  // [T, N]
-    Work work;
+    Work<double> work;
     Future future;
 
-    Redrawn(const Model& p, int64_t steps, int64_t N)
-        : p(p), N(N), room(beliefs_room(N * p.K, p.L) + beliefs_room(N, p.L) + 2 * N * p.K + N, 7), places(2 * steps * N, 2),
-          work(p.F, p.L), future(p, steps) {
-        if (full()) return;
-        children = beliefs(room, N * p.K, p.L), particles = beliefs(room, N, p.L);
-        log_weight = room.take(N * p.K), shares = room.take(N * p.K), pasts = room.take(N);
-        regimes = places.take(steps * N), parents = places.take(steps * N);
-    }
-    bool full() const { return room.full() || places.full() || work.full() || future.full(); }
+    Redrawn(Memory& memory, const Given& given, int64_t steps, int64_t N)
+        : p(memory, given), N(N), children(beliefs(memory, N * p.K, p.L)), particles(beliefs(memory, N, p.L)),
+          log_weight(memory.take(N * p.K)), shares(memory.take(N * p.K)), pasts(memory.take(N)),
+          regimes(memory.take<int64_t>(steps * N)), parents(memory.take<int64_t>(steps * N)), work(memory, p.F, p.L),
+          future(memory, p, steps) {}
 
     // Draws a path in place; the step that has no density, or -1
     int64_t run(const Chains& chains, int64_t b, uint64_t seed) {

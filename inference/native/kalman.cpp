@@ -8,18 +8,17 @@ namespace {
 
 // Does the work of the sets `part[0] : part[1]` that have no fault.
 template <class Work, class Each> void over_sets(const int64_t* part, const Chain& chain, Each each) {
-    Work work(chain);
-    if (work.full()) {
-        *chain.lacking = 1;
-        return;
-    }
-    for (int64_t set = part[0]; set < part[1]; set++)
-        if (chain.fault[set] < 0) each(work, set);
+    const auto all = [&](Work& work) {
+        for (int64_t set = part[0]; set < part[1]; set++)
+            if (chain.fault[set] < 0) each(work, set);
+    };
+    if (!in_memory<Work>(all, chain)) *chain.lacking = 1;
 }
 
 }  // namespace
 
 EXPORT void kalman_factors(const int64_t* part, const Chain* chain) {
+    std::fill(chain->fault + part[0], chain->fault + part[1], -1);
     over_sets<Filter>(part, *chain, [](Filter& work, int64_t set) { work.follow(set); });
     if (chain->open) over_sets<Regression>(part, *chain, [](Regression& work, int64_t set) { work.follow(set); });
 }
@@ -46,9 +45,10 @@ FOR_BOTH(KALMAN)
 #define ROOTS(T, name)                                                                                                      \
     EXPORT void name(covariance_roots)(int64_t* sizes, const T* covariance, T* factor) {                                    \
         const int64_t n = sizes[1];                                                                                         \
-        Roots<T> roots(n);                                                                                                  \
-        sizes[3] = roots.full();                                                                                            \
-        for (int64_t k = 0; k < sizes[0] && !roots.full(); k++)                                                             \
-            sizes[2] += !roots.factor_of(covariance + k * n * n, factor + k * n * n);                                       \
+        const auto all = [&](Roots<T>& roots) {                                                                             \
+            for (int64_t k = 0; k < sizes[0]; k++)                                                                          \
+                sizes[2] += !roots.factor_of(covariance + k * n * n, factor + k * n * n);                                   \
+        };                                                                                                                  \
+        sizes[3] = !in_memory<Roots<T>>(all, n);                                                                            \
     }
 FOR_BOTH(ROOTS)

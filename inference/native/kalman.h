@@ -37,10 +37,9 @@ template <class T> struct View {
     INLINE T operator()(int64_t t, int64_t i) const { return at[t * step + i * row]; }
 };
 
-// A step of a filtered set: H' (a lower triangle, with the inverse of its diagonal in place of that), G, U, V,
-// (D J1), (E J1), J2, and log |H|
+// A step of a filtered set: H^-1, G, U, V, (D J1), (E J1), J2, and log |H|
 struct Record {
-    double *root, *gain, *predicted, *filtered, *log_det, *back, *drift, *noise;
+    double *inverse, *gain, *predicted, *filtered, *log_det, *back, *drift, *noise;
 };
 
 // What diffuse coordinates do to predicted and filtered means and to whitened innovations, and the rotation of the rows
@@ -89,9 +88,9 @@ struct Chain {
     }
     INLINE Record record(int64_t set, int64_t t) const {
         const int64_t F = features, L = states;
-        double *root = records + (set * steps + t) * record_size(), *gain = root + F * F, *predicted = gain + F * L;
+        double *inverse = records + (set * steps + t) * record_size(), *gain = inverse + F * F, *predicted = gain + F * L;
         double *filtered = predicted + L * L, *log_det = filtered + L * L, *back = log_det + 1, *drift = back + L * L;
-        return {root, gain, predicted, filtered, log_det, back, drift, drift + F * L};
+        return {inverse, gain, predicted, filtered, log_det, back, drift, drift + F * L};
     }
     INLINE Record resting(int64_t set, int64_t t) const { return record(set, std::min(t, steady[set])); }
     INLINE Diffuse diffuse_at(int64_t set, int64_t t) const {
@@ -122,11 +121,5 @@ INLINE void read_step(View<double> table, int64_t t, Table out) { read(table(t),
 INLINE void read_transposed(View<double> table, int64_t t, Table out) { read(table(t), table.column, table.row, out); }
 INLINE void read_packed(const double* table, Table out) { read(table, out.columns, 1, out); }
 template <class T> INLINE void write_packed(Table table, T* out) { write(table, out, table.columns, 1); }
-
-// H' from its record
-INLINE void read_root(const double* table, Table out) {
-    read_packed(table, out);
-    for (int64_t f = 0; f < out.rows; f++) out[f][f] = 1 / out[f][f];
-}
 
 }  // namespace

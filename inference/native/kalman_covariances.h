@@ -16,33 +16,15 @@ template <class T> INLINE T* of_step(T* table, int64_t set, int64_t steps, int64
     return table + (set * steps + t) * size;
 }
 
-// Room for n matrices of at most `size` rows and columns
-struct Rooms {
-    Room<double> room;
-    Rooms(int64_t n, int64_t size) : room(n * room_of<double>(2 * size, 2 * size), n) {}
-    Table table(int64_t rows, int64_t columns) { return matrix(room, rows, columns); }
-};
-
-inline int64_t greatest_size(const Chain& chain) { return std::max({chain.features, chain.states, chain.open}); }
-
 // Before and after each observation, and their parts that are multiplied by an infinite variance
 template <class T> struct Filtered {
     const Chain& chain;
     const int64_t L, q;
-    Rooms rooms;
     Table factor, whole, effect, spread, columns, wide;
 
-    explicit Filtered(const Chain& given) : chain(given), L(given.states), q(given.open), rooms(6, greatest_size(given)) {
-        if (full()) return;
-        factor = rooms.table(L, L);
-        whole = rooms.table(L, L);
-        effect = rooms.table(L, q);
-        spread = rooms.table(q, q);
-        columns = rooms.table(L, q);
-        wide = rooms.table(L, L);
-    }
-
-    bool full() const { return rooms.room.full(); }
+    Filtered(Memory& memory, const Chain& given)
+        : chain(given), L(given.states), q(given.open), factor(matrix(memory, L, L)), whole(matrix(memory, L, L)),
+          effect(matrix(memory, L, q)), spread(matrix(memory, q, q)), columns(matrix(memory, L, q)), wide(matrix(memory, L, L)) {}
 
     // Of a factor, and of the effect of coordinates that are known after step s, -1 for not at all
     void put_step(int64_t set, int64_t t, int64_t s, const double* triangle, const double* means, T* covariance, T* diffuse) {
@@ -82,25 +64,18 @@ template <class T> struct Filtered {
 template <class T> struct Smoothed {
     const Chain& chain;
     const int64_t F, L, q;
-    Rooms rooms;
     Table spread, wide, reference, here, later, earlier, back, filtered, noise, pair, whole, coordinates;
     Table drawn, moved, sums, means, after, white, drift;
     double* row;
 
-    explicit Smoothed(const Chain& given)
-        : chain(given), F(given.features), L(given.states), q(given.open), rooms(21, greatest_size(given)) {
-        if (full()) return;
+    Smoothed(Memory& memory, const Chain& given)
+        : chain(given), F(given.features), L(given.states), q(given.open), wide(matrix(memory, 2 * L, L)),
+          coordinates(matrix(memory, q, q)), white(matrix(memory, F, q)), drift(matrix(memory, F, L)),
+          row(matrix(memory, 1, L).at) {
         for (Table* table : {&spread, &reference, &here, &later, &earlier, &back, &filtered, &noise, &pair, &whole})
-            *table = rooms.table(L, L);
-        for (Table* table : {&drawn, &moved, &sums, &means, &after}) *table = rooms.table(L, q);
-        wide = rooms.table(2 * L, L);
-        white = rooms.table(F, q);
-        drift = rooms.table(F, L);
-        coordinates = rooms.table(q, q);
-        row = rooms.table(1, L).at;
+            *table = matrix(memory, L, L);
+        for (Table* table : {&drawn, &moved, &sums, &means, &after}) *table = matrix(memory, L, q);
     }
-
-    bool full() const { return rooms.room.full(); }
 
     // The factor of the step before, and the covariance of neighbours; returns whether the factor stays the same.
     bool go_back(Steady<double>& clock, Record record, int64_t step, bool may_rest) {

@@ -9,48 +9,22 @@ constexpr double ROUNDINGS = 64;  // times the number of coordinates: a singular
 struct Regression {
     const Chain& chain;
     const int64_t F, L, q, beside;  // where the rotation begins in `turn`
-    Room<double> room;
-    Table means, after, white, emission, transition, root, gain, turn, work, right;
+    Table means, after, white, emission, transition, inverse, gain, gap, turn, work, right;
     double *row, *values;
 
-    explicit Regression(const Chain& given)
+    Regression(Memory& memory, const Chain& given)
         : chain(given), F(given.features), L(given.states), q(given.open), beside(stride_of<double>(q)),
-          room((3 * F + 4 * L + 4 * q + 4) * (2 * beside + stride_of<double>(F) + stride_of<double>(L) + W<double>), 12) {
-        if (full()) return;
-        means = matrix(room, L, q);
-        after = matrix(room, L, q);
-        white = matrix(room, F, q);
-        emission = matrix(room, F, L);
-        transition = matrix(room, L, L);
-        root = matrix(room, F, F);
-        gain = matrix(room, F, L);
-        turn = matrix(room, q + F, beside + q + F);
-        work = matrix(room, q, q);
-        right = matrix(room, q, q);
-        row = room.take(turn.stride);
-        values = room.take(q);
-    }
-
-    bool full() const { return room.full(); }
-
-    // Greatest singular value, of which `values` become the list
-    double list_values() {
-        double greatest = 0;
-        for (int64_t j = 0; j < q; j++) {
-            values[j] = 0;
-            for (int64_t i = 0; i < q; i++) values[j] += work[i][j] * work[i][j];
-            values[j] = std::sqrt(values[j]);
-            greatest = std::max(greatest, values[j]);
-        }
-        return greatest;
-    }
+          means(matrix(memory, L, q)), after(matrix(memory, L, q)), white(matrix(memory, F, q)), emission(matrix(memory, F, L)),
+          transition(matrix(memory, L, L)), inverse(matrix(memory, F, F)), gain(matrix(memory, F, L)), gap(matrix(memory, F, q)),
+          turn(matrix(memory, q + F, beside + q + F)), work(matrix(memory, q, q)), right(matrix(memory, q, q)),
+          row(memory.take(turn.stride)), values(memory.take(q)) {}
 
     // The posterior of the coordinates from the triangle in `turn`; returns whether some are undetermined.
     bool solve_regression(Solution out) {
         copy(turn.part(0, q, 0, q), work);
         decompose(work, right);
         const double roundings = chain.single ? std::numeric_limits<float>::epsilon() : std::numeric_limits<double>::epsilon();
-        const double least = ROUNDINGS * q * roundings * list_values();
+        const double least = ROUNDINGS * q * roundings * column_norms(work, values);
         std::fill_n(out.weight, 4 * q * q + 1, 0.0);
         bool open = false;
         for (int64_t i = 0; i < q; i++) out.rest[i * q + i] = 1;
@@ -79,11 +53,11 @@ struct Regression {
         const Record record = chain.resting(set, t);
         write_packed(means, out.predicted);
         read_step(table, t, emission);
-        read_root(record.root, root);
+        read_packed(record.inverse, inverse);
         read_packed(record.gain, gain);
-        product(emission, means, white);
-        for (int64_t f = 0; f < F; f++) scale_row(seen(t, f) ? -1.0 : 0.0, white[f], q);
-        solve(root, white);
+        product(emission, means, gap);
+        for (int64_t f = 0; f < F; f++) scale_row(seen(t, f) ? -1.0 : 0.0, gap[f], q);
+        product_transposed(inverse, gap, white);
         product_transposed(gain, white, after);
         add(means, after);
         write_packed(white, out.white);

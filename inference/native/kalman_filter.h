@@ -7,30 +7,17 @@ namespace {
 struct Filter {
     const Chain& chain;
     const int64_t F, L, right, turned;  // where the blocks of the sight begin
-    Room<double> room;
-    Table factor, sight, move, shown, moved, noise, narrow, state_noise, reference, turn;
+    Table factor, sight, move, shown, moved, noise, narrow, inverse, state_noise, reference, turn;
     double *row, *scale;
 
-    explicit Filter(const Chain& given)
+    Filter(Memory& memory, const Chain& given)
         : chain(given), F(given.features), L(given.states), right(stride_of<double>(F)), turned(right + stride_of<double>(L)),
-          room((4 * F + 10 * L + 4) * (right + 2 * stride_of<double>(L)), 12) {
-        if (full()) return;
-        const int64_t n = chain.smoothing ? L : 0;
-        factor = matrix(room, L, L);
-        sight = matrix(room, L + F, n ? turned + L : right + L);
-        move = matrix(room, 2 * L, n ? stride_of<double>(L) + L : L);
-        shown = matrix(room, L, F);
-        moved = matrix(room, L, L);
-        noise = matrix(room, F, F);
-        narrow = matrix(room, F, F);
-        state_noise = matrix(room, L, L);
-        reference = matrix(room, L, L);
-        turn = matrix(room, std::max(F, L), L);
-        row = room.take(sight.stride + move.stride);
-        scale = room.take(F);
-    }
+          factor(matrix(memory, L, L)), sight(matrix(memory, L + F, given.smoothing ? turned + L : right + L)),
+          move(matrix(memory, 2 * L, given.smoothing ? stride_of<double>(L) + L : L)), shown(matrix(memory, L, F)),
+          moved(matrix(memory, L, L)), noise(matrix(memory, F, F)), narrow(matrix(memory, F, F)), inverse(matrix(memory, F, F)),
+          state_noise(matrix(memory, L, L)), reference(matrix(memory, L, L)), turn(matrix(memory, std::max(F, L), L)),
+          row(memory.take(sight.stride + move.stride)), scale(memory.take(F)) {}
 
-    bool full() const { return room.full(); }
     Table ahead() const { return move.part(0, L, 0, L); }
     Table after() const { return sight.part(F, L, right, L); }
 
@@ -111,8 +98,12 @@ struct Filter {
     }
 
     void keep(Record out, double log_det) {
-        for (int64_t f = 0; f < F; f++)
-            for (int64_t g = 0; g < F; g++) out.root[f * F + g] = g == f ? 1 / sight[f][f] : sight[g][f];
+        identity(inverse);
+        for (int64_t f = F - 1; f >= 0; f--) {
+            for (int64_t g = f + 1; g < F; g++) add_row(-sight[f][g], inverse[g], inverse[f], F);
+            scale_row(1 / sight[f][f], inverse[f], F);
+        }
+        write_packed(inverse, out.inverse);
         write_packed(sight.part(0, F, right, L), out.gain);
         write_packed(factor, out.predicted);
         write_packed(after(), out.filtered);

@@ -79,24 +79,16 @@ template <class N, bool less = false> INLINE void add_times(Reading table, const
 
 // Memory of a group; innovations and means after each observation are kept by step, if they are
 struct Lanes {
-    Room<double> room;
     double *white, *mean, *moved, *turned, *side, *weights, *numbers, *drawn, *total, *cost, *rest, *transition, *emission, *kept;
 
-    Lanes(const Chain& chain, double* given)
-        : room(7 * round_up(chain.states + chain.features + chain.open, 8) * MOST_LANES +
-                   chain.states * (chain.states + chain.features), 13),
-          kept(given) {
-        if (full()) return;
-        const int64_t whole = (chain.states + chain.features + chain.open) * MOST_LANES, q = chain.open * MOST_LANES;
-        white = room.take(chain.features * MOST_LANES);
-        for (double** table : {&mean, &moved}) *table = room.take(chain.states * MOST_LANES);
-        turned = room.take(whole);
-        for (double** table : {&side, &weights, &numbers, &drawn}) *table = room.take(q);
-        for (double** table : {&total, &cost, &rest}) *table = room.take(MOST_LANES);
-        transition = room.take(chain.states * chain.states);
-        emission = room.take(chain.states * chain.features);
+    Lanes(Memory& memory, const Chain& chain, double* kept)
+        : white(memory.take(chain.features * MOST_LANES)),
+          turned(memory.take((chain.states + chain.features + chain.open) * MOST_LANES)),
+          transition(memory.take(chain.states * chain.states)), emission(memory.take(chain.states * chain.features)), kept(kept) {
+        for (double** table : {&mean, &moved}) *table = memory.take(chain.states * MOST_LANES);
+        for (double** table : {&side, &weights, &numbers, &drawn}) *table = memory.take(chain.open * MOST_LANES);
+        for (double** table : {&total, &cost, &rest}) *table = memory.take(MOST_LANES);
     }
-    bool full() const { return room.full(); }
 };
 
 }  // namespace

@@ -17,13 +17,10 @@ template <class T, class N, class Each> void in_lanes(const int64_t* part, const
 
 // `kept` has room for the innovations and means of all steps of a group.
 template <class T, class Each> void over_groups(const int64_t* part, const Chain& chain, double* kept, Each each) {
-    Lanes lanes(chain, kept);
-    if (lanes.full()) {
-        *chain.lacking = 1;
-        return;
-    }
-    if (chain.lanes == 1) in_lanes<T, double>(part, chain, lanes, each);
-    else in_lanes<T, V<double>>(part, chain, lanes, each);
+    const auto all = [&](Lanes& lanes) {
+        chain.lanes == 1 ? in_lanes<T, double>(part, chain, lanes, each) : in_lanes<T, V<double>>(part, chain, lanes, each);
+    };
+    if (!in_memory<Lanes>(all, chain, kept)) *chain.lacking = 1;
 }
 
 }  // namespace
@@ -38,7 +35,7 @@ template <class T, class Each> void over_groups(const int64_t* part, const Chain
     EXPORT void name(kalman_filter)(const int64_t* part, double*, const Chain* chain, T* total, T* increment, T* mean,      \
                                     T* predicted) {                                                                         \
         over_groups<T>(part, *chain, nullptr, [&](auto& group, Lanes&) {                                                    \
-            group.filter(increment, mean, predicted);                                                                       \
+            group.forward(increment, mean, predicted);                                                                       \
             group.write_total(total);                                                                                       \
         });                                                                                                                 \
     }                                                                                                                       \

@@ -52,26 +52,17 @@ template <class T, class N> struct Group {
     INLINE double* white(int64_t t) const { return at.kept ? at.kept + t * (F + L) * n : at.white; }
     INLINE double* filtered(int64_t t) const { return white(t) + F * n; }
 
-    // out <- value(i, lane), in whole vectors: numbers that are stored one by one are slow to load as a vector.
+    // out <- value(i, lane); of one sequence in whole vectors: numbers that are stored one by one are slow to load as a vector.
     template <class Value> INLINE void fill(double* out, int64_t rows, Value value) const {
-        constexpr int64_t step = W<double>;
-        V<double> some;
-        if constexpr (WIDE<N> > 1) {
-            for (int64_t i = 0; i < rows; i++)
-                for (int64_t lane = 0; lane < n; lane += step) {
-#pragma GCC unroll 8
-                    for (int64_t k = 0; k < step; k++) some[k] = value(i, lane + k);
-                    store(out + i * n + lane, some);
-                }
-            return;
-        }
         int64_t i = 0;
-        for (; i + step <= rows; i += step) {
+        for (; WIDE<N> == 1 && i + W<double> <= rows; i += W<double>) {
+            V<double> some;
 #pragma GCC unroll 8
-            for (int64_t k = 0; k < step; k++) some[k] = value(i + k, 0);
+            for (int64_t k = 0; k < W<double>; k++) some[k] = value(i + k, 0);
             store(out + i, some);
         }
-        for (; i < rows; i++) out[i] = value(i, 0);
+        for (; i < rows; i++)
+            for (int64_t lane = 0; lane < n; lane++) out[i * n + lane] = value(i, lane);
     }
 
     void start() {
@@ -79,26 +70,6 @@ template <class T, class N> struct Group {
         for (double* table : {at.side, at.weights}) std::fill_n(table, q * n, 0.0);
         for (int64_t i = 0; i < L; i++)
             for (int64_t lane = 0; lane < n; lane++) at.mean[i * n + lane] = initial[lane](0, i);
-    }
-
-    // w <- H'^-1 w
-    INLINE void whiten(const double* root, double* w) const {
-        for (int64_t f = 0; f < F; f++)
-            for (int64_t lane = 0; lane < n; lane += WIDE<N>) {
-                N sums = take<N>(w + f * n + lane);
-                for (int64_t g = 0; g < f; g++) sums -= root[f * F + g] * take<N>(w + g * n + lane);
-                put(w + f * n + lane, N(sums * root[f * F + f]));
-            }
-    }
-
-    // u <- H^-1 u
-    INLINE void whiten_back(const double* root, double* u) const {
-        for (int64_t f = F - 1; f >= 0; f--)
-            for (int64_t lane = 0; lane < n; lane += WIDE<N>) {
-                N sums = take<N>(u + f * n + lane);
-                for (int64_t g = f + 1; g < F; g++) sums -= root[g * F + f] * take<N>(u + g * n + lane);
-                put(u + f * n + lane, N(sums * root[f * F + f]));
-            }
     }
 
     INLINE void hide(double* table, int64_t t) const {
@@ -109,14 +80,15 @@ template <class T, class N> struct Group {
     // Whitened innovations of a step and the means that they lead to; returns the constant cost.
     INLINE double update(int64_t t) {
         const Record record = chain.resting(set, t);
-        double* w = white(t);
-        fill(w, F, [&](int64_t f, int64_t lane) { return x[lane](t, f) - emission_offset[lane](t, f); });
-        add_times<N, true>(reading(emission, t, F, L), at.mean, w, n);
+        double *w = white(t), *gap = at.turned;
+        fill(gap, F, [&](int64_t f, int64_t lane) { return x[lane](t, f) - emission_offset[lane](t, f); });
+        add_times<N, true>(reading(emission, t, F, L), at.mean, gap, n);
         int64_t n_seen = F;
         if (seen.table.at)
             for (int64_t f = 0; f < F; f++) n_seen -= !seen(t, f);
-        if (n_seen < F) hide(w, t);
-        whiten(record.root, w);
+        if (n_seen < F) hide(gap, t);
+        std::fill_n(w, F * n, 0.0);
+        add_times<N>(transposed(record.inverse, F, F), gap, w, n);
         add_times<N>(transposed(record.gain, F, L), w, at.mean, n);
         return *record.log_det + HALF_LOG_2PI * n_seen;
     }
@@ -154,21 +126,6 @@ template <class T, class N> struct Group {
         add_times<N, true>(plain(chain.solution(set, t).weight, q, q), at.side, at.weights, n);
     }
 
-    // log p(x), diffuse coordinates and, if they are kept, innovations and means
-    void forward() {
-        start();
-        for (int64_t t = 0; t < steps; t++) {
-            const double constant = update(t);
-            regress(t);
-            for (int64_t lane = 0; lane < n; lane++) at.total[lane] -= at.cost[lane] + constant;
-            if (at.kept) std::copy_n(at.mean, L * n, filtered(t));
-            if (t + 1 < steps) predict(t);
-        }
-        if (!q) return;
-        weigh(steps - 1);
-        for (int64_t lane = 0; lane < n; lane++) at.total[lane] -= *chain.solution(set, steps - 1).log_det;
-    }
-
     // Numbers of lanes into [*b, T, size]
     template <class S> INLINE void write(const double* table, int64_t t, int64_t size, S* out) const {
         for (int64_t lane = 0; lane < count; lane++) {
@@ -188,32 +145,35 @@ template <class T, class N> struct Group {
         write(at.moved, t, L, out);
     }
 
-    // The same forward, with increments of log p(x) and means before and after each observation
-    void filter(T* increment, T* mean, T* predicted) {
+    // log p(x), diffuse coordinates and, if they are kept, innovations and means. If asked for, by step, increments of log p(x), and
+    // means before and after each observation
+    void forward(T* increment = nullptr, T* mean = nullptr, T* predicted = nullptr) {
         double volume = 0;
         start();
         for (int64_t t = 0; t < steps; t++) {
             const Diffuse effect = chain.diffuse_at(set, t);
-            write_means(effect.predicted, t, predicted);
+            if (increment) write_means(effect.predicted, t, predicted);
             double constant = update(t);
             regress(t);
-            for (int64_t lane = 0; lane < n; lane++) at.cost[lane] -= at.rest[lane];
-            if (q) {
+            if (q && (increment || t + 1 == steps)) {
                 const Solution solution = chain.solution(set, t);
                 weigh(t);
                 constant += *solution.log_det - volume;
                 volume = *solution.log_det;
+                for (int64_t lane = 0; lane < n; lane++) at.cost[lane] -= at.rest[lane];
                 std::fill_n(at.turned, q * n, 0.0);
                 add_times<N>(plain(solution.rest, q, q), at.side, at.turned, n);
                 std::fill_n(at.rest, n, 0.0);
                 add_squares(at.turned, q, at.rest);
+                for (int64_t lane = 0; lane < n; lane++) at.cost[lane] += at.rest[lane];
             }
             for (int64_t lane = 0; lane < n; lane++) {
-                const double gained = -(at.cost[lane] + constant + at.rest[lane]);
+                const double gained = -(at.cost[lane] + constant);
                 at.total[lane] += gained;
-                if (lane < count) increment[place[lane] * chain.steps + t] = T(gained);
+                if (increment && lane < count) increment[place[lane] * chain.steps + t] = T(gained);
             }
-            write_means(effect.filtered, t, mean);
+            if (at.kept) std::copy_n(at.mean, L * n, filtered(t));
+            if (increment) write_means(effect.filtered, t, mean);
             if (t + 1 < steps) predict(t);
         }
     }
@@ -231,8 +191,8 @@ template <class T, class N> struct Group {
     INLINE void step_back(const Record& record, const double* w) {
         std::swap(at.mean, at.moved);
         std::fill_n(at.mean, L * n, 0.0);
-        add_times<N>(transposed(record.back, L, L), at.moved, at.mean, n);
         add_times<N>(transposed(record.drift, F, L), w, at.mean, n);
+        add_times<N>(transposed(record.back, L, L), at.moved, at.mean, n);
     }
 
     void smooth(T* mean) {
@@ -288,7 +248,9 @@ template <class T, class N> struct Group {
                 add_times<N>(transposed(record.filtered, L, L), at.moved, filtered(t), n);
             }
             add_times<N, true>(plain(record.gain, F, L), future, w, n);
-            whiten_back(record.root, w);
+            std::swap_ranges(w, w + F * n, at.turned);
+            std::fill_n(w, F * n, 0.0);
+            add_times<N>(plain(record.inverse, F, F), at.turned, w, n);
             if (seen.table.at) hide(w, t);
             add_times<N>(reading_transposed(emission, t, F, L), w, future, n);
             write(filtered(t), t, L, mean);

@@ -24,24 +24,19 @@ struct Taken {
 struct Score {
     const Chain& chain;
     const int64_t F, L, q;
-    Rooms rooms;
     Table future, before, reference, covariance, back, step, filtered, of_move, rest, transition;
-    Table of_sight, emission, turned, whitened, gain, root, inverse, of_noise;
+    Table of_sight, emission, turned, whitened, gain, inverse, of_noise;
     Table later, ahead, state, moved, past, error, spread, effect, white;
 
-    explicit Score(const Chain& given)
-        : chain(given), F(given.features), L(given.states), q(given.open), rooms(28, greatest_size(given)) {
-        if (full()) return;
+    Score(Memory& memory, const Chain& given)
+        : chain(given), F(given.features), L(given.states), q(given.open), spread(matrix(memory, q, q)) {
         for (Table* table : {&future, &before, &reference, &covariance, &back, &step, &filtered, &of_move, &rest, &transition})
-            *table = rooms.table(L, L);
-        for (Table* table : {&of_sight, &emission, &turned, &whitened, &gain}) *table = rooms.table(F, L);
-        for (Table* table : {&root, &inverse, &of_noise}) *table = rooms.table(F, F);
-        for (Table* table : {&later, &ahead, &state, &moved, &past, &effect}) *table = rooms.table(L, q);
-        for (Table* table : {&error, &white}) *table = rooms.table(F, q);
-        spread = rooms.table(q, q);
+            *table = matrix(memory, L, L);
+        for (Table* table : {&of_sight, &emission, &turned, &whitened, &gain}) *table = matrix(memory, F, L);
+        for (Table* table : {&inverse, &of_noise}) *table = matrix(memory, F, F);
+        for (Table* table : {&later, &ahead, &state, &moved, &past, &effect}) *table = matrix(memory, L, q);
+        for (Table* table : {&error, &white}) *table = matrix(memory, F, q);
     }
-
-    bool full() const { return rooms.room.full(); }
 
     // out += table - left right', where each step has its own entry of `out` or all have one
     void put_step(Table table, Table left, Table right, double* out, int64_t set, int64_t steps, int64_t t) {
@@ -53,20 +48,16 @@ struct Score {
 
     // From A' N A, N before the observation, and the tables of C and R
     void pass_sight(const Seen& seen, int64_t t) {
-        copy(gain, turned);
-        solve_transposed(root, turned);  // K'
-        copy(emission, whitened);
-        product_transposed(turned, whitened, rest);
+        product(inverse, gain, turned);  // K'
+        product_transposed(turned, emission, rest);
         for (int64_t i = 0; i < L; i++) {
             scale_row(-1.0, rest[i], L);
             rest[i][i] += 1;
         }
         product(back, rest, step);
         product_transposed(rest, step, future);
-        solve(root, whitened);
-        identity(inverse);
-        solve(root, inverse);
-        product_transposed(inverse, inverse, of_noise);
+        product_transposed(inverse, emission, whitened);
+        product_by(inverse, inverse, of_noise);
         product(turned, back, of_sight);
         product_transposed(whitened, whitened, rest);
         add(rest, future);
@@ -96,7 +87,8 @@ struct Score {
         add(moved, state);
         product(gain, ahead, white);
         for (int64_t f = 0; f < F; f++) add_row(-1.0, white[f], error[f], q);
-        solve_transposed(root, error);
+        product(inverse, error, white);
+        std::swap(error, white);
         for (int64_t f = 0; f < F; f++)
             if (!seen(t, f)) std::fill_n(error[f], q, 0.0);
         product_transposed(emission, error, later);
@@ -107,7 +99,7 @@ struct Score {
         read_step(table, t, emission);
         for (int64_t f = 0; f < F; f++)
             if (!seen(t, f)) std::fill_n(emission[f], L, 0.0);
-        read_root(record.root, root);
+        read_packed(record.inverse, inverse);
         read_packed(record.gain, gain);
         read_packed(record.filtered, filtered);
     }

@@ -3,20 +3,38 @@
 // Rows are `stride` numbers apart, a multiple of the width of a vector, and hold 0 from their last column up to the next
 // full vector. So every loop along a row takes whole vectors, and what lies beyond a row's end changes no sum. Tables
 // without this room are copied in by `read` and out by `write`. A `part` that starts at a multiple of the width, and ends with
-// zeros as well, is such a matrix too.
+// zeros as well, is such a matrix too. A matrix of vectors, `Matrix<V<double>>`, stands for as many matrices side by side.
 //
 //   product          out = a b            product_transposed     out = a' b
 //   product_by       out = a b'           add_product_by         out += a b'
+//   add_symmetric    out += a' b, where that is symmetric
 //   solve            table <- R^-1 table, of a lower triangle R; solve_transposed  table <- R'^-1 table
-//   factor           P = R R', of which R replaces the lower triangle (Cholesky)
+//   factor           P = R R', of which R replaces the lower triangle (Cholesky), with the inverse of its diagonal there
 //   decompose        table <- U s, right <- V with table = U s V' (singular values)
 //   triangularize    table <- Q' table with orthogonal Q, so that the first columns become an upper triangle (QR)
 #pragma once
 #include <algorithm>
 
+#include "memory.h"
 #include "sums.h"
 
 namespace {
+
+template <> struct Vector<V<double>> {
+    typedef V<double> Of, Anywhere;
+};
+template <class T> constexpr bool SIDE_BY_SIDE = sizeof(T) == VECTOR_BYTES;
+template <class T> INLINE T number(double x) { return T(x - T{}); }
+template <class T> INLINE T square_root(T x) {
+    if constexpr (SIDE_BY_SIDE<T>)
+        for (int64_t j = 0; j < W<double>; j++) x[j] = std::sqrt(x[j]);
+    else x = std::sqrt(x);
+    return x;
+}
+template <class T> INLINE T logarithm(T x) {
+    if constexpr (SIDE_BY_SIDE<T>) return log<double>(x);
+    else return std::log(x);
+}
 
 template <class T> struct Matrix {
     T* at;
@@ -30,12 +48,9 @@ template <class T> struct Matrix {
 
 template <class T> INLINE int64_t stride_of(int64_t columns) { return round_up(columns, W<T>); }
 
-// A matrix of zeros in the memory of a call, of which it takes `room_of` numbers
-template <class T> INLINE int64_t room_of(int64_t rows, int64_t columns) { return rows * stride_of<T>(columns); }
-template <class T> Matrix<T> matrix(Room<T>& room, int64_t rows, int64_t columns) {
-    T* at = room.take(room_of<T>(rows, columns));
-    std::fill_n(at, room_of<T>(rows, columns), T(0));
-    return {at, rows, columns, stride_of<T>(columns)};
+// Of zeros, in the memory of a call
+template <class T = double> Matrix<T> matrix(Memory& memory, int64_t rows, int64_t columns) {
+    return {memory.take<T>(rows * stride_of<T>(columns)), rows, columns, stride_of<T>(columns)};
 }
 
 // Rows of n numbers, up to the next full vector
@@ -51,17 +66,17 @@ template <class T> INLINE T dot(const T* a, const T* b, int64_t n) {
     return total<T>(sums);
 }
 
-template <class T> INLINE void clear(Matrix<T> out) { std::fill_n(out.at, out.rows * out.stride, T(0)); }
+template <class T> INLINE void clear(Matrix<T> out) { std::fill_n(out.at, out.rows * out.stride, T{}); }
 template <class T> INLINE void identity(Matrix<T> out) {
     clear(out);
-    for (int64_t i = 0; i < out.rows; i++) out[i][i] = 1;
+    for (int64_t i = 0; i < out.rows; i++) out[i][i] = number<T>(1);
 }
 template <class T> INLINE void copy(Matrix<T> a, Matrix<T> out) {
     for (int64_t i = 0; i < out.rows; i++)
         for (int64_t j = 0; j < out.columns; j += W<T>) store(out[i] + j, load(a[i] + j));
 }
 template <class T> INLINE void add(Matrix<T> a, Matrix<T> out) {
-    for (int64_t i = 0; i < out.rows; i++) add_row(T(1), a[i], out[i], out.columns);
+    for (int64_t i = 0; i < out.rows; i++) add_row(number<T>(1), a[i], out[i], out.columns);
 }
 
 // From and into a table whose entries (i, j) are `by_row` i + `by_column` j numbers from its first one
@@ -94,30 +109,51 @@ template <class T> INLINE void add_product_by(Matrix<T> a, Matrix<T> b, Matrix<T
         for (int64_t j = 0; j < out.columns; j++) out[i][j] += dot(a[i], b[j], a.columns);
 }
 
+template <class T> INLINE void add_symmetric(Matrix<T> a, Matrix<T> b, Matrix<T> out) {
+    for (int64_t i = 0; i < out.rows; i++)
+        for (int64_t j = 0; j <= i; j += W<T>) {
+            V<T> sums = load(out[i] + j);
+            for (int64_t k = 0; k < a.rows; k++) sums += a[k][i] * load(b[k] + j);
+            store(out[i] + j, sums);
+        }
+    for (int64_t i = 1; i < out.rows; i++)
+        for (int64_t j = 0; j < i; j++) out[j][i] = out[i][j];
+}
+
+// out += row table
+template <class T> INLINE void add_times(const T* row, Matrix<T> table, T* out) {
+    for (int64_t i = 0; i < table.columns; i += W<T>) {
+        V<T> sums = load(out + i);
+        for (int64_t j = 0; j < table.rows; j++) sums += row[j] * load(table[j] + i);
+        store(out + i, sums);
+    }
+}
+
 template <class T> INLINE void solve(Matrix<T> root, Matrix<T> table) {
     for (int64_t i = 0; i < table.rows; i++) {
         for (int64_t k = 0; k < i; k++) add_row(-root[i][k], table[k], table[i], table.columns);
-        scale_row(1 / root[i][i], table[i], table.columns);
+        scale_row(root[i][i], table[i], table.columns);
     }
 }
 
 template <class T> INLINE void solve_transposed(Matrix<T> root, Matrix<T> table) {
     for (int64_t i = table.rows - 1; i >= 0; i--) {
         for (int64_t k = i + 1; k < table.rows; k++) add_row(-root[k][i], table[k], table[i], table.columns);
-        scale_row(1 / root[i][i], table[i], table.columns);
+        scale_row(root[i][i], table[i], table.columns);
     }
 }
 
 // Replaces the lower triangle alone, and reads no more; returns the log determinant, NaN where there is no finite factor.
 template <class T> T factor(Matrix<T> matrix) {
-    T log_det = 0;
+    constexpr double infinity = std::numeric_limits<double>::infinity();
+    T log_det{};
     for (int64_t j = 0; j < matrix.rows; j++) {
         T pivot = matrix[j][j];
         for (int64_t k = 0; k < j; k++) pivot -= matrix[j][k] * matrix[j][k];
-        if (!(pivot > 0 && pivot < std::numeric_limits<T>::infinity())) return std::numeric_limits<T>::quiet_NaN();
-        const T root = std::sqrt(pivot), inverse = 1 / root;
-        log_det += std::log(pivot);
-        matrix[j][j] = root;
+        pivot = (pivot > 0) & (pivot < infinity) ? pivot : number<T>(std::numeric_limits<double>::quiet_NaN());
+        const T inverse = 1 / square_root(pivot);
+        log_det += logarithm(pivot);
+        matrix[j][j] = inverse;
         for (int64_t i = j + 1; i < matrix.rows; i++) {
             T value = matrix[i][j];
             for (int64_t k = 0; k < j; k++) value -= matrix[i][k] * matrix[j][k];
@@ -127,7 +163,7 @@ template <class T> T factor(Matrix<T> matrix) {
     return log_det;
 }
 
-// The inverse of a lower triangle R, and that of R R'. What lies above the diagonal of R is not read.
+// The inverse of a factor R, and that of R R'.
 template <class T> void invert(Matrix<T> root, Matrix<T> lower, Matrix<T> inverse) {
     identity(lower);
     solve(root, lower);
@@ -196,6 +232,17 @@ template <class T> void decompose(Matrix<T> table, Matrix<T> right) {
                 rotate(right, a, b, cosine, sine);
             }
     }
+}
+
+// Norms of columns; returns the greatest.
+template <class T> T column_norms(Matrix<T> table, T* norms) {
+    T greatest = 0;
+    for (int64_t j = 0; j < table.columns; j++) {
+        T square = 0;
+        for (int64_t i = 0; i < table.rows; i++) square += table[i][j] * table[i][j];
+        greatest = std::max(greatest, norms[j] = std::sqrt(square));
+    }
+    return greatest;
 }
 
 // Whether a recursion has reached its fixed point, to rounding; asked after every step, counted from 1.

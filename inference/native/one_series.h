@@ -14,6 +14,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "memory.h"
 #include "sums.h"
 
 namespace {
@@ -43,26 +44,18 @@ struct Sweep {
     const Series& given;
     const int64_t* series;  // those that share covariances
     const int64_t L, n;
-    Room<Numbers> room;
-    Room<int64_t> places;
     Numbers *mean, *moved, *ahead, *spread, *open, *half, *gain, *wide, *noise, *values, *total;
     int64_t *columns, *ends, *shown, n_shown = 0;  // of entries that are not 0
     Numbers observed, scale, free, most, constant, weight;
     Flags n_open, fine;
 
-    Sweep(const Series& given, const int64_t* series, int64_t n)
-        : given(given), series(series), L(given.states), n(n), room(5 * L * L + 2 * L * n + 3 * L + n, 11),
-          places(L * L + 2 * L + 1, 3) {
-        if (full()) return;
-        for (Numbers** table : {&mean, &moved}) *table = room.take(L * n);
-        for (Numbers** table : {&ahead, &spread, &open, &half, &values}) *table = room.take(L * L);
-        for (Numbers** table : {&gain, &wide, &noise}) *table = room.take(L);
-        total = room.take(n);
-        columns = places.take(L * L);
-        ends = places.take(L + 1);
-        shown = places.take(L);
+    Sweep(Memory& memory, const Series& given, const int64_t* series, int64_t n)
+        : given(given), series(series), L(given.states), n(n), total(memory.take<Numbers>(n)),
+          columns(memory.take<int64_t>(L * L)), ends(memory.take<int64_t>(L + 1)), shown(memory.take<int64_t>(L)) {
+        for (Numbers** table : {&mean, &moved}) *table = memory.take<Numbers>(L * n);
+        for (Numbers** table : {&ahead, &spread, &open, &half, &values}) *table = memory.take<Numbers>(L * L);
+        for (Numbers** table : {&gain, &wide, &noise}) *table = memory.take<Numbers>(L);
     }
-    bool full() const { return room.full() || places.full(); }
 
     // Entry i of a table [R, size] in the lanes of a group
     Numbers of_group(const double* table, int64_t group, int64_t size, int64_t i) const {

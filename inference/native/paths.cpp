@@ -8,17 +8,15 @@ namespace {
 template <class T, int N, class Finish>
 void each_sequence(const int64_t* sequences, Sizes* s, const Tables<T>& tables, bool for_draws, double* log_normalizer,
                    int64_t* failed, Finish&& finish) {
-    Paths<T, N> paths(*s, tables);
-    if (paths.full()) {
-        s->lacking = 1;
-        return;
-    }
-    for (int64_t b = sequences[0]; b < sequences[1]; b++) {
-        double value;
-        failed[b] = paths.eliminate(b, for_draws, value);
-        if (log_normalizer) log_normalizer[b] = value;
-        finish(paths, b, failed[b] < 0);
-    }
+    const auto all = [&](Paths<T, N>& paths) {
+        for (int64_t b = sequences[0]; b < sequences[1]; b++) {
+            double value;
+            failed[b] = paths.eliminate(b, for_draws, value);
+            if (log_normalizer) log_normalizer[b] = value;
+            finish(paths, b, failed[b] < 0);
+        }
+    };
+    if (!in_memory<Paths<T, N>>(all, *s, tables)) s->lacking = 1;
 }
 
 template <class T, int N>

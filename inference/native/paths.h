@@ -38,7 +38,6 @@ template <class T, int N> class Paths {
 
     const Sizes& s;
     const Tables<T>& tables;
-    Room<double> kept, room;
     double *all_kept, *numbers[ALL];
 
     int64_t size() const { return N ? N : s.states; }
@@ -93,14 +92,10 @@ template <class T, int N> class Paths {
     }
 
 public:
-    Paths(const Sizes& s, const Tables<T>& tables)
-        : s(s), tables(tables), kept(s.steps * (2 * size() + 1) * size(), 1),
-          room((SQUARES * size() + ALL - SQUARES) * stride(), ALL) {
-        if (full()) return;
-        all_kept = kept.take(s.steps * (2 * size() + 1) * size());
-        for (int i = 0; i < ALL; i++) numbers[i] = matrix(room, i < SQUARES ? size() : 1, size()).at;
+    Paths(Memory& memory, const Sizes& s, const Tables<T>& tables)
+        : s(s), tables(tables), all_kept(memory.take(s.steps * (2 * size() + 1) * size())) {
+        for (int i = 0; i < ALL; i++) numbers[i] = matrix(memory, i < SQUARES ? size() : 1, size()).at;
     }
-    bool full() const { return kept.full() || room.full(); }
 
     // Forward over a sequence; returns the step that failed, or -1.
     int64_t eliminate(int64_t b, bool for_draws, double& log_normalizer) {

@@ -9,17 +9,10 @@ namespace {
 
 template <class T> struct Roots {
     const int64_t n;
-    Room<double> room;
     Matrix<double> table, right;
     double* scale;
 
-    explicit Roots(int64_t n) : n(n), room(2 * room_of<double>(n, n) + n, 3) {
-        if (full()) return;
-        table = matrix(room, n, n);
-        right = matrix(room, n, n);
-        scale = room.take(n);
-    }
-    bool full() const { return room.full(); }
+    Roots(Memory& memory, int64_t n) : n(n), table(matrix(memory, n, n)), right(matrix(memory, n, n)), scale(memory.take(n)) {}
 
     // Whether a covariance is symmetric, to rounding, and has no negative variance
     bool is_fine(const T* covariance) const {

@@ -6,13 +6,10 @@ namespace {
 
 // Of sequences part[0] up to part[1], steps part[2] up to part[3]
 template <class Of> void run_steps(const int64_t* part, Given* given) {
-    Room<double> room(Of::size(*given), Of::tables());
-    if (room.full()) {
-        given->lacking = 1;
-        return;
-    }
-    Of run(room, *given);
-    for (int64_t s = part[0]; s < part[1]; s++) run.steps(s, part[2], part[3]);
+    const auto all = [&](Of& run) {
+        for (int64_t s = part[0]; s < part[1]; s++) run.steps(s, part[2], part[3]);
+    };
+    if (!in_memory<Of>(all, *given)) given->lacking = 1;
 }
 
 }  // namespace

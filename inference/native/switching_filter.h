@@ -10,33 +10,17 @@ namespace {
 struct Filter : Run {
     const int64_t n_made;
     Densities fan, made;
-    const Spread transition, offset, noise, emission, emission_offset, observation_noise;
+    const Regimes regimes;
 
-    static int64_t tables() { return TABLES + 8; }
-    static int64_t size(const Given& g) {
-        const int64_t L = g.latents, F = g.features, n = kept_of(g), n_made = g.power(g.order);
-        return Run::size(g, n_made) + (g.order == 1 ? Densities::size(n * g.regimes, L) : 0) + Densities::size(n_made, L) +
-               (2 * L * L + L + F * L + F + F * F) * g.regimes * WIDE;
-    }
-    Filter(Room<double>& room, const Given& g)
-        : Run(room, g, g.power(g.order)), n_made(g.power(g.order)), fan(memory(room, n * K)),
-          made(g.order == 1 ? memory(room, n_made) : fan), transition(spread(room, g.transition, L * L)),
-          offset(spread(room, g.transition_offset, L)), noise(spread(room, g.state_noise, L * L)),
-          emission(spread(room, g.emission, F * L)), emission_offset(spread(room, g.emission_offset, F)),
-          observation_noise(spread(room, g.observation_noise, F * F)) {}
-    Densities memory(Room<double>& room, int64_t count) const {
-        const Densities found(room.take(Densities::size(count, L)), count, L);
-        found.clear();
-        return found;
-    }
-    Spread spread(Room<double>& room, const double* table, int64_t entries) const {
-        return {room, table, entries, K, [this](int64_t lane) { return lane % K; }};
-    }
+    Filter(Memory& memory, const Given& g)
+        : Run(memory, g, g.power(g.order)), n_made(g.power(g.order)), fan(memory, n * K, L),
+          made(g.order == 1 ? Densities(memory, n_made, L) : fan),
+          regimes(memory, g, K, [this](int64_t lane) { return lane % K; }) {}
 
     void start() {
-        made.clear();
+        std::fill_n(made.log_weight, made.stride, IMPOSSIBLE);
         std::copy_n(g.log_initial, K, made.log_weight);
-        for (int64_t h = 0; h < n_made; h++) made.put(h, g.initial_mean + h % K * L, g.initial_covariance + h % K * L * L);
+        for (int64_t h = 0; h < n_made; h++) made.put(h, g.initial_mean + h % K * L, g.initial_covariance + h % K * L * L, L);
     }
 
     // The densities of a step, given its observation; returns the log density of that.
@@ -47,15 +31,12 @@ struct Filter : Run {
             if (g.order == 1) merge(fan, made, shares);
         }
         for (int64_t h = 0, b = 0; h < n_made; h += WIDE, b++) {
-            if (first) block.read(made, h, block.ahead, block.ahead_covariance);
-            else {
-                block.read(made, h, block.mean, block.covariance);
-                block.move(transition[b], offset[b], noise[b]);
-            }
+            block.read(made, h, first ? block.ahead : block.now);
+            if (!first) predict(regimes.move(b), block.now, block.work, block.ahead);
             const Lanes before = load(made.log_weight + h);
-            const Lanes after = before + block.observe(x, emission[b], emission_offset[b], observation_noise[b]);
-            store(made.log_weight + h, Lanes(before == NOWHERE ? before : after));
-            block.write(block.ahead, block.ahead_covariance, made, h);
+            const Lanes after = before + observe(regimes.sight(b), x, block.ahead, block.work);
+            store(made.log_weight + h, Lanes(before == IMPOSSIBLE ? before : after));
+            block.write(block.ahead, made, h);
         }
         return normalise(made, shares);
     }
@@ -95,7 +76,7 @@ struct Filter : Run {
         if (t0 > 0 || g.goes_on) read_kept(g.smooths ? row + t0 - 1 : s);
         for (int64_t t = t0; t < end; t++) {
             const double found = follow(g.x + (row + t) * F, t == 0 && !g.goes_on);
-            if (!(std::fabs(found) < INFINITE)) {
+            if (!(std::fabs(found) < -IMPOSSIBLE)) {
                 g.failed[s] = t;
                 break;
             }

@@ -8,7 +8,6 @@ namespace {
 
 // n is the number of weights that are kept.
 struct Run {
-    static constexpr int64_t TABLES = 4 + Choice::TABLES + Block::TABLES;
     const Given& g;
     const int64_t K, L, F, n;
     Densities kept, folded, folded_next;
@@ -17,21 +16,10 @@ struct Run {
     Block block;
 
     static int64_t kept_of(const Given& g) { return g.power(std::max<int64_t>(g.order - 1, 1)); }
-    static int64_t size(const Given& g, int64_t most) {
-        const int64_t L = g.latents, n = kept_of(g);
-        return Densities::size(n, L) + 2 * Densities::size(std::max<int64_t>(n / g.regimes, 1), L) + round_up(most, WIDE) +
-               WIDE * g.regimes + Choice::size(g) + Block::size(L, g.features);
-    }
-    Run(Room<double>& room, const Given& g, int64_t most)
-        : g(g), K(g.regimes), L(g.latents), F(g.features), n(kept_of(g)), kept(room.take(Densities::size(n, L)), n, L),
-          folded(fold_room(room)), folded_next(fold_room(room)), shares(room.take(round_up(most, WIDE) + WIDE * K)),
-          choice(room, g), block(room, L, F) {
-        kept.clear();
-    }
-    Densities fold_room(Room<double>& room) const {
-        const int64_t most = std::max<int64_t>(n / K, 1);
-        return {room.take(Densities::size(most, L)), most, L};
-    }
+    Run(Memory& memory, const Given& g, int64_t most)
+        : g(g), K(g.regimes), L(g.latents), F(g.features), n(kept_of(g)), kept(memory, n, L),
+          folded(memory, std::max<int64_t>(n / K, 1), L), folded_next(memory, std::max<int64_t>(n / K, 1), L),
+          shares(memory.take(round_up(most, WIDE) + WIDE * K)), choice(memory, g), block(memory, L, F) {}
 
     // Densities of kept histories at a place of the kept tables
     int64_t densities() const { return g.order == 1 ? 1 : n; }
@@ -39,12 +27,12 @@ struct Run {
     void read_kept(int64_t place) {
         std::copy_n(weight_at(place), n, kept.log_weight);
         for (int64_t c = 0, at = place * densities(); c < densities(); c++, at++)
-            kept.put(c, g.kept_mean + at * L, g.kept_covariance + at * L * L);
+            kept.put(c, g.kept_mean + at * L, g.kept_covariance + at * L * L, L);
     }
     void write_kept(int64_t place) {
         std::copy_n(kept.log_weight, n, g.kept_weight + place * n);
         for (int64_t c = 0, at = place * densities(); c < densities(); c++, at++)
-            kept.get(c, g.kept_mean + at * L, g.kept_covariance + at * L * L);
+            kept.get(c, g.kept_mean + at * L, g.kept_covariance + at * L * L, L);
     }
 
     // Densities that meet each next regime z: of kept history c, density `by_history` c + `by_regime` z.
@@ -52,8 +40,8 @@ struct Run {
         const bool one = densities() == 1;
         for (int64_t c = 0; c < n; c++) {
             const int64_t h = by_history * c;
-            if (kept.log_weight[c] == NOWHERE)
-                for (int64_t z = 0; z < K; z++) to.log_weight[h + by_regime * z] = NOWHERE;
+            if (kept.log_weight[c] == IMPOSSIBLE)
+                for (int64_t z = 0; z < K; z++) to.log_weight[h + by_regime * z] = IMPOSSIBLE;
             else if (g.sticks) choice.choose(c % K, kept, one ? 0 : c, to, h, by_regime);
             else
                 for (int64_t z = 0; z < K; z++) to.log_weight[h + by_regime * z] = g.log_transition[c % K * K + z];
@@ -77,7 +65,7 @@ struct Run {
         }
         return from;
     }
-    void write_moments(int64_t row, const Densities& one) { one.get(0, g.mean + row * L, g.covariance + row * L * L); }
+    void write_moments(int64_t row, const Densities& one) { one.get(0, g.mean + row * L, g.covariance + row * L * L, L); }
 };
 
 }  // namespace

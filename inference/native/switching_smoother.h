@@ -6,7 +6,6 @@
 //
 // of which those of all z merge to (w_j', m_j', P_j').
 #pragma once
-#include "matrices.h"
 #include "switching_runs.h"
 
 namespace {
@@ -15,122 +14,80 @@ constexpr double SOUND = 1e-6;  // of a variance, the share that the features be
 
 struct Smoother : Run {
     Densities pairs, later;  // h = K z + j of the regime j before and z after
-    const Spread transition, offset, noise;
-    Lanes *gain, *chol, *inverse;
+    const Regimes regimes;
     Matrix<double> table, right;
+    Matrix<Lanes> gain;
+    double* values;
 
-    static int64_t tables() { return TABLES + 10; }
-    static int64_t vectors(const Given& g) { return round_up(g.regimes * g.regimes, WIDE) / WIDE; }
-    static int64_t size(const Given& g) {
-        const int64_t L = g.latents;
-        return Run::size(g, g.regimes) + 2 * Densities::size(g.regimes * g.regimes, L) + (2 * L * L + L) * vectors(g) * WIDE +
-               (2 * L * L + L) * WIDE + 2 * room_of<double>(L, L);
-    }
-    Smoother(Room<double>& room, const Given& g)
-        : Run(room, g, g.regimes), pairs(memory(room)), later(memory(room)), transition(spread(room, g.transition, L * L)),
-          offset(spread(room, g.transition_offset, L)), noise(spread(room, g.state_noise, L * L)), gain(take_lanes(room, L * L)),
-          chol(take_lanes(room, L * L)), inverse(take_lanes(room, L)), table(matrix(room, L, L)), right(matrix(room, L, L)) {}
-    Densities memory(Room<double>& room) const {
-        const Densities found(room.take(Densities::size(K * K, L)), K * K, L);
-        found.clear();
-        return found;
-    }
-    Spread spread(Room<double>& room, const double* given, int64_t entries) const {
-        return {room, given, entries, vectors(g), [this](int64_t lane) { return std::min(lane / K, K - 1); }};
-    }
+    Smoother(Memory& memory, const Given& g)
+        : Run(memory, g, g.regimes), pairs(memory, K * K, L), later(memory, K * K, L),
+          regimes(memory, g, round_up(K * K, WIDE) / WIDE, [this](int64_t lane) { return std::min(lane / K, K - 1); }),
+          table(matrix(memory, L, L)), right(matrix(memory, L, L)), gain(matrix<Lanes>(memory, L, L)),
+          values(memory.take(L)) {}
 
     // Weights of pairs given all; writes P(j, z), and beside each pair the density after it.
     void weigh(int64_t row) {
         const double* weight = weight_at(row + 1);
         for (int64_t z = 0; z < K; z++) {
             double* joint = pairs.log_weight + z * K;
-            const double total = log_sum(joint, K, 1);
+            const double total = log_sum(joint, K);
             for (int64_t j = 0; j < K; j++) {
-                const bool none = joint[j] == NOWHERE || weight[z] == NOWHERE;
-                joint[j] = none ? NOWHERE : joint[j] - total + weight[z];
-                later.put(z * K + j, g.kept_mean + ((row + 1) * K + z) * L, g.kept_covariance + ((row + 1) * K + z) * L * L);
+                const bool none = joint[j] == IMPOSSIBLE || weight[z] == IMPOSSIBLE;
+                joint[j] = none ? IMPOSSIBLE : joint[j] - total + weight[z];
+                later.put(z * K + j, g.kept_mean + ((row + 1) * K + z) * L, g.kept_covariance + ((row + 1) * K + z) * L * L, L);
             }
         }
     }
 
-    // The gain P A' Phat^-1 of a vector of pairs, from A P in `block.half`
+    // G' = Phat^-1 A P of a vector of pairs, transposed from P A' in `work.half`
     void find_gain(int64_t h) {
-        const Lanes* covariance = block.ahead_covariance;
+        const Matrix<Lanes> root = block.work.turned, covariance = block.ahead.covariance;
+        write(block.work.half, gain.at, 1, L);
+        copy(covariance, root);
+        factor(root);
         Bits<double> sound = ~Bits<double>{};
-        for (int64_t i = 0; i < L; i++)
-            for (int64_t j = 0; j <= i; j++) {
-                Lanes value = covariance[i * L + j];
-                for (int64_t k = 0; k < j; k++) value -= chol[i * L + k] * chol[j * L + k];
-                if (j < i) {
-                    chol[i * L + j] = value * inverse[j];
-                    continue;
-                }
-                const auto fine = value > SOUND * covariance[i * L + i];
-                sound &= fine;
-                inverse[i] = 1 / root(fine ? value : splat(1.0));
-            }
-        for (int64_t row = 0; row < L; row++) {
-            Lanes* out = gain + row * L;
-            for (int64_t i = 0; i < L; i++) {
-                Lanes value = block.half[i * L + row];
-                for (int64_t k = 0; k < i; k++) value -= chol[i * L + k] * out[k];
-                out[i] = value * inverse[i];
-            }
-            for (int64_t i = L - 1; i >= 0; i--) {
-                for (int64_t k = i + 1; k < L; k++) out[i] -= chol[k * L + i] * out[k];
-                out[i] *= inverse[i];
-            }
-        }
+        for (int64_t i = 0; i < L; i++) sound &= SOUND * covariance[i][i] * root[i][i] * root[i][i] < 1;
+        solve(root, gain);
+        solve_transposed(root, gain);
         for (int64_t lane = 0; lane < WIDE; lane++)
-            if (!sound[lane] && pairs.log_weight[h + lane] > NOWHERE) find_gain_by_values(lane);
+            if (!sound[lane] && pairs.log_weight[h + lane] > IMPOSSIBLE) find_gain_by_values(lane);
     }
 
     // The same of one lane, where the covariance is near to singular: by its pseudoinverse, with the bound of `torch.linalg.pinv`
     void find_gain_by_values(int64_t lane) {
         for (int64_t i = 0; i < L; i++)
             for (int64_t j = 0; j < L; j++) {
-                table[i][j] = block.ahead_covariance[i * L + j][lane];
-                gain[i * L + j][lane] = 0;
+                table[i][j] = block.ahead.covariance[i][j][lane];
+                gain[i][j][lane] = 0;
             }
         decompose(table, right);
-        const auto square = [&](int64_t k) {
-            double sum = 0;
-            for (int64_t i = 0; i < L; i++) sum += table[i][k] * table[i][k];
-            return sum;
-        };
-        double most = 0;
-        for (int64_t k = 0; k < L; k++) most = std::max(most, std::sqrt(square(k)));
+        const double least = L * std::numeric_limits<double>::epsilon() * column_norms(table, values);
         for (int64_t k = 0; k < L; k++) {
-            const double value = std::sqrt(square(k));
-            if (!(value > L * std::numeric_limits<double>::epsilon() * most)) continue;
+            const double value = values[k];
+            if (!(value > least)) continue;
             for (int64_t i = 0; i < L; i++) {
                 double share = 0;
-                for (int64_t a = 0; a < L; a++) share += block.half[a * L + i][lane] * right[a][k];
-                for (int64_t j = 0; j < L; j++) gain[i * L + j][lane] += share / value * (table[j][k] / value);
+                for (int64_t a = 0; a < L; a++) share += block.work.half[i][a][lane] * right[a][k];
+                for (int64_t j = 0; j < L; j++) gain[j][i][lane] += share / value * (table[j][k] / value);
             }
         }
     }
 
     // The latents before each of a vector of pairs, given all
     void step_back(int64_t h, int64_t b) {
-        block.read(pairs, h, block.mean, block.covariance);
-        block.move(transition[b], offset[b], noise[b]);
+        const Matrix<Lanes> gap = block.work.half;
+        const Belief<Lanes> now = block.now, ahead = block.ahead;
+        block.read(pairs, h, now);
+        predict(regimes.move(b), now, block.work, ahead);
         find_gain(h);
-        const auto gap = [&](int64_t e, const Lanes* of) { return load(later.entry(e) + h) - of[e < L ? e : e - L]; };
-        for (int64_t i = 0; i < L; i++)
-            for (int64_t k = 0; k < L; k++) block.mean[i] += gain[i * L + k] * gap(k, block.ahead);
-        for (int64_t i = 0; i < L; i++)
-            for (int64_t j = 0; j < L; j++) {
-                Lanes value{};
-                for (int64_t k = 0; k < L; k++) value += gain[i * L + k] * gap(L + k * L + j, block.ahead_covariance);
-                block.half[i * L + j] = value;
-            }
-        block.symmetric(block.rest, [&](int64_t i, int64_t j) {
-            Lanes value = block.covariance[i * L + j];
-            for (int64_t k = 0; k < L; k++) value += block.half[i * L + k] * gain[j * L + k];
-            return value;
-        });
-        block.write(block.mean, block.rest, pairs, h);
+        for (int64_t i = 0; i < L; i++) {
+            ahead.mean[i] = load(later.mean(i) + h) - ahead.mean[i];
+            for (int64_t j = 0; j < L; j++) ahead.covariance[i][j] = load(later.covariance(i, j) + h) - ahead.covariance[i][j];
+        }
+        add_times(ahead.mean, gain, now.mean);
+        product(ahead.covariance, gain, gap);
+        add_symmetric(gain, gap, now.covariance);
+        block.write(now, pairs, h);
     }
 
     // Steps t1 - 1 down to t0

@@ -1,5 +1,6 @@
 """Checks of the arguments of scans and chains. Every message names the argument, the value and the cure."""
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn
 
@@ -150,7 +151,7 @@ def check_table(
     if not fits or any(size not in (None, n) for size, n in zip(sizes, own_sizes, strict=True)):
         axes = ", ".join(["*batch"] * (not alone) + ["any" if size is None else str(size) for size in sizes])
         raise ValueError(f"{name}: got shape {list(table.shape)}, expected [{axes}].")
-    if finite:
+    if finite and not (_is_at_hand(table) and math.isfinite(float(table.detach().sum()))):
 
         def complain() -> None:
             raise ValueError(f"{name}: got numbers that are not finite; give finite ones.")

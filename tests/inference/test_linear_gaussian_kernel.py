@@ -6,7 +6,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from oracles.placement import tolerances
-from samplehold.inference.chains.linear_gaussian import gradient, op, parallel, parameters, plain
+from samplehold.inference.chains.linear_gaussian import op, parallel, parameters, plain
 from samplehold.inference.chains.linear_gaussian.parameters import read
 from samplehold.inference.chains.linear_gaussian.tables import Tables
 from torch import Tensor
@@ -175,18 +175,6 @@ def test_a_scan_gives_what_the_loop_over_steps_gives(states, rank, diffuse, **op
         expected = in_parallel(gradients, tables, False, steps=1000)
         for name, grad in found.items():
             close(grad, expected[name], rtol=1e-8)
-
-
-@given(**(CHAINS | {"steps": st.integers(4, 7)}), rank=st.integers(0, 4), diffuse=st.integers(0, 2))
-def test_the_score_of_smoothed_means_is_the_gradient(states, rank, diffuse, **options):
-    diffuse = min(diffuse, states)
-    tables = tables_of(states=states, rank=min(rank, states), diffuse=diffuse, **options)
-    expected = gradients(tables, False)
-    weights = torch.linspace(1.0, 2.0, max(1, tables.batch_shape.numel())).to(tables.x).view(tables.batch_shape)
-    found = in_parallel(gradient.score, tables, weights)
-    if found is not None and expected:
-        for name, grad in zip(expected, found, strict=False):
-            close(grad, expected[name], rtol=1e-6 if diffuse else 1e-8)
 
 
 def test_a_scan_leaves_what_it_cannot_do_to_the_loop():

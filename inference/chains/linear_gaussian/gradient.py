@@ -9,10 +9,6 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from . import parallel
-from .factors import beside, covariance_of
-from .plain import evidence_and_start, of_sets, scan_of
-from .steps import seen_of, sights, update
 from .tables import Tables
 
 
@@ -66,53 +62,3 @@ def gradients(
     }
     wanted = {name: getattr(tables, name) for name in by_name}
     return [table.sum_to_size(wanted[name].shape).to(wanted[name].dtype) for name, table in by_name.items()]
-
-
-@torch.no_grad()
-def score(tables: Tables, d_total: Tensor) -> list[Tensor] | None:
-    r"""The gradient of log p(x) in all tables of numbers, from smoothed means; None if there is no scan for them.
-
-    `native/kalman_score.h` has the equations. The later steps enter by their information
-    $\Lambda = Z Z^\top$ on the state there, of which $A^\top N A = Z (I + Z^\top P_f Z)^{-1} Z^\top$ and
-    $A^\top r = \eta - \Lambda E[s \mid x]$.
-    """
-    scan = scan_of(tables)
-    if scan is None:
-        return None
-    q, sight = tables.n_diffuse, sights(tables)
-    seen = update(scan.predicted, sight)
-    vector, information = parallel.future(scan.steps)
-    belief = parallel.smooth(seen.belief, vector, information)
-    _, start, _ = evidence_and_start(tables, scan.predicted, seen)
-    shown = sight.emission @ scan.predicted.factor
-    root = torch.linalg.qr(beside(shown, sight.noise).mT)[1].mT
-    inverse = torch.linalg.solve_triangular(
-        root, torch.eye(root.shape[-1], dtype=root.dtype, device=root.device), upper=False
-    )
-    half = inverse @ shown
-    gain = inverse.mT @ (half @ scan.predicted.factor.mT)  # K', [*b, T, F, L]
-    rest = torch.eye(gain.shape[-1], dtype=root.dtype, device=root.device) - gain.mT @ sight.emission
-    kept = parallel.condense(seen.belief.factor, information)
-    back = kept @ kept.mT
-    ahead = vector - information @ (information.mT @ belief.means)
-    error = inverse.mT @ seen.white - gain @ ahead
-    later = sight.emission.mT @ error + ahead
-    before = rest.mT @ back @ rest + sight.emission.mT @ (inverse.mT @ inverse) @ sight.emission
-    weights, spread = start.weights[..., None, :, None], start.factor.unsqueeze(-3)
-    columns = later[..., :q] @ spread, error[..., :q] @ spread, belief.means[..., :q] @ spread
-    future, of_error, of_state = columns
-    transition, after = tables.transition, covariance_of(seen.belief.factor)
-    moved = before[..., 1:, :, :] @ transition @ after[..., :-1, :, :]
-    inside = seen_of(tables).to(root)
-    of_noise = (inverse.mT @ inverse + gain @ back @ gain.mT) * inside.unsqueeze(-1) * inside.unsqueeze(-2)
-    taken = Score(
-        transition=moved - future[..., 1:, :, :] @ of_state[..., :-1, :, :].mT,
-        state=(before - future @ future.mT)[..., 1:, :, :],
-        emission=gain - gain @ back @ after - of_error @ of_state.mT,
-        observation=of_noise - of_error @ of_error.mT,
-        initial=(before - future @ future.mT)[..., :1, :, :],
-    )
-    shape = tables.batch_shape
-    means = ((table @ weights).squeeze(-1) for table in (belief.means, later, error))
-    mean, later, error = (table.expand(*shape, *table.shape[-2:]) for table in means)
-    return gradients(tables, d_total, mean, later, error, Score(*(of_sets(tables, table) for table in taken)))

@@ -6,25 +6,30 @@ All arithmetic is in float64. No table is copied to the batch axes or steps of a
 """
 
 import ctypes
+from array import array
 from collections.abc import Callable, Sequence
 from functools import partial
+from math import prod
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from ...native.library import empty, function, integers, pointer
+from ...numerics.checks import broadcast_shapes
 from ...numerics.native_calls import check_given, parts, refuse_lack
 from ...numerics.op import Call, differentiated
 from ...numerics.threads import in_parallel
 from . import op
 from .gradient import Score, gradients
 from .parameters import root
-from .tables import OWN_AXES, Tables
+from .tables import OF_COVARIANCES, OWN_AXES, Tables
 
 Results = tuple[Tensor, ...]
 
-_PARAMETERS = tuple(name for name in Tables._fields if name not in ("x", "seen", "lengths"))
+_WITHOUT_STEPS = "initial_mean", "initial_factor"
+_BY_STEP = [name for name in OWN_AXES if name not in ("x", "seen", "lengths", *_WITHOUT_STEPS)]
+_DTYPES = {"seen": torch.bool, "lengths": torch.int64}
 _LANES = 16  # most sequences that go side by side
 _FEW = 8  # the same where a set has few
 _SMALL = 8  # rows of covariances that rotations decompose faster than LAPACK does
@@ -82,22 +87,6 @@ def _seconds(n_features: int, n_states: int) -> float:
     return 2e-7 + 2e-9 * (n_features + n_states) ** 2 * (n_features + 3 * n_states) / 4
 
 
-def _strides(table: Tensor) -> list[int]:
-    """Numbers from an entry to the next one, along each axis; 0 where there is one entry for all."""
-    return [0 if size == 1 else stride for size, stride in zip(table.shape, table.stride(), strict=True)]
-
-
-def _given(name: str, table: Tensor | None, n_axes: int) -> list[int]:
-    """Address, and strides along batch axes, steps, rows and columns."""
-    if table is None:
-        return [0] * (n_axes + 4)
-    n_own, strides = OWN_AXES[name], _strides(table)
-    batch, own = strides[: len(strides) - n_own], strides[len(strides) - n_own :]
-    if name in ("initial_mean", "initial_factor"):
-        own = [0, *own]
-    return [table.data_ptr(), *[0] * (n_axes - len(batch)), *batch, *own, *[0] * (3 - len(own))]
-
-
 def _once(table: Tensor, n_whole: int = 0) -> Tensor:
     """The entries of a table that are there more than once, once; the last `n_whole` axes stay as they are."""
     for axis, stride in enumerate(table.stride()[: table.dim() - n_whole]):
@@ -117,45 +106,59 @@ def _is_small(covariance: Tensor) -> bool:
 
 
 @root.kernel("cpu", takes=_is_small)
-def root_of(covariance: Tensor) -> tuple[Tensor, Tensor]:
+def root_of(covariance: Tensor) -> tuple[Tensor, bool]:
     table = _once(covariance.detach(), 2).contiguous()
     factor, sizes = torch.empty_like(table), integers(table.shape[:-2].numel(), table.shape[-1], 0, 0)
     function("covariance_roots", table.dtype)(sizes, pointer(table), pointer(factor))
     refuse_lack(sizes[3])
-    return factor.expand(covariance.shape), torch.tensor(sizes[2] > 0, device="cpu")
+    return factor if factor.shape == covariance.shape else factor.expand(covariance.shape), sizes[2] > 0
 
 
-def _check(tables: Tables) -> None:
-    """Raise an error unless the axes of all tables but those of the batch, and their dtypes, are those of a chain."""
+def _batches(tables: Tables) -> dict[str, torch.Size]:
+    """The batch axes of each table; an error unless the other axes, and the dtypes, are those of a chain."""
     (steps, f), k = tables.x.shape[-2:], tables.initial_mean.shape[-1]
     if not steps:
         raise ValueError(f"x: got shape {list(tables.x.shape)}, expected a step at least.")
-    moves, sights = (1, steps - 1), (1, steps)
-    own: dict[str, tuple[tuple[int, ...], tuple[int, ...]]] = {
-        "seen": ((), (steps, f)), "lengths": ((), ()), "initial_factor": ((), (k, k)),
-        "transition": (moves, (k, k)), "transition_offset": (moves, (k,)), "state_factor": (moves, (k, k)),
-        "emission": (sights, (f, k)), "emission_offset": (sights, (f,)), "observation_factor": (sights, (f, f)),
-    }  # fmt: skip
-    for name, (entries, shape) in own.items():
-        table: Tensor | None = getattr(tables, name)
-        n = len(shape)
-        if table is not None and (
-            table.shape[table.dim() - n :] != shape or (entries and table.shape[-n - 1] not in entries)
-        ):
-            expected = f"[*batch{', S' * bool(entries)}{''.join(f', {size}' for size in shape)}]"
+    moves, found = steps - 1, {}
+    shapes = (
+        (steps, f), (steps, f), (), (moves, k, k), (moves, k), (moves, k, k), (steps, f, k), (steps, f), (steps, f, f),
+        (k,), (k, k),
+    )  # fmt: skip
+    for name, table, shape in zip(OWN_AXES, tables, shapes, strict=False):
+        if table is None:
+            continue
+        first, may_be_one = table.dim() - len(shape), name in _BY_STEP
+        own = table.shape[first:]
+        if own != shape and not (may_be_one and own == (1, *shape[1:])):
+            expected = f"[*batch{', S' * may_be_one}{''.join(f', {size}' for size in shape[may_be_one:])}]"
             raise ValueError(f"{name}: got shape {list(table.shape)}, expected {expected}, for {steps} steps.")
+        if name in _DTYPES and table.dtype != _DTYPES[name]:
+            raise TypeError(f"{name}: got {table.dtype}, expected {_DTYPES[name]}.")
+        found[name] = table.shape[:first]
     if tables.directions.shape != (k, tables.n_diffuse):
         raise ValueError(f"directions: got shape {list(tables.directions.shape)}, expected {k} rows.")
-    for name, table, dtype in (("seen", tables.seen, torch.bool), ("lengths", tables.lengths, torch.int64)):
-        if table is not None and table.dtype != dtype:
-            raise TypeError(f"{name}: got {table.dtype}, expected {dtype}.")
+    return found
+
+
+def _given(table: Tensor | None, n_axes: int, n_own: int, has_steps: bool) -> list[int]:
+    """Address, and numbers from an entry to the next one along batch axes, steps, rows and columns.
+
+    They are 0 along an axis with one entry for all.
+    """
+    if table is None:
+        return [0] * (n_axes + 4)
+    strides = [0 if size == 1 else stride for size, stride in zip(table.shape, table.stride(), strict=True)]
+    if not has_steps:
+        strides.insert(len(strides) - n_own, 0)
+    return [table.data_ptr(), *[0] * (n_axes - table.dim() + n_own), *strides, *[0] * (2 + has_steps - n_own)]
 
 
 def _job(inputs: Sequence[Any], *, smoothing: bool = False, by_step: bool = False) -> Job:
     """Filtered covariances of all sets."""
-    tables = Tables(*(x.detach() if isinstance(x, Tensor) else x for x in inputs))
-    _check(tables)
-    batch, shared, n_steps = tables.batch_shape, tables.shared_shape, tables.n_steps
+    tables = Tables(*inputs)
+    batches, n_steps = _batches(tables), tables.n_steps
+    batch = broadcast_shapes(*batches.values())
+    shared = broadcast_shapes(*(axes for name, axes in batches.items() if name in OF_COVARIANCES))
     n_features, n_states, q = tables.x.shape[-1], tables.initial_mean.shape[-1], tables.n_diffuse
     n_sets = shared.numel()
     n_each = batch.numel() // max(1, n_sets)
@@ -165,18 +168,22 @@ def _job(inputs: Sequence[Any], *, smoothing: bool = False, by_step: bool = Fals
     effect = q * (2 * n_states + n_features) + (q + n_features) ** 2
     sizes = n_steps * record, n_steps * effect * (q > 0), (n_steps if by_step else 1) * (4 * q * q + 1) * (q > 0)
     memory = [empty(n_sets * size, dtype=torch.float64) for size in sizes]
-    steady, fault = torch.full((2, *shared), -1, device="cpu")
+    steady, fault = (empty(*shared, dtype=torch.int64) for _ in range(2))
     lacking = integers(0)
-    wide = tables._replace(**{name: _wide(getattr(tables, name)) for name in _PARAMETERS})
+    wide = Tables(*tables[:3], *map(_wide, tables[3:]))
     directions = wide.directions.contiguous()
-    given = [_given(name, table, len(batch)) for name, table in zip(OWN_AXES, wide[:-1], strict=True)]
-    place = [0, *_strides(torch.empty(batch, device="meta")), 0, 0, 0]
-    block = integers(
-        len(batch), n_steps, n_features, n_states, q, n_sets, n_each, lanes, smoothing, by_step,
-        tables.x.dtype == torch.float32, *(x.data_ptr() for x in (directions, *memory, steady, fault)),
-        ctypes.addressof(lacking), *batch, *[1] * (len(batch) - len(shared)), *shared,
-        *(number for table in (*given, place) for number in table),
+    numbers = array(
+        "q",
+        (
+            len(batch), n_steps, n_features, n_states, q, n_sets, n_each, lanes, smoothing, by_step,
+            tables.x.dtype == torch.float32, *(x.data_ptr() for x in (directions, *memory, steady, fault)),
+            ctypes.addressof(lacking), *batch, *[1] * (len(batch) - len(shared)), *shared,
+        ),
     )  # fmt: skip
+    for (name, n_own), table in zip(OWN_AXES.items(), wide, strict=False):
+        numbers.extend(_given(table, len(batch), n_own, name not in _WITHOUT_STEPS))
+    numbers.extend((0, *(prod(batch[axis + 1 :]) for axis in range(len(batch))), 0, 0, 0))
+    block = (ctypes.c_int64 * len(numbers)).from_buffer(numbers)
     job = Job(
         tables, batch, shared, block, (*memory, steady, directions, *wide), fault, lacking, n_sets,
         n_sets * -(-n_each // lanes), n_steps * (n_features + n_states) * lanes,

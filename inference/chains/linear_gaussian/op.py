@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...numerics.op import Call, Gradients, Op, beyond_kernels, blank, tensors
-from . import gradient, plain
+from ...numerics.op import Op, blank, tensors
+from . import plain
 from .tables import Tables
 
 Results = tuple[Tensor, ...]
@@ -57,26 +57,12 @@ def _fake_sample(*inputs: Any) -> Results:
     return blank(inputs[-2]), _fault(tables)
 
 
-def _by_score(call: Call, d_total: Tensor | None, _: Tensor | None) -> Gradients | None:
-    """From smoothed means, unless further derivatives are needed."""
-    if d_total is None or beyond_kernels(d_total):
-        return None
-    scores = gradient.score(Tables(*call.inputs), d_total)
-    if scores is None:
-        return None
-    parts = iter(scores)
-    of_numbers = (isinstance(x, Tensor) and x.is_floating_point() for x in call.inputs)
-    return tuple(next(parts) if number else None for number in of_numbers)
-
-
 _TABLES = (
     "Tensor x, Tensor? seen, Tensor? lengths, Tensor transition, Tensor transition_offset, Tensor state_factor, "
     "Tensor emission, Tensor emission_offset, Tensor observation_factor, Tensor initial_mean, Tensor initial_factor, "
     "Tensor directions"
 )
-evidence: Op = Op(
-    f"linear_gaussian_evidence({_TABLES}) -> {tensors(2)}", _plain(plain.evidence), _fake_evidence, _by_score
-)
+evidence: Op = Op(f"linear_gaussian_evidence({_TABLES}) -> {tensors(2)}", _plain(plain.evidence), _fake_evidence)
 filter: Op = Op(f"linear_gaussian_filter({_TABLES}) -> {tensors(9)}", _plain(plain.filter), _fake_filter)
 smooth: Op = Op(f"linear_gaussian_smooth({_TABLES}) -> {tensors(5)}", _plain(plain.smooth), _fake_smooth)
 sample: Op = Op(

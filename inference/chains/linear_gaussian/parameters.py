@@ -1,5 +1,6 @@
 """The parameters of a linear Gaussian chain as a caller gives them, read and checked."""
 
+import math
 from typing import Any, NamedTuple
 
 import torch
@@ -54,7 +55,7 @@ def read(x: Tensor, arguments: dict[str, Any]) -> Parameters:
     lengths = check_lengths(counts, batch_shape, n_steps, x.device)
     diffuse = _check_diffuse(arguments["diffuse"], n_states, x)
     directions = x.new_zeros(n_states, 0)
-    if len(places := _places(diffuse)):
+    if arguments["diffuse"] is not None and len(places := _places(diffuse)):
         rest = (~diffuse).to(x)
         known = first["initial_covariance"] * rest * rest.unsqueeze(-1)
         first["initial_covariance"] = known + _proper(by_step, diffuse)
@@ -92,7 +93,9 @@ def _observations(x: Any, transition: Any) -> tuple[Tensor, int, bool]:
             f"x: got shape {list(x.shape)}{', with infinite numbers' if x.numel() else ''}, expected finite "
             "numbers [*batch, T, F], at least one step and feature; NaN is missing."
         )
-    n_states = check_table("transition", transition, None, None, like=x).shape[-1]
+    if not isinstance(transition, Tensor) or transition.dim() < 2:
+        check_table("transition", transition, None, None, like=x)
+    n_states = transition.shape[-1]
     if not n_states:
         raise ValueError(f"transition: got shape {list(transition.shape)}, expected one state or more.")
     return x, n_states, has_gaps
@@ -102,7 +105,7 @@ def _observations(x: Any, transition: Any) -> tuple[Tensor, int, bool]:
 def _gaps(x: Tensor) -> tuple[bool, bool]:
     """Whether a number is NaN, and whether one is infinite; where none is, from one pass over them."""
     x = x.detach()
-    if bool(x.sum().isfinite()):
+    if math.isfinite(float(x.sum())):
         return False, False
     missing, infinite = torch.stack([x.isnan().any(), x.isinf().any()]).tolist()
     return missing, infinite
@@ -173,7 +176,8 @@ def _factor(name: str, covariance: Tensor) -> Tensor:
             "covariance, such as a @ a.mT."
         )
 
-    refuse_if(wrong, complain)
+    if wrong is not False:
+        refuse_if(torch.as_tensor(wrong), complain)
     return factor
 
 

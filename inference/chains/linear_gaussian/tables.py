@@ -48,7 +48,7 @@ class Tables(NamedTuple):
     @property
     def shared_shape(self) -> torch.Size:
         """The batch axes of covariances."""
-        return _broadcast(self, _OF_COVARIANCES)
+        return _broadcast(self, OF_COVARIANCES)
 
     @property
     def active(self) -> Tensor | None:
@@ -71,7 +71,7 @@ OWN_AXES = {
     "initial_mean": 1,
     "initial_factor": 2,
 }
-_OF_COVARIANCES = {
+OF_COVARIANCES = {
     name: n_axes
     for name, n_axes in OWN_AXES.items()
     if name not in ("x", "transition_offset", "emission_offset", "initial_mean")

@@ -40,7 +40,7 @@ def _n_sticks(tables: Tables) -> int:
 
 
 def _model(tables: Tables) -> list[Any]:
-    """A record `Given` of native/switching_steps.h: sizes, then tables."""
+    """A record `Given` of native/gibbs_model.h: sizes, then tables."""
     check_sizes(tables)
     (k, f, n), j = tables.emission.shape, _n_sticks(tables)
     shapes = (k,), (k, k), (k, n), (k, n, n), (k, n, n), (k, n), (k, n, n), (k, f, n), (k, f), (k, f, f)
