@@ -62,6 +62,7 @@ if TYPE_CHECKING:
 
     from .fit import Fit
     from .fitting.options import Options
+    from .views.panels import Panels
 
 Own = TypeVar("Own", bound="Model")
 IN_FILE: ContextVar[int | None] = ContextVar("numbers in the file of the model that is made", default=None)
@@ -235,9 +236,19 @@ class Model(Named, ABC):
     def forecast(self, x: Any, horizon: int, **given: Unpack[Given]) -> Any:
         """States and observations at each of the `horizon` steps after the end of x."""
 
-    @abstractmethod
     def _figures(self) -> Any:
-        """The module with `plot_fit(model, x, ...)` and `plot_forecast(forecast, level)` for this kind of model."""
+        with importing():
+            from .views import figures
+
+        return figures
+
+    @abstractmethod
+    def _panels(self, whole: Series, sequence: int, level: float) -> "Panels":
+        """The panels of the figure of one sequence."""
+
+    @abstractmethod
+    def _panels_ahead(self, forecast: Any, level: float) -> "Panels":
+        """The panels of the figure of a forecast of one sequence; below the features, with the steps before it."""
 
     @abstractmethod
     def _made(self) -> str:

@@ -94,7 +94,7 @@ class AfterSeries:
         """
         level = check_probability("level", level, proper=True)
         model = getattr(self.source, "model", self.source)
-        return model._figures().plot_forecast(self.one(sequence), level)
+        return model._figures().plot_forecast(model, self.one(sequence), level)
 
     def __repr__(self) -> str:
         """The table of the first sequence, with intervals of 90 %."""

@@ -8,6 +8,7 @@ The module is the Pyro program. A new model has a prior and no parameter values,
 `with_values` or `fit` sets values. Given values, every inference below is exact.
 """
 
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -21,7 +22,6 @@ from torch import Tensor
 
 from ..inference.chains.contract import Chain, Filtered, Sampled, Smoothed, Viterbi
 from ..inference.numerics.checks import naming
-from ..inference.numerics.interrupts import importing
 from ..inference.numerics.randomness import Seed
 from ..inference.numerics.ranks import Ranks
 from ..inference.numerics.records import Record, made
@@ -39,12 +39,13 @@ from .dynamics.any_prior import first_in_words
 from .dynamics.by_subject import SubjectDynamics
 from .dynamics.contract import Dynamics
 from .emissions.by_subject import by_subject, of_one
-from .emissions.contract import Emission
+from .emissions.contract import ByGate, Emission
 from .emissions.driven import emission_at, rows_read, scored
 from .fitting.options import METHODS, Options
 from .forecast import Forecast, look_ahead
 from .inputs import Inputs, all_inputs
 from .lagged_forecast import DRAWS, observation_ahead
+from .mixture import StateMixture
 from .parameters import Parameter, Parameters, count_free, free_entries, of_subject
 from .peers import explains_options
 from .priors import log_prior, sample_sites
@@ -59,6 +60,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
     from .fit import Fit
+    from .views.panels import Panels
 
 
 @dataclass(frozen=True, repr=False)
@@ -821,8 +823,33 @@ class SwitchingSSM(Model):
         series = replace(series, features=names) if names and series.features is None else series
         return numbered(series, self.subjects) if self.subjects else series
 
-    def _figures(self) -> Any:
-        with importing():
-            from .views import figures
+    def _panels(self, whole: Series, sequence: int, level: float) -> "Panels":
+        from .views.panels import Panels, described, emitted, ends_of, level_colors, within_support
 
-        return figures
+        problem, emission = self.problem(whole.one(sequence).cpu()), self.emission
+        values = {name: value.detach() for name, value in self.values_like(problem.series.like).items()}
+        chain = problem.chain(values)
+        smoothed, used = chain.smooth(), chain.marginals()
+        weights = ByGate(used.fresh, torch.zeros_like(used.fresh) if used.held is None else used.held)
+        mixture = StateMixture(emission_at(emission, problem.series, problem.series.drive), values, weights)
+        mean, lower, upper = ends_of(mixture.mean, mixture.variance.sqrt(), level)
+        arc, ends = (upper - mean).clamp_max(math.pi), within_support(emission, (mean, lower, upper))
+        features = emitted(emission, values, mixture, ends, lambda: arc, smoothed.state, problem.series.state_names)
+        about = f", with {described(emission, f'{100 * level:g}% band')} in its smoothed state"
+        states = {"state": (smoothed.state, level_colors(emission, values))}
+        redraw = smoothed.redraw
+        gates = {"change": chain.change_probability()} if redraw is None else {"redraw": redraw}
+        return Panels(about, features, states, gates=gates)
+
+    def _panels_ahead(self, forecast: Any, level: float) -> "Panels":
+        from .views.panels import Panels, described, emitted, level_colors
+
+        source, series, mixture = forecast.source, forecast.series, forecast.observation
+        values = self.values if source is self else source.mean
+        if series.subjects is not None and self.subjects:
+            values = of_subject(self.known, values, int(series.subjects))
+        emission, values = self.emission.mapped(of_one), {name: value.detach().cpu() for name, value in values.items()}
+        ends, state = (forecast.mean, *forecast.interval(level)), forecast.state
+        features = emitted(emission, values, mixture, ends, lambda: mixture.arc(level), state, series.state_names)
+        states = {"state": (torch.cat([source.smooth(series).state, state]), level_colors(emission, values))}
+        return Panels(described(emission, f"{100 * level:g}% interval"), features, states)

@@ -130,7 +130,12 @@ class Chain(Protocol):
         ...
 
     def sample(self, n: int, seed: Seed = None) -> Sampled:
-        """n independent draws of the whole path given x."""
+        """n independent draws of the whole path given x.
+
+        Arguments:
+            n: the number of draws.
+            seed: a number, a `torch.Generator`, or None, torch's global generator.
+        """
         ...
 
     def entropy(self) -> Float[Tensor, "*b"]:
@@ -142,7 +147,8 @@ class Chain(Protocol):
 
         Arguments:
             before: log P(s_1 | x_1 and all earlier observations); it replaces the tables' entries of the first step.
-            after: log-weight of all later steps, given the state at each sequence's last step.
+                None: there are none.
+            after: log-weight of all later steps, given the state at each sequence's last step; None: there are none.
         """
         ...
 
@@ -152,13 +158,21 @@ class Chain(Protocol):
 
     def predictive(self, belief: Float[Tensor, "*b T K"]) -> Float[Tensor, "*b T"]:
         """log p(x_t | Q_t-1): the evidence of each step given any belief about the previous one; the first step has
-        none."""
+        none.
+
+        Arguments:
+            belief: the belief about the state at each step.
+        """
         ...
 
     def mean_field(self, state: Float[Tensor, "*b T K"] | None = None, sweeps: int = 5) -> Marginals:
         """The best q(s_1) ... q(s_T) of independent steps near `state`, with its bound instead of log p(x).
 
         `fresh` and `held` sum to q; here `held` has all K columns.
+
+        Arguments:
+            state: where q starts; None: at the smoothed states.
+            sweeps: the number of updates.
         """
         ...
 

@@ -29,7 +29,6 @@ from ...inference.families import CopyTables
 from ...inference.message_passing.apart import run_apart
 from ...inference.message_passing.engine import VMP
 from ...inference.numerics.checks import check_parts, naming
-from ...inference.numerics.interrupts import importing
 from ...inference.numerics.logs import log_complement, log_probability
 from ...inference.numerics.randomness import Seed, generator_of
 from ...inference.numerics.records import Record
@@ -38,10 +37,11 @@ from ..base import Model, Probabilities
 from ..data.ragged import by_sequence, split
 from ..data.series import Given, Series
 from ..dynamics.contract import draw_gate, draw_state
-from ..emissions.contract import Emission, check_no_inputs
+from ..emissions.contract import ByGate, Emission, check_no_inputs
 from ..fitting.graph import Etas
 from ..fitting.options import Options
 from ..forecast import Forecast
+from ..mixture import StateMixture
 from ..model import StreamOutput, StreamState, SwitchingSSM
 from ..parameters import Parameter, Parameters, prefixed, widened
 from ..peers import explains_options
@@ -54,6 +54,7 @@ from .user_priors import KINDS, check_kinds, natural_priors
 
 if TYPE_CHECKING:
     from ..fit import Fit
+    from ..views.panels import Panels
 
 
 @dataclass(frozen=True, repr=False)
@@ -483,11 +484,31 @@ class CoupledSSM(Model):
         paths = groups[0] if len(groups) == 1 else FittedPaths(groups, series, trace, converged)
         return replace(Fit.of(result, self.with_values(result.values)), paths=paths if groups else None)
 
-    def _figures(self) -> Any:
-        with importing():
-            from ..views import coupled_figures
+    def _panels(self, whole: Series, sequence: int, level: float) -> "Panels":
+        from ..views.panels import Panels, curves_of, ends_of, strip, within_support
 
-        return coupled_figures
+        series = whole.one(sequence).cpu()
+        problem, values = self.product.problem(series), self.values_like(series.like)
+        product = self.product_of(values)
+        chain = problem.chain(product)
+        joint = chain.smooth().state
+        *states, redraw = (table for table, _ in self.probabilities(chain, values).values())
+        mixture = StateMixture(problem.emission, product, ByGate(joint, torch.zeros_like(joint)))
+        ends = within_support(problem.emission, ends_of(mixture.mean, mixture.variance.sqrt(), level))
+        about = f", with the mean and {100 * level:g}% band in its smoothed states"
+        strips = dict(zip(self._chain_names, map(strip, states), strict=True))
+        gates = {f"{name}\nredraw": gate for name, gate in zip(self._chain_names, redraw.unbind(-1), strict=True)}
+        return Panels(about, curves_of(ends), strips, gates=gates)
+
+    def _panels_ahead(self, forecast: Any, level: float) -> "Panels":
+        from ..views.panels import ahead, strip
+
+        states = map(strip, self.smooth(forecast.series).state, forecast.state)
+        return ahead(forecast, level, states=dict(zip(self._chain_names, states, strict=True)))
+
+    @property
+    def _chain_names(self) -> list[str]:
+        return [f"{self.chain_name} {d}" for d in range(1, self.n_chains + 1)]
 
     # ---- joint states ----------------------------------------------------------------------------------------------
 

@@ -18,7 +18,6 @@ from torch.distributions import constraints
 from ...inference.chains.linear_gaussian.chain import LinearGaussianChain
 from ...inference.chains.linear_gaussian.records import GaussianFiltered, GaussianSampled, GaussianSmoothed
 from ...inference.numerics.checks import naming
-from ...inference.numerics.interrupts import importing
 from ...inference.numerics.placement import constant
 from ...inference.numerics.randomness import Seed
 from ...inference.numerics.records import Record
@@ -48,6 +47,7 @@ from .structure import Structure
 
 if TYPE_CHECKING:
     from ..fit import Fit
+    from ..views.panels import Curve, Panels
 
 NOISES = ("diagonal", "full")
 
@@ -431,8 +431,7 @@ class LinearSSM(Model):
     def probabilities(self, chain: Any, values: Parameters) -> Probabilities:
         """Means and standard deviations of the latents given the whole series: `[*r, *b, T, L]`."""
         smoothed = chain.smooth()
-        spread = smoothed.covariance.diagonal(dim1=-2, dim2=-1).clamp_min(0).sqrt()
-        return {"latent_mean": (smoothed.mean, ("latent",)), "latent_sd": (spread, ("latent",))}
+        return {"latent_mean": (smoothed.mean, ("latent",)), "latent_sd": (_spread(smoothed.covariance), ("latent",))}
 
     # ---- streams ---------------------------------------------------------------------------------------------------
 
@@ -588,8 +587,31 @@ class LinearSSM(Model):
         structured = isinstance(self.emission, Irregular) and not has_posterior
         return StructureFit if structured else super()._kind_of_fit(has_posterior)
 
-    def _figures(self) -> Any:
-        with importing():
-            from ..views import linear_figures
+    def _panels(self, whole: Series, sequence: int, level: float) -> "Panels":
+        from ..views.panels import given_all
 
-        return linear_figures
+        series = whole.one(sequence).cpu()
+        smoothed = self.smooth(series)
+        emission, noise, offset = self.emission.sights(self.values_like(series.observations), series.drive.inputs)
+        mean = (emission @ smoothed.mean.unsqueeze(-1)).squeeze(-1) + (0.0 if offset is None else offset)
+        sd = _spread(emission @ smoothed.covariance @ emission.mT + noise)
+        return given_all(mean, sd, level, curves=self._latents(smoothed.mean, smoothed.covariance, level))
+
+    def _panels_ahead(self, forecast: LinearForecast, level: float) -> "Panels":
+        from ..views.panels import ahead
+
+        seen = self.smooth(forecast.series)
+        mean = torch.cat([seen.mean, forecast.state_mean])
+        covariance = torch.cat([seen.covariance, forecast.state_covariance])
+        return ahead(forecast, level, curves=self._latents(mean, covariance, level))
+
+    def _latents(self, mean: Tensor, covariance: Tensor, level: float) -> dict[str, "Curve"]:
+        """The latents that are no lags or rotations of others."""
+        from ..views.panels import MOST_CURVES, curves_of, ends_of
+
+        curves = curves_of(ends_of(mean, _spread(covariance), level))
+        return {f"latent {self.dynamics.latents[place]}": curves[place] for place in self.dynamics.shown[:MOST_CURVES]}
+
+
+def _spread(covariance: Tensor) -> Tensor:
+    return covariance.diagonal(dim1=-2, dim2=-1).clamp_min(0).sqrt()

@@ -12,7 +12,7 @@ hyperparameters of $p(\theta)$, see `hyperparameters`.
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Unpack
+from typing import TYPE_CHECKING, Any, Unpack, cast
 
 import torch
 from torch import Tensor
@@ -20,7 +20,6 @@ from torch import Tensor
 from ...inference.chains.contract import Viterbi
 from ...inference.chains.segment.chain import SegmentChain
 from ...inference.numerics.checks import naming
-from ...inference.numerics.interrupts import importing
 from ...inference.numerics.randomness import Seed
 from ...inference.numerics.scalars import (
     check_batch_shape,
@@ -81,6 +80,10 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from ..fit import Fit
+    from ..views.panels import Panels
+
+SEEN = {"Normal": "loc", "MultivariateNormal": "loc", "Poisson": "rate", "Bernoulli": "probs"}
+"""The parameter that is the mean of an observation; figures show it behind the observations."""
 
 
 class Segments(Model):
@@ -696,8 +699,54 @@ class Segments(Model):
 
         return SegmentFit
 
-    def _figures(self) -> Any:
-        with importing():
-            from ..views import segment_figures
+    def _panels(self, whole: Series, sequence: int, level: float) -> "Panels":
+        """Colours alternate between the segments of the most probable segmentation. The bands of parameters include the
+        uncertainty of the segmentation."""
+        from ..views.panels import MOST_CURVES, TWO_COLORS, Curve, Panels, curves_of, ends_of, within_support
+        from ..views.segment_tables import columns
 
-        return segment_figures
+        smoothed, best = self._of_one(whole, sequence)
+        series, seen, curves = whole.one(sequence), SEEN.get(self.emission.name), {}
+        look: dict[str, Any] = {"best": best.path % 2, "colors": TWO_COLORS}
+        begins, gates = best.redraw.nonzero().flatten().tolist()[1:], {"change": smoothed.change}
+        about = " and its most probable segments, with "
+        if "category" in self.sizes:
+            features = [Curve(probs=smoothed.mean["probs"], joined=False)]
+            return Panels(f"{about}the mean probability of each category", features, gates=gates, begins=begins)
+        features = [Curve()] * series.n_features
+        if seen is not None:
+            ends = within_support(self.emission, ends_of(smoothed.mean[seen], smoothed.sd[seen], level))
+            features = curves_of(ends, **look, joined=seen != "probs")
+        found = columns(self, series, smoothed.mean, smoothed.sd)
+        names = [name for name in found if f"{name}_sd" in found]
+        others = [name for name in names if name != seen and not name.startswith(f"{seen}_")]
+        for name in others[:MOST_CURVES]:
+            curves[name] = Curve(*ends_of(found[name], found[f"{name}_sd"], level), **look)
+        about += f"means and {100 * level:g}% bands of parameters"
+        return Panels(about, features, curves=curves, gates=gates, begins=begins)
+
+    def _of_one(self, whole: Series, sequence: int) -> tuple[Any, Any]:
+        """The belief and the most probable segmentation of one sequence; if changes are shared, given all sequences."""
+        if not self.shared:
+            one = whole.one(sequence)
+            return self.smooth(one), self.viterbi(one)
+        n = len(whole.batch_shape)
+
+        def part(table: Tensor) -> Tensor:
+            return table.flatten(0, n - 1)[sequence][: int(whole.last.flatten()[sequence]) + 1] if n else table
+
+        smoothed, best = self.smooth(whole), cast(Any, self.viterbi(whole))
+        mean, sd = ({name: part(table) for name, table in tables.items()} for tables in (smoothed.mean, smoothed.sd))
+        one = replace(smoothed, change=part(smoothed.change), mean=mean, sd=sd)
+        return one, replace(best, path=part(best.path), redraw=part(best.redraw))
+
+    def _panels_ahead(self, forecast: SegmentsForecast, level: float) -> "Panels":
+        """Before the end of the series P(a segment begins at t | x), after it that of a change since the end."""
+        from ..views.panels import Curve, Panels, ahead
+
+        change = self.smooth(forecast.series).change.clone()
+        change[0] = 0.0
+        gates = {"change": torch.cat([change, forecast.redraw])}
+        if "category" not in self.sizes:
+            return ahead(forecast, level, gates=gates)
+        return Panels("the probability of each category", [Curve(probs=forecast.probs, joined=False)], gates=gates)

@@ -6,6 +6,7 @@ Locations are relative to a point near the data, so that no digits are lost. A m
 """
 
 import math
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -71,12 +72,12 @@ def statistics(emission: Any, rows: Float[Tensor, "*n R"], about: Float[Tensor, 
     """u(x) of each row."""
     x = rows[..., : emission.n_features]
     seen = ~x.isnan()
+    residual = torch.where(seen, x - about, 0.0)
     if isinstance(emission, MultivariateNormal):
-        return _of_vectors(torch.where(seen, x - about, 0.0), seen.all(-1, keepdim=True).to(x)).unsqueeze(-2)
+        return _of_vectors(residual, seen.all(-1, keepdim=True).to(x)).unsqueeze(-2)
     if isinstance(emission, LinearRegression):
-        return _of_regressions(emission, torch.where(seen, x - about, 0.0), seen.to(x), rows[..., x.shape[-1] :])
-    parts = _of_numbers(emission, torch.where(seen, x - about, 0.0), torch.ones_like(x))
-    return torch.where(seen.unsqueeze(-1), parts, 0.0)
+        return _of_regressions(emission, residual, seen.to(x), rows[..., x.shape[-1] :])
+    return torch.stack(TERMS[emission.name](emission, residual, seen.to(x)), -1)
 
 
 LARGEST = 1e100  # of numbers whose squares are far from the ends of float64
@@ -89,58 +90,39 @@ def ordinary_row(emission: Any, x: Any, about: Float[Tensor, "F"]) -> list[float
         x = [x]
     elif isinstance(x, Tensor | np.ndarray) and x.dtype in _DOUBLE and x.ndim < 2 and not getattr(x, "is_cuda", False):
         x = x.tolist() if x.ndim else [x.item()]
-    if type(x) is not list or len(x) != emission.n_features or emission.name not in ORDINARY:
+    name = emission.name
+    if type(x) is not list or len(x) != emission.n_features or name not in POSSIBLE:
         return None
-    row, base, of = [], 0.0, ORDINARY[emission.name]
+    row, base, terms, possible, of = [], 0.0, TERMS[name], POSSIBLE[name], LOG_BASE.get(name)
     for value, origin in zip(x, about.tolist(), strict=True):
-        found = of(emission, value, origin) if type(value) in (float, int) and abs(value) < LARGEST else None
-        if found is None:
+        if type(value) not in (float, int) or not abs(value) < LARGEST or not possible(emission, value):
             return None
-        row += found[0]
-        base += found[1]
+        row += terms(emission, value - origin, 1.0)
+        base += 0.0 if of is None else of(value)
     return [*row, base]
 
 
-def _normal(emission: Any, x: float, about: float) -> Any:
-    r = x - about
-    return (r, -0.5, 0.5, -r * r / 2), -LOG_2PI / 2
+TERMS: dict[str, Callable[[Any, Any, Any], tuple[Any, ...]]] = {
+    "Normal": lambda emission, x, one: (x, -one / 2, one / 2, -x * x / 2),
+    "Poisson": lambda emission, x, one: (x, -one),
+    "Exponential": lambda emission, x, one: (one, -x),
+    "Bernoulli": lambda emission, x, one: (x, one - x),
+    "Categorical": lambda emission, x, one: tuple((x == symbol) * one for symbol in range(emission.n_categories)),
+}
+"""u(x) of numbers, tables or single ones; `one` is 1, and 0 beside x = 0 where a number is missing."""
 
-
-def _poisson(emission: Any, x: float, about: float) -> Any:
-    return ((x, -1.0), -math.lgamma(x + 1)) if x >= 0 and x == int(x) else None
-
-
-def _exponential(emission: Any, x: float, about: float) -> Any:
-    return ((1.0, -x), 0.0) if x > 0 else None
-
-
-def _bernoulli(emission: Any, x: float, about: float) -> Any:
-    return ((x, 1.0 - x), 0.0) if x in (0, 1) else None
-
-
-def _categorical(emission: Any, x: float, about: float) -> Any:
-    n = emission.n_categories
-    return ([float(k == x) for k in range(n)], 0.0) if 0 <= x < n and x == int(x) else None
-
-
-ORDINARY = {
-    "Normal": _normal,
-    "Poisson": _poisson,
-    "Exponential": _exponential,
-    "Bernoulli": _bernoulli,
-    "Categorical": _categorical,
+POSSIBLE: dict[str, Callable[[Any, float], bool]] = {
+    "Normal": lambda emission, x: True,
+    "Poisson": lambda emission, x: x >= 0 and x == int(x),
+    "Exponential": lambda emission, x: x > 0,
+    "Bernoulli": lambda emission, x: x in (0, 1),
+    "Categorical": lambda emission, x: 0 <= x < emission.n_categories and x == int(x),
+}
+LOG_BASE: dict[str, Callable[[float], float]] = {
+    "Normal": lambda x: -LOG_2PI / 2,
+    "Poisson": lambda x: -math.lgamma(x + 1),
 }
 _DOUBLE = torch.float64, np.dtype(np.float64)
-
-
-def _of_numbers(emission: Any, x: Tensor, one: Tensor) -> Float[Tensor, "*n F D"]:
-    """Of independent features, none of them missing."""
-    if isinstance(emission.family, NormalGamma):
-        return torch.stack([x, -one / 2, one / 2, -x.square() / 2], -1)
-    if "category" in emission.sizes:
-        return torch.nn.functional.one_hot(x.long(), emission.n_categories).to(x)
-    pairs = {"Bernoulli": (x, one - x), "Poisson": (x, -one), "Exponential": (one, -x)}
-    return torch.stack(pairs[emission.name], -1)
 
 
 def _of_vectors(residual: Tensor, seen: Tensor) -> Float[Tensor, "*n D"]:

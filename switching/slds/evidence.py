@@ -114,7 +114,8 @@ class Surface:
     ) -> "Surface":
         x = series.observations
         prior = priors_of(layout, step_variance(components(layout.n_latent, series), series))
-        at = own if own is not None else layout.values(_expected(layout, prior))
+        expected = {name: family.expected(prior[name]) for name, family in families_of(layout).items()}
+        at = own if own is not None else layout.values(expected)
         at = _regular(layout, known.inner, at)
         free = {name: table.isnan() for name, table in known.inner.items()}
         kinds = {name: _interior(parameter) for name, parameter in layout.known.items()}
@@ -184,14 +185,6 @@ class Surface:
         for name, family in self.families.items():
             terms.append(-family.kl_of(family.statistics(points[name]), self.prior[name]).sum())
         return torch.stack(terms).sum()
-
-
-def _expected(layout: LinearRegimes, prior: Parameters) -> dict[str, Any]:
-    points = {name: family.expected(prior[name]) for name, family in families_of(layout).items()}
-    if layout.n_regimes == 1:
-        one = points["moves"].loc.new_ones(1)
-        points |= {"initial": one, "transition": one.unsqueeze(-1)}
-    return points
 
 
 def _interior(parameter: Parameter) -> Parameter:

@@ -33,13 +33,13 @@ from ..linear.priors import units_of
 from ..parameters import SYMMETRIC, Parameters
 from .evidence import fit_by_evidence
 from .gpb import evidences
-from .graph import ALONE, LINEAR, SWITCH, blank_states, graph_of, priors_of, step_variance
+from .graph import LINEAR, SWITCH, blank_states, graph_of, priors_of, step_variance
 from .inference import best_paths, infer
 from .joint import COVARIANCES
-from .layout import LinearRegimes
+from .layout import ALONE, LinearRegimes
 from .problem import ORDER, SwitchingLinearProblem
 from .starts import KINDS, labels_of, paths_from, single, warmed
-from .user_priors import BLOCKS, InFit, check_start, families_under, under_conjugate, users_of
+from .user_priors import BLOCK_OF, InFit, check_start, families_under, under_conjugate, users_of
 
 BEFORE = 32  # steps of EM before those of BFGS
 BRIEF = 2  # steps of Newton's method in each M-step under a prior of the user, while starts are annealed
@@ -134,7 +134,7 @@ def _searched(
     with multi_start(options, problem.series.double(), shift) as search:
         with search.stage(f"annealing {len(kinds)} starts"):
             engine, interrupted = warmed(engine, problem.layout.one_chain, kinds, options.saving)
-        for name in {BLOCKS[name] for name in users.other}:
+        for name in {BLOCK_OF[name] for name in users.other}:
             engine.put(replace(engine.blocks[name], family=graph.families[name]))
         if interrupted:  # one start alone has a result soon
             first = torch.zeros(1, dtype=torch.long, device=problem.series.like.device)
@@ -316,8 +316,5 @@ def _collect(layout: LinearRegimes, known: Known, order: Tensor | None = None) -
 
 
 def _in_data(layout: LinearRegimes, known: Known, order: Tensor | None, points: Points) -> Parameters:
-    if layout.n_regimes == 1:  # the graph then has no blocks for the switch
-        one = points["moves"].loc.new_ones(*points["moves"].loc.shape[:-2])
-        points = points | {"initial": one, "transition": one.unsqueeze(-1)}
     values = known.back(layout.values(points))
     return values if order is None else layout.reordered(values, order)

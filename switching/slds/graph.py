@@ -43,7 +43,6 @@ from .layout import LinearRegimes
 from .recurrence import recurrence
 
 CHAIN, SWITCH = "chain", "switch"
-ALONE = ("first", "moves", "sights")  # blocks that a single linear model also has
 LINEAR = frozenset({SWITCH})  # all factors are linear, not just affine, in the statistics of these blocks
 COLD = 0.01  # excess over 1 below which the temperature counts as 1
 WORTH = 0.1  # weight of the prior of a regression, in steps
@@ -80,7 +79,8 @@ def graph_at(
     layout: LinearRegimes, series: Series, values: Parameters, states: GaussianTables, log_weight: Tensor | None
 ) -> Graph:
     """The graph of a series at known parameters."""
-    points = {name: point for name, point in layout.points(values).items() if name in families_of(layout)}
+    points = layout.points(values)
+    points = {name: points[name] for name in layout.blocks}
     known = {name: family.statistics(points[name]) for name, family in families_of(layout).items()}
     priors = {name: eta.nan_to_num(neginf=0.0) for name, eta in known.items()}
     return graph_of(layout, series, priors, states, log_weight, layout.values).held(points)
@@ -88,46 +88,38 @@ def graph_at(
 
 def families_of(layout: LinearRegimes) -> dict[str, VectorFamily[Any]]:
     """The families of the blocks of parameters."""
-    families = {name: linear_families(layout.n_latent)[name] for name in ALONE}
-    if layout.n_regimes > 1:
-        families |= {"initial": Dirichlet()}
-        families |= {"recurrence": Gaussian()} if layout.recurrent else {"transition": Dirichlet()}
-    return families
+    rows = {"initial": Dirichlet(), "transition": Dirichlet(), "recurrence": Gaussian()}
+    families = linear_families(layout.n_latent) | rows
+    return {name: families[name] for name in layout.blocks}
 
 
 def factors_of(layout: LinearRegimes, series: Series) -> list[Factor]:
     """The factors between the blocks of parameters and the paths."""
-    n_axes = len(series.batch_shape) + 1
+    n_axes, inside = len(series.batch_shape) + 1, series.inside.to(series.observations)
     switch = SWITCH if layout.n_regimes > 1 else None
     moved, seen = switch if layout.one_chain else None, None if layout.common_emission else switch
-    linear = of_blocks(CHAIN, series, layout.full_noise, moved, seen)
-    factors = [linear[name] for name in ALONE]
-    if switch is not None:
-        factors.append(discrete.first_state("initial", SWITCH, n_axes))
-        if layout.recurrent:
-            factors.append(recurrence("recurrence", CHAIN, SWITCH, series.inside.to(series.observations)))
-        else:
-            factors.append(discrete.moves("transition", SWITCH, n_axes))
-    return factors
+    factors = of_blocks(CHAIN, series, layout.full_noise, moved, seen) | {
+        "initial": discrete.first_state("initial", SWITCH, n_axes),
+        "transition": discrete.moves("transition", SWITCH, n_axes),
+        "recurrence": recurrence("recurrence", CHAIN, SWITCH, inside),
+    }
+    return [factors[name] for name in layout.blocks]
 
 
 def priors_of(layout: LinearRegimes, moved: Tensor) -> Etas:
     """Natural parameters of the blocks' priors; `moved` [L] is the variance of a path's steps."""
     n, k = layout.n_latent, layout.n_regimes
-    unit = torch.eye(n).to(moved)
+    unit, weight = torch.eye(n).to(moved), WEIGHT * torch.eye(n + k).to(moved)
     persists = torch.cat([unit, torch.zeros_like(unit[:1])])
     weights = moved.new_full((n + 1,), WORTH)
     etas = natural(layout.seen, persists, SHARE * moved, weights, unexplained=SEEN, spare=SPARE)
     sizes = {"first": layout.n_chains, "moves": k, "sights": layout.n_emissions}
-    priors = {name: etas[name].expand(size, *etas[name].shape) for name, size in sizes.items()}
-    if k > 1:
-        priors["initial"] = moved.new_ones(k)
-        if layout.recurrent:
-            weight = WEIGHT * torch.eye(n + k).to(moved)
-            priors["recurrence"] = Gaussian().natural(moved.new_zeros(k - 1, n + k), weight)
-        else:
-            priors["transition"] = moved.new_ones(k, k)
-    return priors
+    priors = {name: etas[name].expand(size, *etas[name].shape) for name, size in sizes.items()} | {
+        "initial": moved.new_ones(k),
+        "transition": moved.new_ones(k, k),
+        "recurrence": Gaussian().natural(moved.new_zeros(k - 1, n + k), weight),
+    }
+    return {name: priors[name] for name in layout.blocks}
 
 
 def step_variance(path: Tensor, series: Series) -> Tensor:

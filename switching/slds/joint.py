@@ -21,6 +21,7 @@ from typing import Any
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
+from torch.distributions import constraints
 
 from ...inference.chains.linear_gaussian.chain import LinearGaussianChain
 from ...inference.chains.linear_gaussian.factors import factor_of
@@ -29,11 +30,34 @@ from ...inference.numerics.checks import broadcast_shapes, check_integers, check
 from ...inference.numerics.randomness import Seed, generator_of, invert
 from ...inference.numerics.records import Record
 from ...inference.numerics.scalars import check_batch_shape, check_integer
-from ..parameters import check_simplex
+from ..linear.priors import NAMES
+from ..parameters import Parameter, Parameters, check_simplex
 
-MOVES = ("transition", "transition_offset", "state_noise")
-COVARIANCES = ("initial_covariance", "state_noise", "observation_noise")
-CHAIN = ("initial_mean", "initial_covariance", *MOVES, "emission", "emission_offset", "observation_noise")
+DEFINITE = constraints.positive_semidefinite
+PARAMETERS = {
+    "initial_probs": Parameter(("state",), constraints.simplex),
+    "recurrence": Parameter(("stick", "latent")),
+    "recurrence_offset": Parameter(("state", "stick")),
+    "transition_probs": Parameter(("state", "state_new"), constraints.simplex),
+    "initial_mean": Parameter(("state", "latent")),
+    "initial_covariance": Parameter(("state", "latent", "latent_new"), DEFINITE),
+    "transition": Parameter(("state", "latent_new", "latent")),
+    "transition_offset": Parameter(("state", "latent")),
+    "state_noise": Parameter(("state", "latent", "latent_new"), DEFINITE),
+    "emission": Parameter(("state", "feature", "latent")),
+    "emission_offset": Parameter(("state", "feature")),
+    "observation_noise": Parameter(("state", "feature", "feature_new"), DEFINITE),
+}
+"""The axes and the support of each parameter."""
+
+CHAIN = tuple(name for names in NAMES.values() for name in names)
+COVARIANCES = tuple(name for name, parameter in PARAMETERS.items() if parameter.support is DEFINITE)
+
+
+def sizes_of(n_regimes: int, n_latent: int, n_features: int) -> dict[str, int]:
+    """The lengths of the parameters' axes."""
+    sizes = {"state": n_regimes, "latent": n_latent, "feature": n_features}
+    return {**sizes, **{f"{dim}_new": size for dim, size in sizes.items()}, "stick": n_regimes - 1}
 
 
 @dataclass(frozen=True, repr=False)
@@ -60,14 +84,6 @@ class Regimes(Record):
         TypeError: tables that are not float32 or float64 tensors of one dtype on one device.
         ValueError: shapes that do not fit together, numbers that are not finite, probabilities that do not sum to 1,
             covariances that are not symmetric or not positive semidefinite.
-
-    >>> import torch
-    >>> one, two = torch.ones(2, 1, 1), torch.full((2, 2), 0.5)
-    >>> none = one[:, 0] * 0
-    >>> regimes = Regimes.side_by_side(two[0], two, none, one, 0.9 * one, none, one, one, none, one)
-    >>> regimes.emission.squeeze(-2)
-    tensor([[1., 0.],
-            [0., 1.]])
     """
 
     initial_probs: Float[Tensor, "K"]
@@ -88,55 +104,17 @@ class Regimes(Record):
         k, f, n = table.shape
         if 0 in table.shape:
             raise ValueError(f"emission: got shape {list(table.shape)}, expected [K, F, L], none of them 0.")
-        sizes = {"emission": (k, f, n), "initial_probs": (k,), "transition_probs": (k, k), "initial_mean": (k, n)}
-        sizes |= {"initial_covariance": (k, n, n), "transition": (k, n, n), "transition_offset": (k, n)}
-        sizes |= {"state_noise": (k, n, n), "emission_offset": (k, f), "observation_noise": (k, f, f)}
         if (self.recurrence is None) != (self.recurrence_offset is None):
             raise ValueError("recurrence, recurrence_offset: got one of them; give both, or none.")
-        if self.recurrence is not None:
-            sizes |= {"recurrence": (k - 1, n), "recurrence_offset": (k, k - 1)}
-        for name, size in sizes.items():
-            check_table(name, getattr(self, name), *size, like=table, finite=True, alone=True)
+        sizes = sizes_of(k, n, f)
+        for name, parameter in PARAMETERS.items():
+            if self.recurrence is not None or not name.startswith("recurrence"):
+                shape = (sizes[dim] for dim in parameter.dims)
+                check_table(name, getattr(self, name), *shape, like=table, finite=True, alone=True)
         for name in ("initial_probs", "transition_probs"):
             object.__setattr__(self, name, check_simplex(getattr(self, name), name))
         alone = {name: getattr(self, name) for name in CHAIN}
         LinearGaussianChain(table.new_full((k, 1, f), torch.nan), **alone)  # checks the covariances
-
-    @classmethod
-    def side_by_side(
-        cls,
-        initial_probs: Tensor,
-        transition_probs: Tensor,
-        initial_mean: Tensor,
-        initial_covariance: Tensor,
-        transition: Tensor,
-        transition_offset: Tensor,
-        state_noise: Tensor,
-        emission: Tensor,
-        emission_offset: Tensor,
-        observation_noise: Tensor,
-    ) -> "Regimes":
-        """K chains of L latents each, from tables of a model of K regimes, as one chain of K L latents.
-
-        Latent l of chain k has the index k L + l.
-        """
-        k, f, n = check_table("emission", emission, None, None, None, alone=True).shape
-        blocks = {"initial_covariance": initial_covariance, "transition": transition, "state_noise": state_noise}
-        for name, table in blocks.items():
-            check_table(name, table, k, n, n, like=emission, alone=True)
-        for name, table in (("initial_mean", initial_mean), ("transition_offset", transition_offset)):
-            check_table(name, table, k, n, like=emission, alone=True)
-        seen = torch.eye(k, dtype=emission.dtype, device=emission.device)
-        return cls(
-            initial_probs=initial_probs,
-            transition_probs=transition_probs,
-            initial_mean=initial_mean.flatten().expand(k, -1),
-            transition_offset=transition_offset.flatten().expand(k, -1),
-            emission=torch.einsum("kfl,km->kfml", emission, seen).reshape(k, f, k * n),
-            emission_offset=emission_offset,
-            observation_noise=observation_noise,
-            **{name: torch.block_diag(*table).expand(k, -1, -1) for name, table in blocks.items()},
-        )
 
     @property
     def n_regimes(self) -> int:
@@ -182,8 +160,8 @@ class Regimes(Record):
         axes = len(common_batch(x=x.shape[:-2], path=path.shape[:-1]))
         x, path = x[(None,) * (axes - x.dim() + 2)], path[(None,) * (axes - path.dim() + 1)]
         first, later = path[..., 0], path[..., 1:]
-        places = {name: first if name.startswith("initial") else later if name in MOVES else path for name in CHAIN}
-        tables = {name: getattr(self, name)[place] for name, place in places.items()}
+        places = {"first": first, "moves": later, "sights": path}
+        tables = {name: getattr(self, name)[places[block]] for block, names in NAMES.items() for name in names}
         return LinearGaussianChain(x, **tables, lengths=lengths)
 
     def log_prob(
@@ -246,6 +224,19 @@ class Regimes(Record):
                 "their lengths."
             )
         return torch.where(within, path, 0), within
+
+
+def side_by_side(tables: Parameters) -> Parameters:
+    """The tables of K independent chains, each with the parameters of a regime, as those of one chain of K L latents.
+
+    Latent l of chain k has the index k L + l.
+    """
+    k, f, n = tables["emission"].shape
+    seen = torch.eye(k).to(tables["emission"])
+    joined = {name: tables[name].flatten().expand(k, -1) for name in ("initial_mean", "transition_offset")}
+    for name in ("initial_covariance", "transition", "state_noise"):
+        joined[name] = torch.block_diag(*tables[name]).expand(k, -1, -1)
+    return tables | joined | {"emission": torch.einsum("kfl,km->kfml", tables["emission"], seen).reshape(k, f, k * n)}
 
 
 def _times(matrix: Tensor, vector: Tensor) -> Tensor:

@@ -28,8 +28,15 @@ from ..linear.priors import NAMES, values_at
 from ..linear.priors import points as linear_points
 from ..parameters import SYMMETRIC, Named, Parameter, Parameters
 from ..user_priors import UserPrior, read
-from .joint import CHAIN, COVARIANCES, Regimes
+from .joint import CHAIN, COVARIANCES, PARAMETERS, Regimes, side_by_side, sizes_of
 
+ALONE = ("first", "moves", "sights")  # blocks that a single linear model also has
+BLOCKS = NAMES | {
+    "initial": ("initial_probs",),
+    "transition": ("transition_probs",),
+    "recurrence": ("recurrence", "recurrence_offset"),
+}
+"""The parameters of each block."""
 SAME = 1e-9  # relative difference of two log densities that counts as rounding
 
 
@@ -113,40 +120,23 @@ class LinearRegimes(Named):
     @property
     def sizes(self) -> dict[str, int]:
         """The lengths of the parameters' axes."""
-        return {
-            "state": self.n_regimes,
-            "state_new": self.n_regimes,
-            "stick": self.n_regimes - 1,
-            "latent": self.n_latent,
-            "latent_new": self.n_latent,
-            "chain_latent": self.n_chains * self.n_latent,
-            "feature": self.n_features,
-            "feature_new": self.n_features,
-        }
+        chains = {"chain_latent": self.n_chains * self.n_latent}
+        return sizes_of(self.n_regimes, self.n_latent, self.n_features) | chains
+
+    @property
+    def blocks(self) -> tuple[str, ...]:
+        """The names of the blocks of parameters; a single regime has no switch."""
+        switch = ("initial", "recurrence" if self.recurrent else "transition") if self.n_regimes > 1 else ()
+        return (*ALONE, *switch)
 
     @property
     def known(self) -> dict[str, Parameter]:
         """The axes and the support of each parameter."""
-        definite, positive = constraints.positive_semidefinite, constraints.nonnegative
-        chains = () if self.one_chain else ("state",)
-        seen = () if self.common_emission else ("state",)
-        noise = ("feature", "feature_new") if self.full_noise else ("feature",)
-        known = {"initial_probs": Parameter(("state",), constraints.simplex)}
-        if self.recurrent:
-            known["recurrence"] = Parameter(("stick", "latent"))
-            known["recurrence_offset"] = Parameter(("state", "stick"))
-        else:
-            known["transition_probs"] = Parameter(("state", "state_new"), constraints.simplex)
-        return known | {
-            "initial_mean": Parameter((*chains, "latent")),
-            "initial_covariance": Parameter((*chains, "latent", "latent_new"), definite),
-            "transition": Parameter(("state", "latent_new", "latent")),
-            "transition_offset": Parameter(("state", "latent")),
-            "state_noise": Parameter(("state", "latent", "latent_new"), definite),
-            "emission": Parameter((*seen, "feature", "latent")),
-            "emission_offset": Parameter((*seen, "feature")),
-            "observation_noise": Parameter((*seen, *noise), definite if self.full_noise else positive),
-        }
+        other = BLOCKS["transition" if self.recurrent else "recurrence"]
+        known = {name: parameter for name, parameter in PARAMETERS.items() if name not in other}
+        if not self.full_noise:
+            known["observation_noise"] = Parameter(("state", "feature"), constraints.nonnegative)
+        return known | {name: replace(known[name], dims=known[name].dims[1:]) for name in self._alone}
 
     def is_as_likely(self, values: Parameters, order: Tensor) -> bool:
         """Whether priors of the user have the same density where regime `order[k]` is regime k."""
@@ -165,6 +155,9 @@ class LinearRegimes(Named):
 
     def values(self, points: Points) -> Parameters:
         """Points of the blocks as parameters, the inverse of `points`."""
+        if self.n_regimes == 1:
+            one = points["moves"].loc.new_ones(*points["moves"].loc.shape[:-2])
+            points = points | {"initial": one, "transition": one.unsqueeze(-1)}
         values = values_at(points, self.full_noise) | {"initial_probs": points["initial"]}
         if self.recurrent:
             values["recurrence"], offset = points["recurrence"].split([self.n_latent, self.n_regimes], -1)
@@ -179,7 +172,7 @@ class LinearRegimes(Named):
         if not tables:
             return {}
         points = self.points(open_values(self.known, self.sizes, tables), inverse_in_groups)
-        return held(points if self.n_regimes > 1 else {name: points[name] for name in NAMES})
+        return held({name: points[name] for name in self.blocks})
 
     def together(self, tables: Parameters) -> tuple["LinearRegimes", Parameters]:
         """The layout of a single linear model, and what is known of it: means over regimes."""
@@ -234,7 +227,7 @@ class LinearRegimes(Named):
         k, table = self.n_regimes, values | self.separately(values)
         if self.recurrent:
             table["transition_probs"] = values["initial_probs"].new_full((k, k), 1 / k)  # not used
-        return Regimes(**table) if self.one_chain else Regimes.side_by_side(**table)
+        return Regimes(**(table if self.one_chain else side_by_side(table)))
 
     def reordered(self, values: Parameters, order: Tensor) -> Parameters:
         """Parameters `[*r, ...]` of the same model with regime `order[k]` as regime k; not for recurrent models, whose

@@ -17,6 +17,7 @@ $K^T$ parts. Methods:
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
@@ -62,6 +63,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
     from ..fit import Fit
+    from ..views.panels import Panels
 
 SHARED = ("chain per regime", "one chain")
 NOISES = ("diagonal", "full")
@@ -496,12 +498,15 @@ class SwitchingLinearSSM(Model):
         return torch.stack(seen, -2)
 
     def plot_flow(self, x: Any = None, *, sequence: int = 0, points: int = 20, **given: Unpack[Given]) -> "Figure":
-        """The flow of a state of two numbers in each regime: see `plot_flow` in `views.switching_linear_figures`.
+        """The flow of a state of two numbers in each regime: see `views.flow.plot_flow`.
 
         Arguments:
             points: the number of arrows along a side.
         """
-        return self._figures().plot_flow(self, x, sequence=sequence, points=points, **given)
+        with importing():
+            from ..views.flow import plot_flow
+
+        return plot_flow(self, x, sequence=sequence, points=points, **given)
 
     # ---- fits and figures ------------------------------------------------------------------------------------------
 
@@ -577,11 +582,35 @@ class SwitchingLinearSSM(Model):
         result = fit_switching_linear(self.problem(sample), options, whole)
         return Fit.of(result, self._copy(result.values))
 
-    def _figures(self) -> Any:
-        with importing():
-            from ..views import switching_linear_figures
+    def _panels(self, whole: Series, sequence: int, level: float) -> "Panels":
+        from ..views.panels import MOST_CURVES, curves_of, ends_of, given_all, strip
 
-        return switching_linear_figures
+        smoothed = self.smooth(whole.one(sequence).cpu())
+        mean, variance = self._expected(smoothed)
+        regimes, colors = strip(smoothed.state)
+        latents, one = {}, self.layout.one_chain
+        sd = smoothed.covariance.diagonal(dim1=-2, dim2=-1).clamp_min(0).sqrt()
+        for chain, ends in enumerate(zip(*ends_of(smoothed.mean, sd, level), strict=True)):
+            for latent, curve in enumerate(curves_of(ends, **({} if one else {"colors": [colors[chain]]}))):
+                latents[f"latent {latent}" if one else f"chain {chain}\nlatent {latent}"] = curve
+        shown = dict(islice(latents.items(), MOST_CURVES))
+        return given_all(mean, variance.sqrt(), level, states={"regime": (regimes, colors)}, curves=shown)
+
+    def _panels_ahead(self, forecast: SwitchingForecast, level: float) -> "Panels":
+        from ..views.panels import ahead, strip
+
+        return ahead(forecast, level, states={"regime": strip(self.smooth(forecast.series).state, forecast.state)})
+
+    def _expected(self, smoothed: SwitchingPaths) -> tuple[Tensor, Tensor]:
+        """Mean and variance [T, F] of new observations of one sequence under q."""
+        parts = self.layout.separately(self.values_like(smoothed.mean))
+        emission, offset = parts["emission"].unsqueeze(1), parts["emission_offset"].unsqueeze(1)
+        mean = (emission @ smoothed.mean.unsqueeze(-1)).squeeze(-1) + offset  # [K, T, F]
+        noise = parts["observation_noise"].unsqueeze(1)
+        variance = (emission @ smoothed.covariance @ emission.mT + noise).diagonal(dim1=-2, dim2=-1)
+        share = smoothed.state.mT.unsqueeze(-1)
+        whole = (share * mean).sum(0)
+        return whole, (share * (variance + (mean - whole).square())).sum(0)
 
 
 def _options(starts: str | Sequence[str], max_steps: int, tol: float, seed: Seed) -> dict[str, Any]:

@@ -38,16 +38,9 @@ from ..linear.priors import log_coefficients, log_default
 from ..parameters import Parameters, is_simplex
 from ..user_priors import NEAR_END, UserPrior, expanded, limit, natural
 from .graph import SEEN, SPARE, WEIGHT, WORTH
-from .layout import LinearRegimes
+from .layout import BLOCKS, LinearRegimes
 
-BLOCKS = {
-    "initial_probs": "initial",
-    "transition_probs": "transition",
-    "recurrence_offset": "recurrence",
-    "emission_offset": "sights",
-    "observation_noise": "sights",
-}
-"""The block of each parameter."""
+BLOCK_OF = {name: block for block, names in BLOCKS.items() for name in names}
 
 KINDS: dict[str, Any] = {
     "initial_probs": Dirichlet,
@@ -72,7 +65,7 @@ class InFit(NamedTuple):
     @property
     def shifts(self) -> bool:
         """Whether a shift of the states leaves the density of the others as it is."""
-        return not {BLOCKS[name] for name in self.other} & {"sights", "recurrence"}
+        return not {BLOCK_OF[name] for name in self.other} & {"sights", "recurrence"}
 
 
 # ---- what a fit takes ------------------------------------------------------------------------------------------------
@@ -124,7 +117,7 @@ def _noise(known: Known) -> Tensor | None:
 
 
 def _taken(layout: LinearRegimes, name: str) -> str:
-    if BLOCKS[name] == "sights" and layout.full_noise:
+    if BLOCK_OF[name] == "sights" and layout.full_noise:
         return "none"
     kind = KINDS[name].__name__
     beside = " if observation_noise is known" if name == "emission_offset" else ""
@@ -172,7 +165,7 @@ def under_conjugate(users: InFit, priors: Etas) -> Etas:
     """Natural parameters of the blocks, with conjugate priors of the user in place of default ones."""
     changed, layout, known = dict(priors), users.layout, users.known
     for name, one in users.conjugate.items():
-        block = BLOCKS[name]
+        block = BLOCK_OF[name]
         change = {"sights": _sights_under, "recurrence": _recurrence_under}.get(block)
         changed[block] = natural(one, priors[block]) if change is None else change(layout, one, changed[block], known)
     return changed
@@ -224,8 +217,8 @@ def families_under(
     """
     layout = users.layout
     under: dict[str, Any] = dict(families)
-    for block in {BLOCKS[name] for name in users.other}:
-        mine = {name: one for name, one in users.other.items() if BLOCKS[name] == block}
+    for block in {BLOCK_OF[name] for name in users.other}:
+        mine = {name: one for name, one in users.other.items() if BLOCK_OF[name] == block}
         inner, point = under[block].family, held.get(block)
         if block == "sights":
             of_known = inner.log_normalizer(priors[block]) - _regression(layout).log_normalizer(priors[block])

@@ -20,7 +20,7 @@ from ..data.timeline import calendar, label_text
 from .colors import from_dark_to_light
 
 INK, FAINT = "#262626", "#8c8c8c"
-WIDTH, PANEL, STRIP, GATE, MARGIN = 9.0, 2.6, 0.4, 0.85, 0.9  # inches
+WIDTH, PANEL, STRIP, CURVE, GATE, MARGIN = 9.0, 2.6, 0.4, 1.2, 0.85, 0.9  # inches
 MAX_NAMED_GATES = 6
 LETTER = 0.009  # width of a gate's letter, as a share of the panel
 LATE = 0.75  # the share of the panel from which on the name of a gate is on its left
@@ -227,17 +227,18 @@ def draw_states(panel: Axes, axis: TimeAxis, state: ndarray, colors: Sequence[st
     panel.set_ylabel(name, rotation=0, ha="right", va="center")
 
 
-def draw_gate(panel: Axes, axis: TimeAxis, gate: ndarray, name: str) -> None:
-    """The probability of a redraw (or change) at each step but the first; the likely ones are named if they are few.
+def draw_gate(panel: Axes, axis: TimeAxis, gate: ndarray, name: str, named: bool = True) -> None:
+    """The probability of a redraw (or change) at each step. If `named`, the first is left out, and the likely ones have
+    their names, if they are few.
 
     If two are so close that their names would overlap, only the more probable one is named.
     """
     later = gate.copy()
-    later[0] = np.nan
+    later[:named] = np.nan
     draw_steps(panel, axis, later, np.zeros_like(later), color=INK, linewidth=0.5)  # thin bars stay visible
     likely = np.flatnonzero(np.nan_to_num(later) >= 0.5)
-    if len(likely) <= MAX_NAMED_GATES:
-        named: list[tuple[float, float]] = []  # start and end of each name
+    if named and len(likely) <= MAX_NAMED_GATES:
+        spans: list[tuple[float, float]] = []  # start and end of each name
         whole = axis.edges[-1] - axis.edges[0]
         for step in likely[np.argsort(-gate[likely], kind="stable")]:
             text = f" {label_text(axis.labels[step])}: {gate[step]:.2f} "
@@ -245,9 +246,9 @@ def draw_gate(panel: Axes, axis: TimeAxis, gate: ndarray, name: str) -> None:
             side, at = "right" if late else "left", float(axis.edges[step if late else step + 1])
             width = LETTER * len(text) * float(whole)
             span = (at - width, at) if late else (at, at + width)
-            if any(span[0] < end and start < span[1] for start, end in named):
+            if any(span[0] < end and start < span[1] for start, end in spans):
                 continue
-            named.append(span)
+            spans.append(span)
             panel.text(at, float(gate[step]), text, ha=side, va="top", fontsize=8, color=INK, bbox=HALO)
     panel.set_ylim(0, 1)
     panel.set_yticks([0, 0.5, 1])

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from itertools import product
 
 import torch
-from samplehold.switching.slds.joint import Regimes
+from samplehold.switching.slds.joint import Regimes, side_by_side
 from torch import Tensor
 
 
@@ -196,4 +196,5 @@ def two_chains() -> Regimes:
     none, one = torch.zeros(2, 1, dtype=torch.float64), torch.ones(2, 1, 1, dtype=torch.float64)
     stay = torch.tensor([[0.95, 0.05], [0.05, 0.95]], dtype=torch.float64)
     half = torch.full((2,), 0.5, dtype=torch.float64)
-    return Regimes.side_by_side(half, stay, none, noises, moves, none, noises, one, none, 0.1 * one)
+    alone = Regimes(half, stay, none, noises, moves, none, noises, one, none, 0.1 * one)
+    return Regimes(**side_by_side(vars(alone)))

@@ -5,7 +5,7 @@ import samplehold as sh
 import torch
 from oracles.regime_paths import enumerate_paths, on_grid, random_regimes, tables
 from samplehold.inference.chains.switching_gaussian.tables import stick_breaking
-from samplehold.switching.slds.joint import Regimes
+from samplehold.switching.slds.joint import Regimes, side_by_side
 from torch import Tensor
 from torch.testing import assert_close
 
@@ -44,7 +44,7 @@ def test_paths_and_series_broadcast_and_end_where_lengths_say():
 def test_chains_side_by_side_are_independent_and_the_regime_shows_one():
     k, latent, features = 3, 2, 2
     one = tables(random_regimes(3, regimes=k, latent=latent, features=features))
-    joint = Regimes.side_by_side(**one)
+    joint = Regimes(**side_by_side(one))
     x = joint.simulate(6, seed=1).x
     path = torch.tensor([0, 0, 2, 1, 1, 2])
     evidence, smoothed = 0.0, joint.along(x, path).smooth()

@@ -20,27 +20,17 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn.functional import softplus
 
-from ...numerics.checks import (
-    check_lengths,
-    check_possible,
-    check_same_kind,
-    check_shape,
-    check_start,
-    check_steps,
-    common_batch,
-    read_lengths,
-)
+from ...numerics.checks import check_possible, check_same_kind, check_shape, check_start, check_steps
 from ...numerics.deferred import deferred
 from ...numerics.op import Op
-from ...numerics.randomness import Seed, generator_of
-from ...numerics.scalars import check_integer
 from ...numerics.threads import sum_of_steps
-from ..contract import Filtered, Marginals, Sampled, Smoothed, Viterbi, at_end, change_from_stay, inside
+from ..contract import Filtered, Marginals, Smoothed, Viterbi, at_end, change_from_stay, inside
+from ..discrete import DiscreteChain
 from ..mean_field import check_finite, earlier, independent_steps, later
 from . import op
 
 
-class CopyChain:
+class CopyChain(DiscreteChain):
     r"""The posterior over paths of a copy chain, from its tables of log-weights.
 
     Arguments:
@@ -76,8 +66,7 @@ class CopyChain:
     tensor([0.1474, 0.1653, 0.2769, 0.2852, 0.3892, 0.8251, 0.9329, 0.9570, 0.9520])
     """
 
-    n_steps: int
-    n_states: int
+    _operators = op
 
     def __init__(
         self,
@@ -87,31 +76,18 @@ class CopyChain:
         lengths: Any = None,
     ):
         check_same_kind("log_initial", log_fresh=log_fresh, log_held=log_held, log_initial=log_initial)
-        lengths = read_lengths(lengths)
         self.n_steps, self.n_states = check_steps("log_fresh", log_fresh)
         self.log_fresh = log_fresh
         self.log_held = log_held
         self.log_initial = log_initial
-        self.batch_shape: torch.Size = common_batch(
+        self._share(
+            lengths,
+            log_fresh.device,
             log_fresh=log_fresh.shape[:-2],
             log_held=check_shape("log_held", log_held, (self.n_steps, self.n_states), (self.n_steps, 1)),
             log_initial=check_shape("log_initial", log_initial, (self.n_states,)),
-            lengths=None if lengths is None else lengths.shape,
         )
-        self.lengths: Tensor = check_lengths(lengths, self.batch_shape, self.n_steps, log_fresh.device)
         check_start(log_initial)
-
-    def log_normalizer(self) -> Float[Tensor, "*b"]:
-        """log p(x), [*b]; its gradient with respect to each table is the table's field of `marginals`.
-
-        >>> import torch, samplehold as sh
-        >>> chain = sh.chains.CopyChain(None, torch.zeros(3, 2), torch.zeros(3, 1))  # all weights are 1
-        >>> chain.log_normalizer().exp()  # 2 beginnings; from each step to the next, one hold and two redraws
-        tensor(18.)
-        """
-        value, failed = op.log_normalizer(*self._tables())
-        self._check(failed, value)
-        return self._shaped(value)
 
     def filter(self) -> Filtered:
         """The belief after each observation, [*b, T, K], and the probability that the step redrew, [*b, T].
@@ -162,32 +138,6 @@ class CopyChain:
         self._check(failed, value)
         return Viterbi(*map(self._shaped, (path, value, redraw)))
 
-    def sample(self, n: int, seed: Seed = None) -> Sampled:
-        """n independent draws of the whole path given x, backward in time; O(K) per step and O(log K) for each draw.
-
-        The draws depend on the seed alone, not on the number of threads.
-
-        Arguments:
-            n: the number of draws.
-            seed: a number, a `torch.Generator`, or None, torch's global generator.
-
-        Raises:
-            ValueError: n is not a positive whole number.
-
-        >>> import torch, samplehold as sh
-        >>> drawn = sh.chains.CopyChain(None, torch.zeros(4, 2), torch.zeros(4, 1)).sample(1000, seed=0)
-        >>> drawn.path.shape, round(float(drawn.redraw[:, 1].double().mean()), 1)
-        (torch.Size([1000, 4]), 0.7)
-        """
-        n = check_integer("n", n)
-        tables, device = self._tables(), self.log_fresh.device
-        size = n, len(tables[3]), self.n_steps, 2
-        uniform = torch.rand(size, generator=generator_of(seed, device), dtype=torch.float64, device=device)
-        path, redraw, failed = op.sample(*tables, uniform)
-        self._check(failed)
-        shape = n, *self.batch_shape, self.n_steps
-        return Sampled(path.reshape(shape), redraw.reshape(shape))
-
     def entropy(self) -> Float[Tensor, "*b"]:
         r"""Entropy of the posterior over (s_1..T, z_1..T), in nats, [*b].
 
@@ -213,12 +163,7 @@ class CopyChain:
         return self._shaped(total.to(self.log_fresh))
 
     def between(self, before: Tensor | None, after: Tensor | None) -> "CopyChain":
-        """These steps as a stretch of a longer chain; see `Chain.between`. The first step counts as drawn.
-
-        Arguments:
-            before: `[*b, K]`, log P(s_1 | x_1 and all earlier observations); None: there are none.
-            after: `[*b, K]`, the log-weight of all later steps given the last state; None: there are none.
-        """
+        """These steps as a stretch of a longer chain; see `Chain.between`. The first step counts as drawn."""
         log_initial, fresh, held = self.log_initial, self.log_fresh, self.log_held
         if before is not None:
             log_initial, fresh = None, fresh.expand(*self.batch_shape, self.n_steps, self.n_states)
@@ -246,12 +191,6 @@ class CopyChain:
         return change_from_stay(stay, self)
 
     def predictive(self, belief: Tensor) -> Float[Tensor, "*b T"]:
-        """log p(x_t | Q_t-1), the evidence of each step given the belief about the previous one; the first step has
-        none.
-
-        Arguments:
-            belief: the belief about the previous state at each step.
-        """
         drawn, held, scale = self._first_step()
         first = torch.logaddexp(drawn, held).logsumexp(-1, keepdim=True) + scale
         kept = (self.log_held[..., 1:, :] + belief[..., :-1, :].log()).logsumexp(-1)
@@ -259,12 +198,7 @@ class CopyChain:
         return torch.cat([first.expand(*later_ones.shape[:-1], 1), later_ones], -1)
 
     def mean_field(self, state: Tensor | None = None, sweeps: int = 5) -> Marginals:
-        r"""Independent steps, see `Chain.mean_field`: the gate is summed out of moves, $\log(1 + held_t / fresh_t)$.
-
-        Arguments:
-            state: where q starts, `[*b, T, K]`; None: at the smoothed states.
-            sweeps: the number of updates.
-        """
+        r"""Independent steps, see `Chain.mean_field`: the gate is summed out of moves, $\log(1 + held_t / fresh_t)$."""
         shape = (*self.batch_shape, self.n_steps, self.n_states)
         within = inside(self).unsqueeze(-1).expand(shape)
         first = (torch.arange(self.n_steps, device=within.device) == 0).unsqueeze(-1)
@@ -311,10 +245,7 @@ class CopyChain:
         return initial, flat(self.log_fresh, 2), flat(self.log_held, 2), flat(self.lengths, 0)
 
     def _results(self, operator: Op) -> list[Tensor]:
-        """The results of an operator, log p(x) first, with the batch axes of the chain."""
-        *results, failed = operator(*self._tables())
-        self._check(failed, results[0])
-        return [self._shaped(table) for table in results]
+        return [self._shaped(table) for table in super()._results(operator)]
 
     def _check(self, failed: Tensor, total: Tensor | None = None) -> None:
         failed = failed.reshape(self.batch_shape)

@@ -15,26 +15,16 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from ...numerics.checks import (
-    check_lengths,
-    check_possible,
-    check_same_kind,
-    check_shape,
-    check_steps,
-    check_weights,
-    common_batch,
-    naming,
-    read_lengths,
-)
-from ...numerics.op import Op
+from ...numerics.checks import check_possible, check_same_kind, check_shape, check_steps, check_weights, naming
 from ...numerics.randomness import Seed
 from ..contract import Filtered, Marginals, Sampled, Smoothed, Viterbi
 from ..copy.chain import CopyChain
+from ..discrete import DiscreteChain
 from . import op
 from .plain import multiplied_out
 
 
-class FactoredCopyChain:
+class FactoredCopyChain(DiscreteChain):
     r"""The posterior over paths of a copy chain whose tables are products, so that one table is read instead of two.
 
     Arguments:
@@ -69,8 +59,8 @@ class FactoredCopyChain:
     tensor([0.1474, 0.1653, 0.2769, 0.2852, 0.3892, 0.8251, 0.9329, 0.9570, 0.9520])
     """
 
-    n_steps: int
-    n_states: int
+    _operators = op
+
     log_redraw: Tensor
     log_hold: Tensor
     log_state: Tensor
@@ -81,18 +71,17 @@ class FactoredCopyChain:
     ):
         tables = {"log_redraw": log_redraw, "log_hold": log_hold, "log_state": log_state}
         check_same_kind(**tables, log_likelihood=log_likelihood)
-        lengths = read_lengths(lengths)
         self.n_steps, self.n_states = check_steps("log_likelihood", log_likelihood)
         self.log_redraw, self.log_hold = log_redraw, log_hold
         self.log_state, self.log_likelihood = log_state, log_likelihood
-        self.batch_shape: torch.Size = common_batch(
+        self._share(
+            lengths,
+            log_likelihood.device,
             log_redraw=check_shape("log_redraw", log_redraw, (self.n_steps,), (1,)),
             log_hold=check_shape("log_hold", log_hold, (self.n_steps,), (1,)),
             log_state=check_shape("log_state", log_state, (self.n_states,)),
             log_likelihood=log_likelihood.shape[:-2],
-            lengths=None if lengths is None else lengths.shape,
         )
-        self.lengths: Tensor = check_lengths(lengths, self.batch_shape, self.n_steps, log_likelihood.device)
 
     @cached_property
     def multiplied_out(self) -> CopyChain:
@@ -112,19 +101,6 @@ class FactoredCopyChain:
     def log_held(self) -> Float[Tensor, "*b T K"]:
         """The table of `CopyChain` of that name."""
         return self.multiplied_out.log_held
-
-    def log_normalizer(self) -> Float[Tensor, "*b"]:
-        """log p(x), [*b]; its gradient with respect to each table is the table's field of `marginals`.
-
-        >>> import torch, samplehold as sh
-        >>> one = torch.zeros(1)
-        >>> chain = sh.chains.FactoredCopyChain(one, one, torch.zeros(2), torch.zeros(3, 2))  # all weights are 1
-        >>> chain.log_normalizer().exp()  # 2 beginnings; from each step to the next, one hold and two redraws
-        tensor(18.)
-        """
-        value, failed = op.log_normalizer(*self._tables())
-        self._check(failed, value)
-        return value
 
     def filter(self) -> Filtered:
         """The belief after each observation, [*b, T, K], and the probability that the step redrew, [*b, T]."""
@@ -151,51 +127,25 @@ class FactoredCopyChain:
         return Marginals(value, state, gates=gates, drawn=drawn)
 
     def viterbi(self) -> Viterbi:
-        """The best path and gates; see `CopyChain.viterbi`."""
         return self._multiplied_out("viterbi")
 
     def sample(self, n: int, seed: Seed = None) -> Sampled:
-        """n independent draws of the whole path given x; see `CopyChain.sample`.
-
-        Arguments:
-            n: the number of draws.
-            seed: a number, a `torch.Generator`, or None, torch's global generator.
-        """
         return self._multiplied_out("sample", n, seed)
 
     def entropy(self) -> Float[Tensor, "*b"]:
-        """Entropy of the posterior over (s_1..T, z_1..T), in nats, [*b]; see `CopyChain.entropy`."""
         return self._multiplied_out("entropy")
 
     def between(self, before: Tensor | None, after: Tensor | None) -> CopyChain:
-        """These steps as a part of a longer chain; see `Chain.between`. The first step counts as redrawn.
-
-        Arguments:
-            before: `[*b, K]`, log P(s_1 | x_1 and all earlier observations); None: there are none.
-            after: `[*b, K]`, the log-weight of all later steps given the last state; None: there are none.
-        """
+        """These steps as a part of a longer chain; see `Chain.between`. The first step counts as redrawn."""
         return self._multiplied_out("between", before, after)
 
     def change_probability(self) -> Float[Tensor, "*b T"]:
-        """P(s_t != s_{t-1} | x); see `CopyChain.change_probability`."""
         return self._multiplied_out("change_probability")
 
     def predictive(self, belief: Tensor) -> Float[Tensor, "*b T"]:
-        """log p(x_t | Q_t-1), the evidence of each step given the belief about the previous one; the first step has
-        none.
-
-        Arguments:
-            belief: the belief about the previous state at each step.
-        """
         return self._multiplied_out("predictive", belief)
 
     def mean_field(self, state: Tensor | None = None, sweeps: int = 5) -> Marginals:
-        """Independent steps, see `Chain.mean_field`.
-
-        Arguments:
-            state: where q starts, `[*b, T, K]`; None: at the smoothed states.
-            sweeps: the number of updates.
-        """
         return self._multiplied_out("mean_field", state, sweeps)
 
     def _multiplied_out(self, verb: str, *arguments: Any) -> Any:
@@ -206,13 +156,7 @@ class FactoredCopyChain:
     def _tables(self) -> tuple[Tensor, ...]:
         return self.log_redraw, self.log_hold, self.log_state, self.log_likelihood, self.lengths
 
-    def _results(self, operator: Op) -> list[Tensor]:
-        """The results of an operator, log p(x) first."""
-        *results, failed = operator(*self._tables())
-        self._check(failed, results[0])
-        return results
-
-    def _check(self, failed: Tensor, total: Tensor) -> None:
+    def _check(self, failed: Tensor, total: Tensor | None = None) -> None:
         steps = self.n_steps
         gates = {"log_redraw": self.log_redraw, "log_hold": self.log_hold}
         by_step = {name: table.expand(*table.shape[:-1], steps).unsqueeze(-1) for name, table in gates.items()}

@@ -19,23 +19,11 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from ...numerics.checks import (
-    check_lengths,
-    check_possible,
-    check_same_kind,
-    check_shape,
-    check_start,
-    check_steps,
-    check_weights,
-    common_batch,
-    read_lengths,
-)
+from ...numerics.checks import check_possible, check_same_kind, check_shape, check_start, check_steps, check_weights
 from ...numerics.deferred import deferred
-from ...numerics.op import Op
-from ...numerics.randomness import Seed, generator_of
-from ...numerics.scalars import check_integer
 from ...numerics.threads import sum_of_steps
-from ..contract import Filtered, Marginals, Sampled, Smoothed, Viterbi, at_end, change_from_stay, inside
+from ..contract import Filtered, Marginals, Smoothed, Viterbi, at_end, change_from_stay, inside
+from ..discrete import DiscreteChain
 from ..mean_field import check_finite, independent_steps
 from . import op
 
@@ -43,7 +31,7 @@ LOST = 1e-290  # below it, a predicted probability may miss parts that underflow
 LARGE = 100  # nats per step that may cancel in an entropy; this costs the rounding of their square
 
 
-class MarkovChain:
+class MarkovChain(DiscreteChain):
     r"""The posterior over paths of a Markov chain, from its tables of log-weights.
 
     Arguments:
@@ -80,8 +68,7 @@ class MarkovChain:
     tensor(-6.5439)
     """
 
-    n_steps: int
-    n_states: int
+    _operators, _choices = op, ()
 
     def __init__(
         self,
@@ -91,33 +78,20 @@ class MarkovChain:
         lengths: Any = None,
     ):
         check_same_kind(log_initial=log_initial, log_transition=log_transition, log_likelihood=log_likelihood)
-        lengths = read_lengths(lengths)
         self.n_steps, self.n_states = check_steps("log_likelihood", log_likelihood)
         self.varies: bool = check_moves(log_transition, log_likelihood)
         self.log_initial = log_initial
         self.log_transition = log_transition
         self.log_likelihood = log_likelihood
-        self.batch_shape: torch.Size = common_batch(
+        self._share(
+            lengths,
+            log_likelihood.device,
             log_initial=check_shape("log_initial", log_initial, (self.n_states,)),
             log_transition=log_transition.shape[: -3 if self.varies else -2],
             log_likelihood=log_likelihood.shape[:-2],
-            lengths=None if lengths is None else lengths.shape,
         )
-        self.lengths: Tensor = check_lengths(lengths, self.batch_shape, self.n_steps, log_likelihood.device)
         check_start(log_initial)
         check_weights("log_transition", log_transition)
-
-    def log_normalizer(self) -> Float[Tensor, "*b"]:
-        """log p(x), [*b]; its gradient with respect to each table is the table's field of `marginals`.
-
-        >>> import torch, samplehold as sh
-        >>> chain = sh.chains.MarkovChain(torch.zeros(2), torch.zeros(2, 2), torch.zeros(5, 2))
-        >>> chain.log_normalizer().exp()  # 2^5 paths
-        tensor(32.)
-        """
-        total, failed = op.log_normalizer(*self._tables())
-        self._check(failed, total)
-        return total
 
     def filter(self) -> Filtered:
         """The belief after each observation, [*b, T, K].
@@ -171,30 +145,6 @@ class MarkovChain:
         self._check(failed, value)
         return Viterbi(path, value)
 
-    def sample(self, n: int, seed: Seed = None) -> Sampled:
-        """n independent draws of the whole path given x, backward in time.
-
-        The draws depend on the seed alone, not on the number of threads.
-
-        Arguments:
-            n: the number of draws.
-            seed: a number, a `torch.Generator`, or None, torch's global generator.
-
-        Raises:
-            ValueError: n is not a positive whole number.
-
-        >>> import torch, samplehold as sh
-        >>> path = sh.chains.MarkovChain(torch.zeros(2), torch.zeros(2, 2), torch.zeros(5, 2)).sample(1000, seed=0).path
-        >>> path.shape, round(float(path.double().mean()), 1)
-        (torch.Size([1000, 5]), 0.5)
-        """
-        n = check_integer("n", n)
-        size, device = (n, *self.batch_shape, self.n_steps), self.log_likelihood.device
-        uniform = torch.rand(size, generator=generator_of(seed, device), dtype=torch.float64, device=device)
-        path, failed = op.sample(*self._tables(), uniform)
-        self._check(failed)
-        return Sampled(path)
-
     def entropy(self) -> Float[Tensor, "*b"]:
         r"""Entropy of the posterior over paths, in nats, [*b].
 
@@ -223,12 +173,6 @@ class MarkovChain:
         return (total - initial - moves - steps).to(self.log_likelihood.dtype)
 
     def between(self, before: Tensor | None, after: Tensor | None) -> "MarkovChain":
-        """These steps as a part of a longer chain; see `Chain.between`.
-
-        Arguments:
-            before: `[*b, K]`, log P(s_1 | x_1 and all earlier observations); None: there are none.
-            after: `[*b, K]`, the log-weight of all later steps given the last state; None: there are none.
-        """
         initial, table = self._ends(before, after)
         return MarkovChain(initial, self.log_transition, table, self.lengths)
 
@@ -287,24 +231,12 @@ class MarkovChain:
         return (ends - sum_of_steps((pairs * shares).sum((-2, -1)))).to(self.log_likelihood)
 
     def predictive(self, belief: Tensor) -> Float[Tensor, "*b T"]:
-        """log p(x_t | Q_t-1), the evidence of each step given the belief about the previous one; the first step has
-        none.
-
-        Arguments:
-            belief: the belief about the previous state at each step.
-        """
         moved = (belief[..., :-1, :].log().unsqueeze(-1) + self._moves()).logsumexp(-2)
         first = (self.log_initial.unsqueeze(-2) + self.log_likelihood[..., :1, :]).logsumexp(-1)
         later_ones = (moved + self.log_likelihood[..., 1:, :]).logsumexp(-1)
         return torch.cat([first.expand(*later_ones.shape[:-1], 1), later_ones], -1)
 
     def mean_field(self, state: Tensor | None = None, sweeps: int = 5) -> Marginals:
-        """Independent steps, see `Chain.mean_field`.
-
-        Arguments:
-            state: where q starts, `[*b, T, K]`; None: at the smoothed states.
-            sweeps: the number of updates.
-        """
         shape = (*self.batch_shape, self.n_steps, self.n_states)
         within, moves = inside(self).unsqueeze(-1).expand(shape), self._moves()
         first = (torch.arange(self.n_steps, device=within.device) == 0).unsqueeze(-1)
@@ -334,12 +266,6 @@ class MarkovChain:
     def _tables(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """The tables and the lengths; transitions have an axis for steps, of length 1 if all steps share one table."""
         return self.log_initial, self._moves(), self.log_likelihood, self.lengths
-
-    def _results(self, operator: Op) -> list[Tensor]:
-        """What an operator finds, log p(x) first."""
-        *results, failed = operator(*self._tables())
-        self._check(failed, results[0])
-        return results
 
     def _check(self, failed: Tensor, total: Tensor | None = None) -> None:
         check_possible(failed, total, log_likelihood=self.log_likelihood)

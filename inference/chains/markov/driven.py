@@ -13,7 +13,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from ...numerics.checks import check_lengths, check_same_kind, check_start, check_steps, check_weights, common_batch
+from ...numerics.checks import check_same_kind, check_start, check_steps, check_weights
 from ..contract import Filtered, Marginals, Smoothed, inside
 from . import op
 from .chain import MarkovChain
@@ -37,8 +37,6 @@ class DrivenMarkovChain(MarkovChain):
         As `MarkovChain`.
     """
 
-    n_steps: int
-    n_states: int
     log_initial: Tensor
     log_base: Tensor
     weights: Tensor
@@ -60,14 +58,14 @@ class DrivenMarkovChain(MarkovChain):
         self.varies = True
         self.log_initial, self.log_base, self.weights, self.inputs = log_initial, log_base, weights, inputs
         self.log_likelihood = log_likelihood
-        self.batch_shape: torch.Size = common_batch(
+        self._share(
+            lengths,
+            log_likelihood.device,
             log_initial=log_initial.shape[:-1],
             log_base=log_base.shape[:-2],
             inputs=inputs.shape[:-2],
             log_likelihood=log_likelihood.shape[:-2],
-            lengths=None if lengths is None else lengths.shape,
         )
-        self.lengths: Tensor = check_lengths(lengths, self.batch_shape, self.n_steps, log_likelihood.device)
         check_start(log_initial)
         check_weights("log_base", log_base)
 

@@ -18,21 +18,10 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from ...numerics.checks import (
-    check_lengths,
-    check_possible,
-    check_same_kind,
-    check_shape,
-    check_start,
-    check_steps,
-    check_weights,
-    common_batch,
-    read_lengths,
-)
-from ...numerics.randomness import Seed, generator_of
-from ...numerics.scalars import check_integer
+from ...numerics.checks import check_possible, check_same_kind, check_shape, check_start, check_steps, check_weights
 from ...numerics.threads import sum_of_steps
-from ..contract import Filtered, Marginals, Sampled, Smoothed, Viterbi
+from ..contract import Filtered, Marginals, Smoothed, Viterbi
+from ..discrete import DiscreteChain
 from ..markov.chain import check_moves
 from . import op
 from .plain import survivors
@@ -40,7 +29,7 @@ from .plain import survivors
 PARTS = "depends on the steps left of a segment, not on the state alone"
 
 
-class SemiMarkovChain:
+class SemiMarkovChain(DiscreteChain):
     r"""The posterior over paths of a semi-Markov chain, from its tables of log-weights.
 
     Arguments:
@@ -79,8 +68,7 @@ class SemiMarkovChain:
     tensor([0, 0, 0, 0, 0, 1, 1, 1, 1])
     """
 
-    n_steps: int
-    n_states: int
+    _operators = op
 
     def __init__(
         self,
@@ -96,7 +84,6 @@ class SemiMarkovChain:
         tables = {"log_initial": log_initial, "log_transition": log_transition, "log_duration": log_duration}
         first = {} if log_first_duration is None else {"log_first_duration": log_first_duration}
         check_same_kind(**tables, log_likelihood=log_likelihood, **first)
-        lengths = read_lengths(lengths)
         self.n_steps, self.n_states = check_steps("log_likelihood", log_likelihood)
         k, longest = self.n_states, log_duration.shape[-1] if log_duration.dim() else 0
         self.varies: bool = check_moves(log_transition, log_likelihood)
@@ -105,12 +92,12 @@ class SemiMarkovChain:
         batches = {name: check_shape(name, table, sizes[name]) for name, table in tables.items()}
         if log_first_duration is not None:
             batches["log_first_duration"] = check_shape("log_first_duration", log_first_duration, (k, longest))
-        self.batch_shape: torch.Size = common_batch(
+        self._share(
+            lengths,
+            log_likelihood.device,
             **batches,
             log_likelihood=log_likelihood.shape[:-2],
-            lengths=None if lengths is None else lengths.shape,
         )
-        self.lengths: Tensor = check_lengths(lengths, self.batch_shape, self.n_steps, log_likelihood.device)
         check_start(log_initial)
         for name, table in {**tables, **first}.items():
             check_weights(name, table)
@@ -122,20 +109,6 @@ class SemiMarkovChain:
         self.log_first_duration = log_first_duration
         self.censored = censored
 
-    def log_normalizer(self) -> Float[Tensor, "*b"]:
-        """log p(x), [*b]; its gradient with respect to each table is the table's field of `marginals`.
-
-        >>> import torch, samplehold as sh
-        >>> one_step = torch.zeros(2, 1)  # durations of 1: the states take turns
-        >>> other = torch.tensor([[-torch.inf, 0.0], [0.0, -torch.inf]])
-        >>> chain = sh.chains.SemiMarkovChain(torch.zeros(2), other, one_step, torch.zeros(5, 2))
-        >>> chain.log_normalizer().exp()  # two paths
-        tensor(2.)
-        """
-        total, failed = op.log_normalizer(*self._tables())
-        self._check(failed, total)
-        return total
-
     def filter(self) -> Filtered:
         """The belief after each observation, [*b, T, K]; at the last one it includes that the sequence ends there.
 
@@ -146,8 +119,7 @@ class SemiMarkovChain:
         >>> sh.chains.SemiMarkovChain(start, other, two_or_three, torch.zeros(5, 2)).filter().state[:, 0]
         tensor([1.0000, 1.0000, 0.5000, 0.0000, 0.2500])
         """
-        total, state, predicted, increment, failed = op.filter(*self._tables())
-        self._check(failed, total)
+        total, state, predicted, increment = self._results(op.filter)
         return Filtered(total, increment, state, predicted=predicted)
 
     def smooth(self) -> Smoothed:
@@ -193,23 +165,6 @@ class SemiMarkovChain:
         self._check(failed, value)
         return Viterbi(path, value)
 
-    def sample(self, n: int, seed: Seed = None) -> Sampled:
-        """n independent draws of the whole path given x; they depend on the seed alone, not on the number of threads.
-
-        Arguments:
-            n: the number of draws.
-            seed: a number, a `torch.Generator`, or None, torch's global generator.
-
-        Raises:
-            ValueError: n is not a positive whole number.
-        """
-        n = check_integer("n", n)
-        size, device = (n, *self.batch_shape, self.n_steps, 2), self.log_likelihood.device
-        uniform = torch.rand(size, generator=generator_of(seed, device), dtype=torch.float64, device=device)
-        path, failed = op.sample(*self._tables(), uniform)
-        self._check(failed)
-        return Sampled(path)
-
     def entropy(self) -> Float[Tensor, "*b"]:
         """Entropy of the posterior over paths, in nats, [*b]: the sum of the entropies of each choice of a state and a
         duration, so large numbers do not cancel.
@@ -228,29 +183,15 @@ class SemiMarkovChain:
         return change.index_fill(-1, torch.zeros(1, dtype=torch.int64, device=change.device), 0.0)
 
     def between(self, before: Tensor | None, after: Tensor | None) -> "SemiMarkovChain":
-        """Not possible: the past of a part is summarised by a state and the steps left of its segment.
-
-        Arguments:
-            before: `[*b, K]`, log P(s_1 | x_1 and all earlier observations); None: there are none.
-            after: `[*b, K]`, the log-weight of all later steps given the last state; None: there are none.
-        """
+        """Not possible: the past of a part is summarised by a state and the steps left of its segment."""
         raise TypeError(f"chain: a part of a semi-Markov chain {PARTS}; give whole sequences.")
 
     def predictive(self, belief: Tensor) -> Float[Tensor, "*b T"]:
-        """Not possible: the next state does not follow from a belief about the state.
-
-        Arguments:
-            belief: the belief about the previous state at each step.
-        """
+        """Not possible: the next state does not follow from a belief about the state."""
         raise TypeError(f"chain: the next state of a semi-Markov chain {PARTS}; see `filter().log_increment`.")
 
     def mean_field(self, state: Tensor | None = None, sweeps: int = 5) -> Marginals:
-        """Not possible: most sequences of independent steps are no paths.
-
-        Arguments:
-            state: where q starts, `[*b, T, K]`; None: at the smoothed states.
-            sweeps: the number of updates.
-        """
+        """Not possible: most sequences of independent steps are no paths."""
         raise TypeError("chain: the steps of a semi-Markov chain are not independent; use the chain's own marginals.")
 
     def _tables(self) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
@@ -259,8 +200,7 @@ class SemiMarkovChain:
         return self.log_initial, moves, rows, self.log_likelihood, self.lengths
 
     def _posterior(self) -> list[Tensor]:
-        total, state, begins, moves, *others, failed = op.posterior(*self._tables())
-        self._check(failed, total)
+        total, state, begins, moves, *others = self._results(op.posterior)
         return [total, state, begins, moves if self.varies else moves.squeeze(-3), *others]
 
     def _check(self, failed: Tensor, total: Tensor | None = None) -> None:
