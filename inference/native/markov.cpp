@@ -42,7 +42,8 @@ void sweep(const int64_t* task, Chains<T>& x, const Results<T>& to, Work work, c
 template <class T>
 void sweep(const int64_t* task, Chains<T>& x, const Results<T>& to, Work work, const Parts<T>& parts = {}) {
     int64_t steps = parts.of ? 0 : x.n_steps;
-    for (int64_t at = task[0]; parts.of && at < task[1]; at++) steps = std::max(steps, parts.of[5 * at + 2] - parts.of[5 * at + 1]);
+    for (int64_t at = task[0]; parts.of && at < task[1]; at++)
+        steps = std::max(steps, parts.of[5 * at + 2] - parts.of[5 * at + 1]);
     if (x.by_step && work == SMOOTH) {
         Team<T, 0, 1, TableByStep<T>> team(x, to, Sizes<T>(x.n_states), ByStepSize<T>{x.n_steps, to.further}, steps);
         team.run(task[0], task[1], work, parts, [&](int64_t b) {

@@ -1,7 +1,7 @@
 // Tables of Markov chains for sweeps: one for all steps, or one for each step. The plain form is `chains/markov/plain.py`.
 //
-// Tables are divided by their largest entry. One for all steps is laid out by panels of one or two vectors, and its
-// transpose too. The expected moves of a block of steps are a matrix product, of the weights before the moves and of the
+// Tables are divided by their largest entry. One for all steps is laid out by panels of a few vectors, and its transpose too;
+// members that lie beside each other have a vector for each entry. The expected moves of a block of steps are a matrix product, of the weights before the moves and of the
 // records met, both over n_t; the table's entries are multiplied with the sums of all blocks at the end:
 //
 //   sum_t P(s_t = i, s_t+1 = j | x) = A(i, j) G(i, j),   G = sum_t a_t b_{t+1}' / n_{t+1}
@@ -75,21 +75,10 @@ constexpr int64_t RENEW = 1024;  // steps after which counts are added to sums i
 constexpr int MOST = 4;          // lanes of a group
 template <int M> constexpr int64_t PANEL = M == 1 ? 3 : 8;  // vectors of the columns of a table that are read at once
 
-// Calls use(N, j) for panels of N vectors from the j-th number of a row on
-template <class T, int M, class Use> INLINE void by_panels(int64_t wide, Use use) {
-    int64_t j = 0;
-    for (; j + PANEL<M> * W<T> <= wide; j += PANEL<M> * W<T>) use(std::integral_constant<int, PANEL<M>>(), j);
-    switch ((wide - j) / W<T>) {
-    case 1: return use(std::integral_constant<int, 1>(), j);
-    case 2: return use(std::integral_constant<int, 2>(), j);
-    }
-    if constexpr (M > 1) switch ((wide - j) / W<T>) {
-        case 3: return use(std::integral_constant<int, 3>(), j);
-        case 4: return use(std::integral_constant<int, 4>(), j);
-        case 5: return use(std::integral_constant<int, 5>(), j);
-        case 6: return use(std::integral_constant<int, 6>(), j);
-        case 7: return use(std::integral_constant<int, 7>(), j);
-        }
+// Calls use(N, j) for panels of N vectors from the j-th number of a row on: whole ones, and the rest
+template <int N, class T, class Use> INLINE void by_panels(int64_t wide, int64_t j, bool rest, Use use) {
+    for (; rest ? j + N * W<T> == wide : j + N * W<T> <= wide; j += N * W<T>) use(std::integral_constant<int, N>(), j);
+    if constexpr (N > 1) by_panels<N - 1, T>(wide, j, true, use);
 }
 
 // The tables of a lane's members, divided by their largest entries, and their transposes
@@ -142,7 +131,9 @@ template <class T, int M> struct OneTable {
         }
     }
 
-    double scale(const Lane<T, M>& a, int m, int64_t t, int64_t n) const { return (n - (t == 0)) * double(tables[used[a.place]].top[m]); }
+    double scale(const Lane<T, M>& a, int m, int64_t t, int64_t n) const {
+        return (n - (t == 0)) * double(tables[used[a.place]].top[m]);
+    }
     T least(int64_t g, int m) const { return tables[used[g]].least[m]; }
 
     // The table of the m-th member of lane g; neighbours share one
@@ -168,7 +159,7 @@ template <class T, int M> struct OneTable {
         const T *p = lanes[0].way > 0 ? table.forward : table.backward, *x = lanes[0].weights;
         T* to = lanes[0].message;
         const int64_t apart = G > 1 ? lanes[1].weights - x : 0, to_apart = G > 1 ? lanes[1].message - to : 0;
-        by_panels<T, M>(of.wide, [&](auto n, int64_t j) {
+        by_panels<PANEL<M>, T>(of.wide, 0, false, [&](auto n, int64_t j) {
             constexpr int N = decltype(n)::value, P = G == 1 && M == 1 ? 4 : 1;
             sum_products<T, G, N, P, (M > 1), false>(of.rows, x, apart, M, p + j * of.rows, N * W<T>, to + j, to_apart);
         });
@@ -178,7 +169,7 @@ template <class T, int M> struct OneTable {
     void count(const Lane<T, M>& a, int64_t steps) {
         constexpr int R = M == 1 ? 4 : 1;
         const T *left = a.way > 0 ? a.own : a.met, *right = a.way > 0 ? a.met : a.own;
-        by_panels<T, M>(of.wide, [&](auto n, int64_t j) {
+        by_panels<PANEL<M>, T>(of.wide, 0, false, [&](auto n, int64_t j) {
             for (int64_t i = 0; i < of.rows; i += R)
                 sum_products<T, R, decltype(n)::value, 1, (M > 1), true>(steps, left + i * M, 1, of.pitch, right + j, of.pitch,
                                                                         counted[a.place] + i * of.wide + j, of.wide);
@@ -199,7 +190,7 @@ template <class T, int M> struct OneTable {
         if (uncounted[g]) renew(g);
         for (int64_t i = 0; i < of.k; i++)
             for (int64_t j = 0; j < of.k; j++)
-                moves[i * of.k + j] = T(tables[used[g]].forward[Panels<T, M>::at(of, i, j, m)] * sums[g][i * of.wide + j * M + m]);
+                moves[i * of.k + j] = T(tables[used[g]].forward[tables[0].at(of, i, j, m)] * sums[g][i * of.wide + j * M + m]);
     }
 };
 
@@ -234,7 +225,9 @@ template <class T> struct TableByStep {
         length = x.length(b);
     }
 
-    double scale(const Lane<T, 1>&, int, int64_t t, int64_t n) const { return std::accumulate(tops + std::max<int64_t>(t - 1, 0), tops + t + n - 1, 0.0); }
+    double scale(const Lane<T, 1>&, int, int64_t t, int64_t n) const {
+        return std::accumulate(tops + std::max<int64_t>(t - 1, 0), tops + t + n - 1, 0.0);
+    }
 
     // Makes the table of the move from step t, or reads it again
     void read(int64_t t, bool again) {

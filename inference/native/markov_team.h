@@ -57,7 +57,8 @@ template <class T, int NV, int G, class Tables, int M = 1> struct Team {
     Team(Chains<T>& x, const Results<T>& to, const Sizes<T>& of, const Size& size, int64_t steps)
         : x(x), to(to), of(of), k(of.k), rows((steps + 1) / 2),
           keeps(steps > 0 && 4 * G * rows * of.pitch * int64_t(sizeof(T)) <= KEPT),
-          room(2 * G * sweep.numbers(of, keeps ? rows : of.block) + Tables::numbers(of, size) + of.pitch, 2 * G * sweep.TABLES + 3 * G + 4),
+          room(2 * G * sweep.numbers(of, keeps ? rows : of.block) + Tables::numbers(of, size) + of.pitch,
+               2 * G * sweep.TABLES + 3 * G + 4),
           sums(Tables::doubles(of, size), G + 1), tables(of, room, sums, size), sweep{of, tables, keeps} {
         for (int g = 0; g < G; g++) {
             sweep.place(up[g], room, g, 1, keeps ? rows : of.block);

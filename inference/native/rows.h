@@ -62,7 +62,8 @@ template <int NV, class T> INLINE int64_t wide_of(const Sizes<T>& of) { return N
 
 // Calls use(j, vector) for the vectors of the n-th of some rows
 template <int NV, class T, int M, class Use>
-INLINE void read_row(const Rows<T>& rows, const Places<const T, M>& x, int64_t n, const T* end, const Sizes<T>& of, T filler, Use use) {
+INLINE void read_row(const Rows<T>& rows, const Places<const T, M>& x, int64_t n, const T* end, const Sizes<T>& of, T filler,
+                     Use use) {
     if constexpr (M == 1) {
         const T* row = x.at[0] + n * x.apart[0];
         int64_t j = 0;

@@ -84,7 +84,9 @@ template <class T, int NV, class Push, int M = 1> struct Sweep {
     INLINE int64_t wide() const { return wide_of<NV>(of); }
 
     static constexpr int64_t TABLES = 11;  // of a lane
-    static int64_t numbers(const Sizes<T>& of, int64_t rows) { return (of.pitch * 2 + M) * rows + (of.pitch * 2 + 3 * M) * of.block + 5 * of.pitch; }
+    static int64_t numbers(const Sizes<T>& of, int64_t rows) {
+        return (of.pitch * 2 + M) * rows + (of.pitch * 2 + 3 * M) * of.block + 5 * of.pitch;
+    }
 
     // A lane's memory, for so many rows
     void place(L& a, Room<T>& room, int64_t g, int64_t way, int64_t rows) const {
@@ -162,26 +164,14 @@ template <class T, int NV, class Push, int M = 1> struct Sweep {
         a.idles = false;
         for (int m = 0; m < M; m++) (records.has(m, a.row) ? a.active : a.idles) = true;
         if (a.active && !(meets && keeps))
-            exponentials<NV, T, M>(places<const T>(a, records, &Member<T>::log_likelihood), steps, of, a.block.like, a.block.top);
+            exponentials<NV, T, M>(places<const T>(a, records, &Member<T>::log_likelihood), steps, of, a.block.like,
+                                   a.block.top);
         if (a.active && meets && !keeps)
             unpack<NV, T, M>(places<const T>(a, records, &Member<T>::state), steps, of, T(0), a.block.record);
-        ask<meets>(a, records, steps);
         if (!a.idles) return;
         std::copy(a.message, a.message + of.pitch, a.held);
         std::copy(a.own, a.own + of.pitch, a.held + of.pitch);
         a.held_before = a.before;
-    }
-
-    // Asks for the next block: processors follow few tables at once, and none backward in time
-    template <bool meets> INLINE void ask(const L& a, const L& records, int64_t steps) const {
-        for (int m = 0; m < M; m++) {
-            const int64_t next = records.time(m, a.row) * of.k + (meets ? -1 : 1) * records.way * steps * of.k;
-            const int64_t low = records.way > 0 ? next : next - (steps - 1) * of.k;
-            for (int64_t e = 0; e < steps * of.k; e += 64 / int64_t(sizeof(T))) {
-                if (!meets || !keeps) prefetch(a.of[m].log_likelihood + low + e);
-                prefetch(a.of[m].state + low + e);
-            }
-        }
     }
 
     template <bool meets> void end(L& a, const L& records, int64_t steps) {
