@@ -20,8 +20,10 @@ from typing import NamedTuple
 import numpy as np
 
 PARTS = 1 << 6  # of a sequence, at most
-STEPS = 1 << 13  # of a part, at least
-SECONDS = 1e-3  # of a part on one thread, at least
+STEPS = 1 << 12  # of a part, at least
+SECONDS = 5e-5  # of a part on one thread, at least
+FEW = 4  # vectors hold so many parts beside each other
+LONG = 1e-3  # seconds of a part, at least, if there are fewer
 MARGIN = 1 << 7  # steps on both sides of the meeting of two parts that are tried first
 SHARE = 1 << 3  # a margin is at most a part over this number
 AGREED = 64  # roundings
@@ -43,7 +45,9 @@ Ends = np.ndarray
 
 def number_of_parts(shortest: int, seconds: float) -> int:
     """A power of two: the parts that are long enough, of a sequence that takes so many seconds."""
-    most = max(1, min(PARTS, shortest // STEPS, int(seconds / SECONDS)))
+    most = min(PARTS, shortest // STEPS, int(seconds / SECONDS))
+    if most < FEW:
+        most = max(1, min(most, int(seconds / LONG)))
     return 1 << (most.bit_length() - 1)
 
 

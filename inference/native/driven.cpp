@@ -7,47 +7,19 @@
 namespace {
 
 constexpr int64_t CACHED = 1 << 13;  // numbers of the tables of a block, which are read for each sum
-constexpr int64_t DOUBTFUL = 0;  // in place of -1: digits may have been lost
-
-template <int NV, int G, int n, class Team>
-void sweep_group(Team& team, const Inputs& given, const Results<double>& to, double* expected, int64_t at) {
-    Chains<double>& x = team.x;
-    int64_t group[n], lengths[n];
-    for (int g = 0; g < n; g++) {
-        group[g] = x.at(at + g);
-        lengths[g] = x.length(group[g]);
-        team.begin(g, group[g], to.state, 0, lengths[g]);
-        team.tables.take(x, given, group[g], g);
-        if (!expected) team.up[g].increment = to.further + group[g] * to.further_size;
-    }
-    if (expected) team.sweep.template smooth<n>(team.up, team.down, lengths);
-    else team.sweep.template filter<n>(team.up, lengths);
-    for (int g = 0; g < n; g++) {
-        const int64_t b = group[g];
-        to.total[b] = team.up[g].evidence.value();
-        if (expected) team.tables.write(g, to.further + b * to.further_size, expected + b * to.further_size);
-        // a filter does not meet what comes later, but no step can need what it dropped if tables mix
-        const bool certain = team.sure(g) && (expected || team.tables.least(g) >= Limits<double>::mixes);
-        to.failed[b] = certain ? -1 : DOUBTFUL;
-        clear_beyond(x, to, b, expected);
-    }
-}
 
 template <int NV, int G>
 void sweep_rows(const int64_t* task, Chains<double>& x, const Inputs& given, const Results<double>& to, double* expected) {
     Sizes<double> of(x.n_states);
     of.block = std::clamp<int64_t>(CACHED / (of.k * of.wide), 4, of.block);
-    const DrivenSize size(of, G, x.n_steps, given.n_inputs, expected);
-    Team<double, NV, G, RowsByInputs<NV>> team(x, of, size, expected ? x.n_steps : 0);
-    if (!team.stands()) return;
-    int64_t at = task[0];
-    for (; task[1] - at >= G; at += G) sweep_group<NV, G, G>(team, given, to, expected, at);
-    for (; at < task[1]; at++) sweep_group<NV, G, 1>(team, given, to, expected, at);
+    const DrivenSize size(of, G, x.n_steps, given, expected);
+    Team<double, NV, G, RowsByInputs<NV>> team(x, to, of, size, expected ? x.n_steps : 0);
+    team.run(task[0], task[1], expected ? SMOOTH : FILTER, {}, [](int64_t) {});
 }
 
 // `expected` is null for a filter
 void sweep_rows(const int64_t* task, Chains<double>& x, const Inputs& given, const Results<double>& to, double* expected) {
-    if (Sizes<double>(x.n_states).wide != W<double>) sweep_rows<0, 1>(task, x, given, to, expected);
+    if (Sizes<double>(x.n_states).wide > W<double>) sweep_rows<0, 1>(task, x, given, to, expected);
     else if (task[2] == MOST) sweep_rows<1, MOST>(task, x, given, to, expected);
     else sweep_rows<1, 1>(task, x, given, to, expected);
 }

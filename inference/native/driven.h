@@ -26,13 +26,16 @@ constexpr int64_t AHEAD = 4;              // tables that are made at once: they 
 
 // The memory of a group of sequences
 struct DrivenSize {
+    const Inputs& given;
     int64_t members, n_inputs, columns, table, slots, rings;  // numbers of a table; tables of a ring; rings of a member
+    double* expected;                                         // of all sequences; null: none are wanted
 
-    DrivenSize(const Sizes<double>& of, int64_t members, int64_t n_steps, int64_t n_inputs, bool smoothing)
-        : members(members), n_inputs(n_inputs), columns(round_up(of.k, W<double>)), table(columns * of.wide) {
-        const bool keeps = smoothing && members * n_steps * table * int64_t(sizeof(double)) <= KEPT_TABLES;
+    DrivenSize(const Sizes<double>& of, int64_t members, int64_t n_steps, const Inputs& given, double* expected)
+        : given(given), members(members), n_inputs(given.n_inputs), columns(round_up(of.k, W<double>)), table(columns * of.wide),
+          expected(expected) {
+        const bool keeps = expected && members * n_steps * table * int64_t(sizeof(double)) <= KEPT_TABLES;
         for (slots = 1; slots < (keeps ? n_steps : of.block + AHEAD + 1);) slots *= 2;
-        rings = keeps || !smoothing ? 1 : 2;
+        rings = keeps || !expected ? 1 : 2;
     }
     int64_t ring() const { return slots * table; }
     int64_t sums() const { return (1 + n_inputs) * table; }  // also of what tables are made from
@@ -73,14 +76,15 @@ template <int NV> struct RowsByInputs {
 
     INLINE int64_t wide() const { return NV ? NV * W<double> : of.wide; }
     INLINE int64_t reach() const { return NV ? NV * W<double> : size.columns; }  // of a column
-    double scale(const Lane<double>&, int64_t) const { return 0; }
-    double least(int64_t g) const {
+    double scale(const Lane<double, 1>&, int, int64_t, int64_t) const { return 0; }
+    double least(int64_t g, int) const {
         double least = 1;
         for (int64_t u = 0; u < W<double>; u++) least = std::min(least, members[g].least[u]);
         return least;
     }
 
-    void take(const Chains<double>& x, const Inputs& given, int64_t b, int64_t g) {
+    void take(const Chains<double>& x, int64_t b, int g, int) {
+        const Inputs& given = size.given;
         Driven& m = members[g];
         const double *base = x.transition(b), *weights = given.weights + place(given.weights_of, b) * given.weights_apart;
         m.inputs = given.inputs + place(given.inputs_of, b) * given.inputs_apart;
@@ -142,18 +146,18 @@ template <int NV> struct RowsByInputs {
         }
     }
 
-    template <int G, bool meets> INLINE void move(Lane<double>* lanes, int64_t n) {
+    template <int G, bool meets> INLINE void move(Lane<double, 1>* lanes, int64_t n) {
         for (int g = 0; g < G; g++) {
-            Lane<double>& a = lanes[g];
-            Driven& m = members[a.member];
+            Lane<double, 1>& a = lanes[g];
+            Driven& m = members[a.place];
             const int64_t t = a.way > 0 ? a.t + n : a.t - n - 1;
-            if (t < 0 || t >= m.n_moves) continue;
+            if (!a.active || t < 0 || t >= m.n_moves) continue;
             need(m, a.way, t);
             a.way > 0 ? push_forward(a, table(m, 1, t)) : push_backward(a, table(m, -1, t));
         }
     }
     // message <- weights over their sum, times a table
-    INLINE void push_forward(Lane<double>& a, const double* p) const {
+    INLINE void push_forward(Lane<double, 1>& a, const double* p) const {
         for (int64_t j = 0; j < reach(); j += W<double>, p += W<double> * wide()) {
             V<double> s[W<double>] = {}, sums{};
             for (int64_t i = 0; i < reach(); i += W<double>) {
@@ -161,21 +165,21 @@ template <int NV> struct RowsByInputs {
                 for (int u = 0; u < W<double>; u++) s[u] += weights * load(p + u * wide() + i);
             }
             for (int u = 0; u < W<double>; u++) sums[u] = total<double>(s[u]);
-            store<double>(a.message + j, sums * a.before);
+            store<double>(a.message + j, sums);
         }
     }
-    INLINE void push_backward(Lane<double>& a, const double* p) const {
+    INLINE void push_backward(Lane<double, 1>& a, const double* p) const {
         for (int64_t i = 0; i < reach(); i += W<double>) {
             V<double> s[2] = {};  // which do not wait for each other
             for (int64_t j = 0; j < reach(); j += 2)
                 for (int u = 0; u < 2; u++) s[u] += a.weights[j + u] * load(p + (j + u) * wide() + i);
-            store<double>(a.message + i, (s[0] + s[1]) * a.before);
+            store<double>(a.message + i, s[0] + s[1]);
         }
     }
 
     // Adds the moves of a block, and those that the tables expect, both times x_t
-    void count(const Lane<double>& a, int64_t steps) const {
-        const Driven& m = members[a.member];
+    void count(const Lane<double, 1>& a, int64_t steps) const {
+        const Driven& m = members[a.place];
         const double *left = a.way > 0 ? a.own : a.met, *right = a.way > 0 ? a.met : a.own;
         const int64_t first = a.linked ? 0 : 1;
         const double* p[LONGEST];
@@ -195,7 +199,7 @@ template <int NV> struct RowsByInputs {
         }
     }
     // The move that a lane counts at the n-th step of its block
-    INLINE int64_t moved(const Lane<double>& a, int64_t n) const { return a.way > 0 ? a.t + n - 1 : a.t - n; }
+    INLINE int64_t moved(const Lane<double, 1>& a, int64_t n) const { return a.way > 0 ? a.t + n - 1 : a.t - n; }
 
     // The moves times N entries of x_t, from the d-th
     template <int N>
@@ -228,8 +232,9 @@ template <int NV> struct RowsByInputs {
         }
     }
 
-    // The sums of a member, both [K, K, 1 + C]
-    void write(int64_t g, double* moves, double* expected) const {
+    // The sums of a member, both [K, K, 1 + C], as those of a sequence
+    void write(int64_t g, int, int64_t b, double* moves) const {
+        double* expected = size.expected + b * of.k * of.k * (1 + size.n_inputs);
         for (int64_t i = 0; i < of.k; i++)
             for (int64_t j = 0; j < of.k; j++)
                 for (int64_t d = 0; d <= size.n_inputs; d++) {

@@ -40,6 +40,9 @@ struct Evidence {
     }
     INLINE void gain(double log_factor, double mass) {
         add(log_factor);
+        times(mass);
+    }
+    INLINE void times(double mass) {
         factor *= mass;
         if (!(factor > 1e-150 && factor < 1e150)) {
             add(std::log(factor));

@@ -262,11 +262,25 @@ def test_a_sequence_that_is_walked_from_both_ends_agrees_with_the_other_implemen
         torch.testing.assert_close(actual.double(), table, **tolerance)
 
 
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+@pytest.mark.parametrize("n_states", [1, 2, 3, 5, 8, 12, 13, 25])
+def test_sequences_of_unequal_lengths_that_are_swept_together_are_those_alone(n_states, dtype):
+    """Idle members of a group, which end early, begin late, or are missing, with tables of their own."""
+    for lengths in ([1, 2, 3], [40, 1, 33, 17, 16], [100, 99, 7, 64, 50, 3, 2, 1, 31, 100, 1]):
+        initial, table, likelihood, _ = random_chain((len(lengths),), max(lengths), n_states, dtype=dtype)._tables()
+        given = initial, table, likelihood, torch.tensor(lengths)
+        expected = plain.posterior(*(x.double() for x in given[:3]), given[3])
+        filtered = plain.filter(*(x.double() for x in given[:3]), given[3])
+        tolerance = {"rtol": 1e-4, "atol": 1e-4} if dtype == torch.float32 else {"rtol": 1e-10, "atol": 1e-12}
+        for actual, table in zip((*op.posterior(*given), *op.filter(*given)), (*expected, *filtered), strict=True):
+            torch.testing.assert_close(actual.double(), table.double(), **tolerance)
+
+
 def by_parts(monkeypatch, most: int, margin: int) -> list[bool]:
     """Sequences are cut into so many parts, with margins of a few steps; whether that was of use is added to what is
     returned."""
     agreed, usual = [], native._in_parts
-    for name, value in (("PARTS", most), ("STEPS", 1), ("SECONDS", 1e-9), ("MARGIN", margin)):
+    for name, value in (("PARTS", most), ("STEPS", 1), ("SECONDS", 1e-9), ("LONG", 1e-9), ("MARGIN", margin)):
         monkeypatch.setattr(parts, name, value)
     monkeypatch.setattr(native, "_in_parts", lambda *given: agreed.append(usual(*given)) or agreed[-1])
     return agreed
@@ -294,8 +308,8 @@ def test_parts_of_a_long_sequence_are_the_whole(n, n_steps, n_states, dtype, thr
 @pytest.mark.cpu("threads of its kernels")
 @pytest.mark.slow
 def test_a_sequence_that_forgets_slowly_is_cut_into_fewer_parts(threads, monkeypatch):
-    chain, runs, usual = random_chain((), 2000, 3), [], native._smooth
-    monkeypatch.setattr(native, "_smooth", lambda *given: runs.append(len(given[2])) or usual(*given))
+    chain, runs, usual = random_chain((), 2000, 3), [], parts.between
+    monkeypatch.setattr(parts, "between", lambda lengths, n: runs.append(n) or usual(lengths, n))
     agreed = by_parts(monkeypatch, 16, 20)
     expected = plain.posterior(*chain._tables())
     for actual, table in zip(op.posterior(*chain._tables()), expected, strict=True):

@@ -5,16 +5,14 @@ are cut into parts.
 """
 
 import ctypes
-from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from ...native.library import empty, function, integers, pointer
+from ...native.library import empty, integers
 from ...numerics.native_calls import check_given
-from ...numerics.threads import in_parallel
 from .. import parts
 from . import native_rows as native_rows  # has its kernels registered
 from . import op
@@ -39,62 +37,40 @@ def posterior(*tables: Tensor) -> tuple[Tensor, ...]:
     shapes = lengths.shape, (*lengths.shape, *like.shape[-2:]), (*lengths.shape, *tables[1].shape[-3:])
     results = [empty(*shape, dtype=like.dtype) for shape in shapes]
     failed = empty(*lengths.shape, dtype=torch.int64)
-    if not (chains.group == 1 and chains.n and _in_parts(chains, tables, results, failed)):
+    if not (0 < chains.n < 8 and _in_parts(chains, tables, results, failed)):
         chains.run("markov_posterior", like.dtype, *results, failed)
     return *results, failed
 
 
 def _in_parts(chains: Chains, tables: tuple[Tensor, ...], results: Results, failed: Tensor) -> bool:
     """Smooth few long sequences in parts; whether that was of use."""
-    if chains.seconds < 2 * parts.SECONDS or tables[1].shape[-3] != 1:
+    if tables[1].shape[-3] != 1:
         return False
+    state, k, dtype = results[1], tables[2].shape[-1], results[0].numpy().dtype
     lengths = tables[3].reshape(-1).clamp(1, tables[2].shape[-2]).tolist()
     n_parts = parts.number_of_parts(min(lengths), chains.seconds)
-    found = None if n_parts == 1 else parts.meet(lengths, n_parts, partial(_approach, chains, results[1]))
+
+    def run(name: str, windows: list[parts.Part], *others: Any) -> parts.Ends:
+        rows, ended = np.array(windows), np.empty((len(windows), 2, 2, k), dtype)
+        share = float((rows[:, 2] - rows[:, 1]).mean()) / max(lengths)
+        of = chains.of_parts(len(windows), share, state.dtype)
+        of.run(name, state.dtype, _at(rows), *others, _at(ended))
+        return ended
+
+    found = None if n_parts == 1 else parts.meet(lengths, n_parts, lambda w: run("markov_approach", w, state))
     if found is None:
         return False
     n_parts, meetings = found
     pieces = parts.between(lengths, n_parts)
-    total, moves, ended, sure = _smooth(chains, results[1], pieces, meetings)
-    if not (sure and parts.were_right(meetings, pieces, ended)):
+    n = len(pieces)
+    total, moves, doubtful = np.empty(n, dtype), np.empty((n, k, k), dtype), np.empty(n, np.int64)
+    ended = run("markov_parts", pieces, _at(meetings), _at(total), state, _at(moves), _at(doubtful))
+    if not ((doubtful < 0).all() and parts.were_right(meetings, pieces, ended)):
         return False
     for result, found in zip(results[::2], (total, moves), strict=True):
         result.copy_(torch.from_numpy(found.reshape(len(lengths), n_parts, -1).sum(1)).view(result.shape))
     failed.fill_(-1)
     return True
-
-
-def _approach(chains: Chains, state: Tensor, windows: list[parts.Part]) -> parts.Ends:
-    ended = _ends(state, len(windows))
-    name = function("markov_approach", state.dtype)
-    tasks = [
-        partial(name, integers(*w[:3]), chains.block, pointer(state), _at(end))
-        for w, end in zip(windows, ended, strict=True)
-    ]
-    in_parallel(tasks)
-    chains.check()
-    return ended
-
-
-def _smooth(chains: Chains, state: Tensor, pieces: list[parts.Part], meetings: parts.Ends) -> tuple[Any, ...]:
-    """log p(x), moves and last messages of each part, and whether all digits were kept."""
-    n, k = len(pieces), state.shape[-1]
-    total, moves, sure = np.empty(n), np.empty((n, k, k), meetings.dtype), np.empty(n, np.int64)
-    ended = _ends(state, n)
-    name = function("markov_part", state.dtype)
-    tasks = []
-    for i, part in enumerate(pieces):
-        begun = [None if at < 0 else _at(meetings[at]) for at in part[3:]]
-        results = (total[i:], pointer(state), moves[i], ended[i], sure[i:])
-        addresses = [x if not isinstance(x, np.ndarray) else _at(x) for x in results]
-        tasks.append(partial(name, integers(*part[:3]), chains.block, *begun, *addresses))
-    in_parallel(tasks)
-    chains.check()
-    return total, moves, ended, bool(sure.all())
-
-
-def _ends(state: Tensor, n: int) -> parts.Ends:
-    return np.empty((n, 2, 2, state.shape[-1]), np.float64 if state.dtype == torch.float64 else np.float32)
 
 
 def _at(array: np.ndarray) -> Any:

@@ -49,7 +49,8 @@ def _sweep(
     results = [empty(*lengths.shape, *shape, dtype=torch.float64) for shape in ((), *shapes)]
     failed = empty(*lengths.shape, dtype=torch.int64)
     seconds = like.shape[-2] * (_STEP + _ENTRY * like.shape[-1] ** 2 * (2 + inputs.shape[-1]))
-    chains._replace(seconds=seconds).run(name, None, given, *results, failed)
+    group = 4 if chains.n >= 8 and like.shape[-1] <= 4 else 1
+    chains._replace(group=group, seconds=seconds).run(name, None, given, *results, failed)
     if (failed.numpy() != -1).any():
         axes = lengths.shape or (1,)
         places = (failed.view(axes) != -1).nonzero(as_tuple=True)

@@ -11,7 +11,7 @@ from ...native.library import function, integers
 from ...numerics.native_calls import check_ends, refuse_lack, run
 from ...numerics.threads import worthwhile
 
-_GROUP = 4  # sequences that are swept side by side where there are twice as many
+_BESIDE = 12  # states at most of sequences that lie beside each other in vectors, as `BESIDE` of `markov.cpp`
 _MOVE, _STEP = 5e-10, 2e-8  # seconds of an entry of a table at one step, and of a step
 _TASK = 0.1  # seconds of a task, so that an interrupt is soon heard
 
@@ -32,10 +32,12 @@ class Chains(NamedTuple):
         parts = min(groups, max(worthwhile(seconds), int(seconds / _TASK)))
         edges = [min(self.n, groups * i // parts * self.group) for i in range(parts + 1)] if parts else []
         run(function(name, dtype), [integers(*ends, self.group) for ends in pairwise(edges)], self.block, *others)
-        self.check()
-
-    def check(self) -> None:
         refuse_lack(self.block[-1])
+
+    def of_parts(self, n: int, share: float, dtype: torch.dtype) -> "Chains":
+        """The same tables for n parts of sequences, each of which is such a share of one."""
+        group = group_of(n, self.block[-4], dtype)
+        return self._replace(n=n, group=group, seconds=self.seconds * share)
 
 
 def read(log_initial: Tensor, log_transition: Tensor, log_likelihood: Tensor, lengths: Tensor) -> Chains:
@@ -51,12 +53,19 @@ def read(log_initial: Tensor, log_transition: Tensor, log_likelihood: Tensor, le
     tables = [entries(x, own, batch) for x, own in ((log_initial, 1), (log_transition, 3), (log_likelihood, 2))]
     flat, of, apart = zip(*tables, strict=True)
     lengths = lengths.contiguous()
-    group = _GROUP if n >= 2 * _GROUP and not by_step else 1
+    group = 1 if by_step else group_of(n, n_states, dtype)
     order = _order(lengths, of[1]) if group > 1 else None
     step = n_states**2 if flat[1].shape[-3] > 1 else 0
     addresses = (*(x.data_ptr() for x in flat), *map(address, of), lengths.data_ptr(), address(order))
     block = integers(*addresses, *apart, n_steps, n_states, by_step, step, 0)
     return Chains(block, (flat, of, lengths, order), n, group, n_steps * (_STEP + _MOVE * n_states**2))
+
+
+def group_of(n: int, n_states: int, dtype: torch.dtype) -> int:
+    """How many of n sequences are swept at once; few of many states are left to several threads."""
+    if n_states <= _BESIDE:
+        return 1 if n < 3 else 4 if dtype == torch.float64 else 8
+    return 4 if n >= 8 else 1
 
 
 def entries(table: Tensor, n_own: int, batch: torch.Size) -> tuple[Tensor, np.ndarray | None, int]:
