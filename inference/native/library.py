@@ -89,7 +89,7 @@ def empty(*shape: int, dtype: torch.dtype) -> Tensor:
     page would cost more than the computation.
     """
     if math.prod(shape) < _LARGE:
-        return torch.empty(shape, dtype=dtype)
+        return torch.empty(shape, dtype=dtype, device="cpu")
     return torch.from_numpy(np.empty(shape, _NUMPY[dtype]))
 
 

@@ -8,7 +8,7 @@ from types import FunctionType
 SHARED = "Arguments of methods"
 SECTION = re.compile(r"^([A-Z][\w ]*):\n((?:(?: {4}.*)?\n)+)", re.MULTILINE)
 ENTRY = re.compile(r"^ {4}([*\w]+(?:, [*\w]+)*):(?: .*|$)(?:\n {5}.*)*", re.MULTILINE)
-AFTER = re.compile(r"^(?:(?:More|Attributes|Returns|Yields|Raises|See Also|Example):\n|>>> )", re.MULTILINE)
+AFTER = re.compile(r"^(?:(?:More|Attributes|Returns|Yields|Raises|See Also|Example):\n|>{3} )", re.MULTILINE)
 
 
 def share_arguments(kind: type) -> None:
