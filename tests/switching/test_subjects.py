@@ -399,6 +399,7 @@ def test_a_population_is_recovered_and_helps_its_members(partial):
     assert fit.converged
 
 
+@pytest.mark.slow
 def test_a_new_subject_has_the_population_as_prior(partial, tmp_path):
     x, _, fit = partial
     fit.save(tmp_path)
@@ -468,6 +469,7 @@ def test_without_paths_gibbs_sampling_of_a_population_has_the_intervals_of_q(mon
         assert float((drawn.upper[name] - exact.upper[name]).abs().mean()) < 0.1 * float(width)
 
 
+@pytest.mark.slow
 def test_a_population_of_too_much_data_has_the_intervals_of_q(partial, monkeypatch):
     monkeypatch.setattr("samplehold.switching.fitting.population_posterior.MOST", 0)
     posterior = replace(partial[2].posterior)
