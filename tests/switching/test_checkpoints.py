@@ -135,6 +135,7 @@ DEAR = {"em without a conjugate prior", "linear, vmp", "linear, svi", "linear, n
 DEAR |= {"switching linear", "switching linear, vmp", "switching linear, singular"}
 
 
+@pytest.mark.few(5)
 @pytest.mark.usefixtures("brief")
 @pytest.mark.parametrize("name", [name for name in FITS if name not in DEAR])
 def test_a_fit_that_dies_is_continued_by_the_same_call_to_the_same_bits(tmp_path, name):

@@ -79,6 +79,7 @@ def test_blocks_that_are_pooled_completely_are_common(pooled, method):
     assert bool((fit.objective.diff() >= -1e-9).all())
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("dynamics", [sh.Copy(2), sh.Markov(2), sh.Markov(2, initial="stationary")], ids=repr)
 @pytest.mark.parametrize("emission", [sh.Normal(1), sh.Gated(sh.Normal(1), sh.Normal(1))], ids=repr)
 def test_the_evidence_is_that_of_each_subject_and_of_the_program(dynamics, emission):
