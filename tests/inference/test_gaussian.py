@@ -79,7 +79,7 @@ def test_derivatives_are_right_where_features_are_missing(name, restarts):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("restarts", [(), (3,), (2, 2)])
-@pytest.mark.parametrize("n", [1, 255, 257, 5000])
+@pytest.mark.parametrize("n", [1, 255, 257, 1000])
 def test_blocks_and_restarts_change_nothing(n, restarts, dtype):
     x, loc, chol, log_volume, weights = problem(0, n, 3, 2, restarts, dtype)
     holes = x.masked_fill(torch.arange(n).unsqueeze(-1) % 300 == 260, torch.nan)  # in the second block first

@@ -511,7 +511,7 @@ def test_calls_are_valid(name):
     assert attempt(function, arguments, differentiate=False)
 
 
-@examples(200)
+@examples(50)
 @pytest.mark.parametrize("name", CALLS)
 @given(size=sizes, changes=st.lists(st.tuples(st.integers(0, 30), spoils), max_size=2), differentiate=st.booleans())
 def test_nothing_crashes(name, size, changes, differentiate):

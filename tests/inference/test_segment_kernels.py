@@ -38,8 +38,8 @@ def in_both_forms(work):
 @pytest.mark.parametrize("by", ["step", "run"])
 @pytest.mark.parametrize("tol", [0.0, 1e-6])
 def test_kernels_are_the_plain_forms(kind, by, tol):
-    block, base = block_of(kind, 150, 1)
-    hazard = hazards(by, 150, 1).log() - 3
+    block, base = block_of(kind, 80, 1)
+    hazard = hazards(by, 80, 1).log() - 3
     plain, compiled = in_both_forms(lambda: results(SegmentChain(block, hazard, base, by, tol=tol)))
     for ours, expected in zip(compiled, plain, strict=True):
         assert_close(ours, expected, **CLOSE)
@@ -169,7 +169,7 @@ def chains(draw):
 
 
 @given(chains())
-@examples(300)
+@examples(60)
 def test_kernels_are_the_plain_forms_of_any_chain(arguments):
     def found() -> list[Tensor] | str:
         chain = SegmentChain(*arguments)

@@ -433,7 +433,7 @@ def test_no_past_of_a_gated_model_leads_beyond_the_bound_whatever_was_missing_in
 def test_a_filters_windows_are_near_the_least_that_serve(kind, redraw, tol):
     """For this series, and where what came before the window was any one observation, many times."""
     model = copy_model(kind, redraw, torch.Generator().manual_seed(1))
-    x = model.simulate(200, seed=1).x
+    x = model.simulate(120, seed=1).x
     found = forgetting(model, x, tol).window
     values = torch.tensor([-8.0, 0.0, 8.0] if kind == "normal" else [0.0, 1.0, 2.0, 3.0]).double()
     pasts = torch.stack([model.filter(value.expand(300, 1)).state[-1] for value in values])

@@ -61,6 +61,12 @@ KINDS += [("markov", "tied"), ("inputs", "gated_tied")]
 KINDS += [("copy", name) for name in ("tied_full", "gated_tied_full", "gated_tied_by_state")]
 KINDS += [("markov", "spherical"), ("copy", "gated_tied_spherical")]
 KINDS += [("driven", name) for name in ("normal", "full", "poisson", "categorical")]
+PLACES = {name: place for names in (DYNAMICS, EMISSIONS) for place, name in enumerate(names)}
+ALTERNATE = [  # every dynamics and every emission, of the pairs of both every second one
+    (dynamics, emission)
+    for dynamics, emission in KINDS
+    if "tied" in emission or emission == "spherical" or (PLACES[dynamics] + PLACES[emission]) % 2 == 0
+]
 CONJUGATE = (*KINDS, ("driven start", "normal"))  # those that message passing takes
 
 

@@ -149,7 +149,7 @@ def test_leave_one_out_knows_the_log_likelihood(data):
         assert elpd(data[name]) == pytest.approx(total, abs=15)
         values = pit(data[name])
         assert values.shape == (100,)
-        assert ((values >= 0) & (values <= 1)).all()
+        assert ((values >= 0) & (values <= 1 + 1e-12)).all()  # sums of weights, rounded
     assert np.isfinite(elpd(data["panel"]))
     with pytest.raises((TypeError, ValueError, KeyError, AttributeError)):  # nothing that could be taken for draws
         az.loo(data["point"])

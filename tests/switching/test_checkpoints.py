@@ -100,7 +100,7 @@ FITS: dict[str, Fitting] = {
     "vmp": fitting(MOVING, X, "vmp", restarts=2, tol=0.0, max_steps=16),
     "mean field": fitting(TWO, X, "vmp", factorization="mean_field", **SHORT),
     "passes": fitting(TWO, SEVERAL, "vmp", batch_size=3, restarts=3, max_steps=3, tol=0.0),
-    "population": fitting(TWO, SEVERAL, "vmp", pooled="partial", **SHORT),
+    "population": fitting(TWO, SEVERAL[:3], "vmp", pooled="partial", restarts=1, max_steps=9, tol=0.0),
     "svi": fitting(TWO, X, "svi", restarts=1, max_steps=4),
     "svi in a file": fitting(TWO, in_file(TWO.read(SEVERAL)), "svi", restarts=1, max_steps=4),
     "nuts": fitting(TWO, X[:8], "nuts", restarts=1, num_samples=2, warmup_steps=3),
@@ -135,6 +135,7 @@ DEAR = {"em without a conjugate prior", "linear, vmp", "linear, svi", "linear, n
 DEAR |= {"switching linear", "switching linear, vmp", "switching linear, singular"}
 
 
+@pytest.mark.few(5)
 @pytest.mark.usefixtures("brief")
 @pytest.mark.parametrize("name", [name for name in FITS if name not in DEAR])
 def test_a_fit_that_dies_is_continued_by_the_same_call_to_the_same_bits(tmp_path, name):
@@ -155,10 +156,10 @@ def test_a_fit_may_die_after_every_write(tmp_path, name):
 
 
 LARGER: dict[str, Fitting] = {
-    "em": fitting(sh.SwitchingSSM(sh.Markov(3), sh.Normal(1)), levels(steps=100), restarts=4),
-    "vmp": fitting(sh.SwitchingSSM(sh.Markov(3), sh.Normal(1)), levels(3, steps=60), "vmp", restarts=4),
-    "linear": fitting(sh.LinearSSM(2, 1), levels(steps=80), restarts=2),
-    "switching linear": fitting(sh.SwitchingLinearSSM(2, 1, 1), levels(steps=80), restarts=2, max_steps=100),
+    "em": fitting(sh.SwitchingSSM(sh.Markov(3), sh.Normal(1)), levels(steps=50), restarts=2),
+    "vmp": fitting(sh.SwitchingSSM(sh.Markov(3), sh.Normal(1)), levels(3, steps=20), "vmp", restarts=2),
+    "linear": fitting(sh.LinearSSM(2, 1), levels(steps=40), restarts=2),
+    "switching linear": fitting(sh.SwitchingLinearSSM(2, 1, 1), levels(steps=40), restarts=2, max_steps=40),
 }
 
 

@@ -36,7 +36,7 @@ def test_probabilities_at_the_boundary_are_the_same_in_all_draws(prior):
     x = x + 1.5 * (torch.arange(300) // 30 % 2).unsqueeze(-1)
     fit = sh.SwitchingSSM(sh.Markov(2), sh.Normal(1)).fit(x, restarts=1, prior=prior, progress=False)
     assert float(fit.model.initial_probs.amin()) < 1e-6
-    data = fit.to_arviz(draws=4000)
+    data = fit.to_arviz(draws=1000)
     assert "same in all draws: initial_probs" in data.attrs["posterior"]
     draws = data["posterior"]
     assert np.ptp(draws["initial_probs"].values, axis=1).max() == 0

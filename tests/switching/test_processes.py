@@ -38,7 +38,7 @@ RUNS: list[tuple[str, dict[str, Any]]] = [
     ("copy", {"method": "vmp"}),
     ("copy", {"start": {"loc": [[0.0, 1.0], [4.0, -2.0]]}, "restarts": 1}),
     ("markov", {"method": "svi", "restarts": 1, "max_steps": 3}),
-    ("student", {"method": "svi", "restarts": 1, "max_steps": 20}),
+    ("student", {"method": "svi", "restarts": 1, "max_steps": 5}),
     ("student", {"restarts": 1, "max_steps": 5}),
     ("factors", {"restarts": 1, "max_steps": 5}),
 ]
@@ -129,9 +129,9 @@ def test_a_fit_of_shared_data_gives_no_number_of_one_share_as_that_of_all():
 @pytest.mark.slow
 @pytest.mark.usefixtures("group_of_one")
 def test_any_share_of_sequences_in_files_gives_the_same():
-    runs = [RUNS[0], *RUNS[4:]]
+    runs = [RUNS[0], RUNS[4], RUNS[6]]
     expected = fits(0, [0, 12], 2**16, True, runs)
-    for found in in_processes(4, fits, [0, 3, 3, 7, 12], 2**16, True, runs):
+    for found in in_processes(3, fits, [0, 5, 5, 12], 2**16, True, runs):
         check_same(found, expected)
 
 

@@ -8,7 +8,7 @@ import pytest
 import samplehold as sh
 import torch
 from oracles.effort import effort
-from oracles.models import KINDS, drive, random_model
+from oracles.models import ALTERNATE, KINDS, drive, random_model
 from samplehold.switching.fitting import refinement, sampling
 from samplehold.switching.fitting.density import Density, Whitened
 from samplehold.switching.fitting.refinement import RELIABLE, peak, smoothed_weights
@@ -171,7 +171,7 @@ def test_without_weights_they_are_of_the_normal_at_the_peak(monkeypatch):
 
 
 @pytest.mark.few(2)
-@pytest.mark.parametrize(("dynamics", "emission"), KINDS)
+@pytest.mark.parametrize(("dynamics", "emission"), ALTERNATE)
 def test_every_model_has_intervals(dynamics, emission):
     model, keywords = random_model(dynamics, emission, seed=1), drive(dynamics, (), 30)
     x = model.simulate(30, seed=0, **keywords).x

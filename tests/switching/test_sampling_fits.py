@@ -9,7 +9,7 @@ import samplehold as sh
 import torch
 from examples import slow
 from oracles.effort import effort
-from oracles.models import KINDS, drive, random_model
+from oracles.models import ALTERNATE, drive, random_model
 from samplehold.switching.fitting import sampling
 from torch.testing import assert_close
 
@@ -155,7 +155,7 @@ def test_the_bound_of_svi_lies_below_that_of_a_normal_guide_at_its_best_and_ends
 
 
 @pytest.mark.few(2)
-@pytest.mark.parametrize(("dynamics", "emission"), KINDS)
+@pytest.mark.parametrize(("dynamics", "emission"), ALTERNATE)
 @pytest.mark.parametrize(("method", "steps"), [("svi", 5), slow("nuts", 2)])
 def test_every_kind_of_model_can_be_sampled(dynamics, emission, method, steps, monkeypatch):
     monkeypatch.setattr(sampling, "CHAINS", 1)

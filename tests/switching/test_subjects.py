@@ -79,6 +79,7 @@ def test_blocks_that_are_pooled_completely_are_common(pooled, method):
     assert bool((fit.objective.diff() >= -1e-9).all())
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("dynamics", [sh.Copy(2), sh.Markov(2), sh.Markov(2, initial="stationary")], ids=repr)
 @pytest.mark.parametrize("emission", [sh.Normal(1), sh.Gated(sh.Normal(1), sh.Normal(1))], ids=repr)
 def test_the_evidence_is_that_of_each_subject_and_of_the_program(dynamics, emission):
@@ -399,6 +400,7 @@ def test_a_population_is_recovered_and_helps_its_members(partial):
     assert fit.converged
 
 
+@pytest.mark.slow
 def test_a_new_subject_has_the_population_as_prior(partial, tmp_path):
     x, _, fit = partial
     fit.save(tmp_path)
@@ -468,6 +470,7 @@ def test_without_paths_gibbs_sampling_of_a_population_has_the_intervals_of_q(mon
         assert float((drawn.upper[name] - exact.upper[name]).abs().mean()) < 0.1 * float(width)
 
 
+@pytest.mark.slow
 def test_a_population_of_too_much_data_has_the_intervals_of_q(partial, monkeypatch):
     monkeypatch.setattr("samplehold.switching.fitting.population_posterior.MOST", 0)
     posterior = replace(partial[2].posterior)
