@@ -67,12 +67,19 @@ INLINE void store_first(float* p, V<float> x, int64_t n) {
     __builtin_ia32_maskstoreps256(reinterpret_cast<V<float>*>(p), first_places<float>(n), x);
 }
 #else
-template <class T> INLINE V<T> load_first(const T* p, int64_t n) {
+template <class T> INLINE V<T> load_first(const T* p, int64_t n) {  // one by one: vectors of 16 bytes have at most four
     V<T> x{};
-    std::memcpy(&x, p, n * sizeof(T));
+    if (n > 0) x[0] = p[0];
+    if (n > 1) x[1] = p[1];
+    if constexpr (W<T> > 2) {
+        if (n > 2) x[2] = p[2];
+    }
     return x;
 }
-template <class T> INLINE void store_first(T* p, V<T> x, int64_t n) { std::memcpy(p, &x, n * sizeof(T)); }
+template <class T> INLINE void store_first(T* p, V<T> x, int64_t n) {
+    for (int64_t j = 0; j < W<T> - 1; j++)
+        if (j < n) p[j] = x[j];
+}
 #endif
 
 // The same of the last, perhaps partly filled vector of a row: n numbers of it
