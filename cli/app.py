@@ -247,7 +247,7 @@ def fit(
     warmup_steps: Annotated[
         int | None,
         typer.Option(
-            callback=_at_least(1), help="Draws of nuts that are thrown away first.", show_default="half as many"
+            callback=_at_least(1), help="First draws of nuts, which are dropped.", show_default="half as many"
         ),
     ] = None,
     tol: Annotated[
@@ -259,7 +259,10 @@ def fit(
     ] = 1e-6,
     seed: SEED = 0,
     checkpoint: Annotated[
-        Path | None, typer.Option(help="File from which the same command goes on if it was killed or interrupted.")
+        Path | None,
+        typer.Option(
+            help="File with the state of the fit; if it was killed or interrupted, the same command continues it."
+        ),
     ] = None,
     every: Annotated[float, typer.Option(help="Seconds between two writes of --checkpoint.")] = 60.0,
     force: FORCE = False,

@@ -119,7 +119,7 @@ class Fit(Estimates, Generic[Model]):
 
     @needs_gradients
     def plot_effect(self, name: str, level: float = 0.9) -> "Figure":
-        """What the input `name` does to each part of a `SwitchingSSM` that reads it, with bands of probability
+        """The effect of the input `name` on each part of a `SwitchingSSM` that reads it, with bands of probability
         `level`: see `views.effects.plot_effect`.
 
         Arguments:
@@ -163,7 +163,7 @@ class Fit(Estimates, Generic[Model]):
 
     @needs_gradients
     def plot_transitions(self, times: Any = None, level: float = 0.9) -> "Figure":
-        """A panel for each state: the probability of every state some time after it, of `ContinuousMarkov` dynamics.
+        """A panel for each state: the probability of every state after some time (`ContinuousMarkov` dynamics).
 
         Bands are quantiles over draws of the parameters from their posterior; fits without a prior have none. If rates
         depend on inputs, these are 0.
@@ -183,8 +183,8 @@ class Fit(Estimates, Generic[Model]):
         return plot_transitions(self, times, level)
 
     def subject(self, name: str) -> "Fit[Any]":
-        """The fit of one subject, of a fit with parameters by subject (`pooled=`): its model, its sequences, and its
-        part of the posterior. Diagnostics are those of the whole fit.
+        """The fit of one subject, if parameters differ by subject (`pooled=`): its model, its sequences and its
+        posterior. Diagnostics are those of the whole fit.
 
         Arguments:
             name: the name of the subject.
@@ -218,17 +218,17 @@ class Fit(Estimates, Generic[Model]):
 
         By message passing, q of the parameters is the prior of the batch. EM adds the expected statistics of the batch
         under the values so far to those of earlier data, and takes one M-step. `fitting.streaming` has both rules and
-        their sources. Restarts, units, prior, fixed parameters and the numbers of states are those of the first fit.
+        their sources. Restarts, units, prior, fixed parameters and the numbers of states do not change.
 
         The batch has sequences of its own: the first state of each has the distribution of first states. So a long
         sequence that is cut loses one transition at each cut. A sequence without any observation is ignored, and a
         batch of such sequences returns this fit. q(paths) is always `factorization="structured"`.
 
-        `series`, `objective` and `loglik` of the new fit are those of the batch. `objective` is its log evidence under
-        the values before it, or the bound of its evidence given q. `empty_states` are those that no batch has used.
-        There is no `aic`, `bic` or `icl`, a fit by EM has no standard errors, and intervals of one by message passing
-        are those of q. `save` writes the model, so a fit that was saved does not go on. Nor does one by EM whose data
-        several processes shared: it knows only the sequences of its own process. A batch is read into memory.
+        `series`, `objective` and `loglik` of the new fit describe the batch. `objective` is its log evidence under the
+        values before it, or the bound of its evidence given q. `empty_states` are states that no batch has used. There
+        is no `aic`, `bic` or `icl`. A fit by EM has no standard errors; a fit by message passing has the intervals of
+        q. A fit that `update` returned cannot be continued after `save` and `load`. If several processes shared the
+        data, a fit by EM cannot be continued: each process knows only its own sequences. A batch is read into memory.
 
         Arguments:
             x: new data, and `given` beside it as in `fit`, except for noise.
@@ -304,7 +304,7 @@ class Fit(Estimates, Generic[Model]):
 
     @needs_gradients
     def diagnose(self, *, seed: Seed = 0) -> "Diagnosis":
-        """What to look at before you trust a fit, a line each; print it.
+        """Checks to read before you trust a fit, one line each; print the result.
 
         How the search ended, how many kinds of start reached the optimum, data for each parameter, rare states,
         estimates at the end of their range, expected durations, how certain the states are, and tests of the residuals:
@@ -327,8 +327,8 @@ class Fit(Estimates, Generic[Model]):
 
         Arguments:
             path: the folder; it is made if it does not exist.
-            data: whether to keep the data too. Without them, methods of the loaded fit need x. A fit with them goes on
-                as before, except that `update` needs a fit by EM; results come in frames of pandas.
+            data: whether to keep the data too. Without them, methods of the loaded fit need x. With them, the loaded
+                fit works as before, except that `update` needs a fit by EM, and results come in frames of pandas.
 
         Raises:
             TypeError: a part of the model, or with `data` a label of a step, that cannot be stored.

@@ -84,7 +84,7 @@ class Kernels:
         return register
 
     def find(self, device: str, arguments: Sequence[Any]) -> Function | None:
-        """The kernel that is to serve these arguments, of which the tensors lie on a device, if there is one."""
+        """The kernel for these arguments on this device, or None."""
         device = _stand_ins.get(device, device)
         if mode() == "plain":
             return None

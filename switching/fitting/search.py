@@ -228,7 +228,7 @@ def _perturb(
 
 
 def _widened(n: int, numbers: int) -> int:
-    """A number of restarts, raised where they cost little; `numbers`: those in the tables of one."""
+    """More restarts, if they are cheap. `numbers`: entries in the tables of one restart."""
     return max(n, min(MORE[0] * n, MORE[1], WORK // numbers))
 
 

@@ -49,7 +49,7 @@ class Selection:
         fits: the fit of each to all data.
         table: a row for each candidate: `candidate`, `loglik`, `n_parameters`, the criteria that its fit has (and
             `heldout` if it was asked for), `converged`, `agreeing` and `n_kinds` (see `Fit`).
-        interrupted: whether Ctrl-C ended it; then the candidates are those that were complete.
+        interrupted: whether Ctrl-C ended it; then only complete candidates remain.
     """
 
     criterion: str
@@ -116,8 +116,8 @@ def select(
         folds: of "heldout". Several sequences are left out in turn, every `folds`-th at once. One series is fitted to
             its first half and more, and `folds` blocks of the second half are predicted, each after a fit to all
             steps before it.
-        options: those of `fit` (`method`, `restarts`, `seed`, `prior`, ...), and data beside x (`inputs`, ...), of
-            which each model has what it reads. `checkpoint` is a folder here, with a file for each fit.
+        options: options of `fit` (`method`, `restarts`, `seed`, `prior`, ...), and data beside x (`inputs`, ...). Each
+            model gets the inputs that it reads. `checkpoint` is a folder here, with a file for each fit.
 
     Ctrl-C ends the search and keeps the candidates that are complete. With a checkpoint the same call then goes on.
 

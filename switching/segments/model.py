@@ -102,8 +102,8 @@ class Segments(Model):
 
     The values are the hazard and the hyperparameters of the prior of a segment's parameters: see
     `switching.segments.hyperparameters`. The emission's `prior` gives them, or `with_prior`, or a fit. Methods accept x
-    as those of `SwitchingSSM`, with `lengths`, `dt`, and `inputs` of the hazard or a `LinearRegression`. Missing values
-    are NaN.
+    as in `SwitchingSSM`, with `lengths`, `dt`, and `inputs` of the hazard or a `LinearRegression`. Missing values are
+    NaN.
 
     Raises:
         TypeError: an emission without a conjugate prior; a hazard of another kind.
@@ -171,7 +171,7 @@ class Segments(Model):
 
     @property
     def inputs(self) -> Inputs:
-        """The inputs that the model reads: those of the hazard, then the others of the emission."""
+        """The inputs that the model reads: first the hazard's inputs, then the emission's other ones."""
         return all_inputs((inputs_of(self.hazard), self.emission.inputs))
 
     @property
@@ -529,7 +529,7 @@ class Segments(Model):
         """The belief about each step given the whole sequence, a row for each step.
 
         Returns:
-            A frame as that of `SwitchingSSM.states`, with the columns `change`, P(a segment begins at t | x), 0 at the
+            A frame as in `SwitchingSSM.states`, with the columns `change`, P(a segment begins at t | x), 0 at the
             first step; and for each parameter its mean and standard deviation, such as `loc` and `loc_sd`. Those of
             several features have the names of the features, as `loc_level`.
         """
@@ -568,7 +568,8 @@ class Segments(Model):
 
         Arguments:
             batch_shape: the batch axes of the streams; () for a single stream.
-            tol: what each update may leave out, as a bound of the total variation of the belief; with 0 memory grows.
+            tol: how much each update may leave out: a bound on the belief's change in total variation. With 0, memory
+                grows.
             most: beginnings of the segment in force that are kept at most.
         """
         batch_shape, most = check_batch_shape("batch_shape", batch_shape), check_integer("most", most)
@@ -579,8 +580,8 @@ class Segments(Model):
     ) -> tuple[SegmentsStreamState, SegmentsStreamOutput]:
         """Add one observation of each stream: `x_t [*batch, F]` (or `[*batch]` for one feature), NaN where missing.
 
-        `inputs [*batch, C]` and `dt [*batch]` are those of this step. The result equals `filter` on the whole series,
-        to what is left out, of which `state.runs.left_out` has a bound.
+        `inputs [*batch, C]` and `dt [*batch]` are those of this step. The result equals `filter` on the whole series up
+        to the mass left out; `state.runs.left_out` bounds it.
 
         Arguments:
             dt: the gap before this step, `[*batch]`.
@@ -595,7 +596,7 @@ class Segments(Model):
         """Add several observations of each stream, `x [*batch, S, F]`, at once: as `update` for each, and much faster.
 
         `inputs [*batch, S, C]` and `dt [*batch, S]` are those of these steps. Returns the state after them, and the
-        belief after each, whose `log_normalizer` and `left_out` are those of the stream so far.
+        belief after each; `log_normalizer` and `left_out` cover the stream so far.
 
         Arguments:
             x: the observations of S steps, NaN where missing.

@@ -144,8 +144,8 @@ def _best(layout: LinearRegimes, engine: VMP, series: Series, trace: Tensor, con
 
 
 def backward(layout: LinearRegimes, values: Parameters, series: Series, order: int | None = None) -> SwitchingPaths:
-    """The paths of Kim's smoother of some order, in the same form, without a bound; None: one more than the states have
-    numbers, or less."""
+    """Kim's smoother. `order`: how many past regimes are kept; default: one more than the dimension of the state, or
+    less."""
     if order is None:
         most = int(math.log(HISTORIES, max(2, layout.n_regimes)))
         order = max(2, min(layout.n_latent + 1, most))

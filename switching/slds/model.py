@@ -105,8 +105,8 @@ class SwitchingLinearSSM(Model):
         n_regimes: K.
         n_latent: L, the length of a state.
         n_features: F, the length of one observation.
-        shared: "one chain", whose transitions and emissions the switch chooses; or "chain per regime", K independent
-            chains of which the switch shows one.
+        shared: "one chain": the switch chooses its transitions and emissions. "chain per regime": K independent chains;
+            the switch chooses which one is observed.
         recurrent: whether the state chooses the next regime, by logistic regressions; only with one chain.
         common_emission: whether all regimes have the same emission; only with one chain.
         observation_noise: "diagonal", a variance for each feature; or "full", a covariance. Steps with some missing
@@ -544,10 +544,10 @@ class SwitchingLinearSSM(Model):
                 a regime for every step `[*batch, T]`. Regimes then keep their numbers.
             fixed: known structure: tables by name, whose entries are held, with NaN where an entry is free, such as
                 `{"transition": [[nan, nan], [1, 0]]}`. A table for each regime may lack this axis; it then holds for
-                all. Zeros in a covariance part the coordinates into groups, each of which is held or free as a whole.
-                Coordinates of one group with a free covariance have the same entries held. If a held noise is
-                singular there is no bound; then "em" increases the evidence of a filter of order 2 from `restarts`
-                random starts, by quasi-Newton steps whose cost grows with their number and with T.
+                all. Zeros in a covariance separate the coordinates into groups. Each group is fixed or free as a unit.
+                Coordinates of one group with a free covariance have the same entries held. If a fixed noise is
+                singular, there is no bound. "em" then increases the evidence of a filter of order 2 from `restarts`
+                random starts, by quasi-Newton steps. Their cost grows with `restarts` and with T.
 
         Returns:
             `Fit`, with regimes ordered by their number of steps, the most frequent first; they keep their numbers if
