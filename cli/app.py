@@ -31,13 +31,13 @@ app: typer.Typer = typer.Typer(
 )
 
 
-def _choices(title: str, room: str) -> Any:
+def _choices(title: str, folder: str) -> Any:
     """The classes of a folder, spelled as values of an option. They are read from the public stub, without heavy
     imports."""
     face = (Path(__file__).parents[1] / "__init__.pyi").read_text(encoding="utf-8")
     # files of classes that need more than the columns
     others = "components|contract|conjugate|factor_analysis|gated|generalized|joint|regression|zero_inflated"
-    names = re.findall(rf"^from \.switching\.{room}\.(?!{others})\w+ import (\w+)", face, re.MULTILINE)
+    names = re.findall(rf"^from \.switching\.{folder}\.(?!{others})\w+ import (\w+)", face, re.MULTILINE)
     return StrEnum(title, {name: re.sub(r"(?<=[a-z])(?=[A-Z])", "-", name).lower() for name in names})
 
 

@@ -364,12 +364,12 @@ def tensors(n: int) -> str:
 
 
 @cache
-def load_kernels(room: str, device: str) -> None:
+def load_kernels(package: str, device: str) -> None:
     """Have the kernels of a package for a device register themselves, if its library or compiler is there."""
     name = {"cpu": "native"}.get(device, device)
     with importing():
-        if room.startswith(_NAMESPACE) and find_spec(f"{room}.{name}") is not None and _works(device):
-            import_module(f"{room}.{name}")
+        if package.startswith(_NAMESPACE) and find_spec(f"{package}.{name}") is not None and _works(device):
+            import_module(f"{package}.{name}")
 
 
 def _works(device: str) -> bool:

@@ -60,7 +60,7 @@ SURE = 3  # kinds of first guesses that reach one optimum, above which little mo
 PARENTS = 6  # ends from which perturbations start
 WORK = 2**16  # numbers in the tables of all restarts, below which more restarts cost little
 MORE = 4, 256  # if they cost little, so many times as many at most, and so many at most
-ROOM = 2**25  # numbers in one table of all restarts
+MAX_NUMBERS = 2**25  # numbers in one table of all restarts
 ROUNDING = {torch.float64: 2e-13, torch.float32: 1e-6}  # relative rounding error of an objective
 
 
@@ -136,7 +136,7 @@ def search(
     """
     size = problem.series.n_sequences * problem.series.n_steps
     numbers = int((problem.series.last + 1).sum()) * problem.n_states
-    n = max(min(options.n_tried, ROOM // numbers), options.restarts)
+    n = max(min(options.n_tried, MAX_NUMBERS // numbers), options.restarts)
     multi = MultiStart(options, problem.series, report)
     if not multi.replayed():
         starts = first_guesses(problem, n, options.number, user_start, VARIED * options.restarts)

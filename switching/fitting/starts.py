@@ -44,7 +44,7 @@ from .spectral import predictive_states
 KINDS = ("clusters", "contexts", "few steps", "pairs", "soft", "stretches", "spreads", "free")
 CHEAP = ("few steps", "soft")  # kinds without clusters
 SHARPNESS = 0.3, 3.0  # of soft shares: minimum and maximum
-ROOM = 2**24  # numbers in the weights of starts that are computed together
+MAX_NUMBERS = 2**24  # numbers in the weights of starts that are computed together
 AROUND = 3  # the context of a step has at most this many steps on either side
 OPEN = 1e-3  # the total probability that a start spreads evenly over all events
 SAMPLE = 2**18  # steps from which a start is computed
@@ -139,7 +139,7 @@ def guessed(problem: Problem, guesses: Iterable[Guess], kinds: Sequence[str]) ->
     """The parameters of guesses, many at a time."""
     size = problem.series.inside.numel() * problem.n_states
     near, like, waiting, tables = typical(problem), problem.series.observations, iter(guesses), []
-    while some := list(itertools.islice(waiting, max(1, ROOM // size))):
+    while some := list(itertools.islice(waiting, max(1, MAX_NUMBERS // size))):
         moves = {name: torch.cat([guess.moves[name].to(like) for guess in some]) for name in some[0].moves}
         tables.append(_from_weights(problem, near, torch.cat([guess.weights for guess in some]), moves))
     return Starts(stacked(problem, tables), tuple(kinds))

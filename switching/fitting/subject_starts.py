@@ -25,7 +25,7 @@ from .units import Units
 
 GUESSES = 8  # of each subject
 STEPS = 40  # of EM
-ROOM = 2**20  # numbers in the likelihood tables of all guesses, above which there are fewer
+MAX_NUMBERS = 2**20  # numbers in the likelihood tables of all guesses, above which there are fewer
 
 
 def best_of_subjects(problem: Problem, options: Options, start: Parameters) -> Parameters:
@@ -42,7 +42,7 @@ def best_of_subjects(problem: Problem, options: Options, start: Parameters) -> P
     units = Units.of_problem(problem)
     scaled, begin = units.problem(problem), {n: value.unsqueeze(0) for n, value in units.values(start).items()}
     singles = [_single(scaled, number) for number in range(len(problem.series.subject_names or ()))]
-    n = 1 if options.restarts == 1 else max(1, min(GUESSES, ROOM // max(1, scaled.size)))
+    n = 1 if options.restarts == 1 else max(1, min(GUESSES, MAX_NUMBERS // max(1, scaled.size)))
     guesses = [
         _guessed(one, problem.parameters, begin, number, n, options.number) for number, one in enumerate(singles)
     ]

@@ -174,7 +174,7 @@ def test_a_search_may_die_in_all_its_parts(tmp_path, name):
 @pytest.mark.slow
 @pytest.mark.parametrize("method", ["em", "vmp"])
 def test_chunks_of_the_data_are_continued_too(tmp_path, monkeypatch, method):
-    monkeypatch.setattr(chunked, "ROOM", 100)
+    monkeypatch.setattr(chunked, "MAX_NUMBERS", 100)
     fit = fitting(TWO, SEVERAL, method, restarts=3, tol=0.0, max_steps=24)
     whole = fit(progress=False)
     again, died = pieced(fit, tmp_path / "fit", 2)

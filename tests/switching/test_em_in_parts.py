@@ -60,7 +60,7 @@ SUMS: dict[str, tuple[sh.Emission, Tensor, dict[str, Any]]] = {
 
 def small_parts(monkeypatch: pytest.MonkeyPatch, problem: Any, steps: int, cut: bool) -> None:
     numbers = 2 * problem.n_states * problem.series.n_features
-    monkeypatch.setattr(chunked, "ROOM", steps * numbers)
+    monkeypatch.setattr(chunked, "MAX_NUMBERS", steps * numbers)
     monkeypatch.setattr(chunked, "LONG", 8 * numbers if cut else chunked.LONG)
 
 

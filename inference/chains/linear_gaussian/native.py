@@ -72,8 +72,8 @@ class Job(NamedTuple):
         kept = self.kept if keep else 0
 
         def work(part: Any) -> None:
-            room = empty(kept, dtype=torch.float64) if kept else None
-            of(part, pointer(room), self.block, *given)
+            workspace = empty(kept, dtype=torch.float64) if kept else None
+            of(part, pointer(workspace), self.block, *given)
 
         return [partial(work, integers(*part)) for part in parts(self.n_groups, self.seconds * self.n_groups)]
 

@@ -25,7 +25,7 @@ from .tables import Filtered, Tables
 
 _ROWS = {"normal_gamma": lambda size: 4, "gamma": lambda size: 3, "simplex": lambda size: size + 1}
 _DONE, _MORE, _FULL, _NO_MEMORY = range(4)
-_FIRST_ROOM, _WIDEST = 1024, 16  # beginnings for which there is room at first; numbers of two vectors, or more
+_FIRST_CAPACITY, _WIDEST = 1024, 16  # beginnings that fit at first; numbers of two vectors, or more
 _MIN_PAIRS = 20_000  # beginnings and ends that repay a second thread
 
 
@@ -90,14 +90,14 @@ class _Chain:
 
     def forward(self, best: bool, outputs: Any, first: int, end: int) -> None:
         part, at = self.part(first, end), integers(first, 0, 0, 0, 0, 0)
-        capacity = min(self.T, _FIRST_ROOM) + _WIDEST
-        room, by_count = _zeros(5 + self.rows, capacity), empty(self.by_count, dtype=torch.float64)
+        capacity = min(self.T, _FIRST_CAPACITY) + _WIDEST
+        workspace, by_count = _zeros(5 + self.rows, capacity), empty(self.by_count, dtype=torch.float64)
         of, answer = number_from("segments_forward"), _MORE
         while answer != _DONE:
-            answer = of(part, int(best), outputs, at, pointer(room), capacity, pointer(by_count))
+            answer = of(part, int(best), outputs, at, pointer(workspace), capacity, pointer(by_count))
             if answer == _FULL:
-                wider = _zeros(len(room), 2 * capacity)
-                wider[:, :capacity], room, capacity = room, wider, 2 * capacity
+                wider = _zeros(len(workspace), 2 * capacity)
+                wider[:, :capacity], workspace, capacity = workspace, wider, 2 * capacity
             refuse_lack(answer == _NO_MEMORY)
 
     def backward(self, found: Any, outputs: Any, first: int, end: int) -> None:

@@ -43,8 +43,8 @@ def _zeros(*shape: int) -> Tensor:
 def _points(n_directions: int) -> tuple[Tensor, Tensor]:
     """The points [d, P] of means over directions and their log-weights, filled up to whole vectors of any width."""
     nodes, log_weight = grid(n_directions, torch.zeros(0, dtype=torch.float64, device="cpu"))
-    pad, room = torch.nn.functional.pad, (0, -len(nodes) % 8)
-    return pad(nodes.mT, room).contiguous(), pad(log_weight, room, value=-torch.inf)
+    pad, fill = torch.nn.functional.pad, (0, -len(nodes) % 8)
+    return pad(nodes.mT, fill).contiguous(), pad(log_weight, fill, value=-torch.inf)
 
 
 class _Job(NamedTuple):
