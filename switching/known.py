@@ -318,7 +318,7 @@ class FixedBlock(Conjugate):
     prior_is_factor = delegated("block")
     width = delegated("block")
     natural = delegated("block")
-    begin = delegated("block")
+    near = delegated("block")
     reordered = delegated("block")
     point = delegated("block")
     values = delegated("block")

@@ -95,10 +95,10 @@ class DurationBlock(Conjugate):
     def hyperparameters_of(self, eta: Tensor) -> Parameters:
         return prefixed(self._conjugate.hyperparameters_of(eta), PREFIX)
 
-    def begun(self, prior: Parameters, generator: torch.Generator) -> Parameters:
+    def drawn_start(self, prior: Parameters, generator: torch.Generator) -> Parameters:
         """From the prior if it is conjugate, otherwise typical values with factors about 1."""
         if isinstance(self.law, ConjugateEmission) and self.law.is_conjugate:
-            return super().begun(prior, generator)
+            return super().drawn_start(prior, generator)
         typical, supports = self.law.start(with_prefix(prior, PREFIX)), self.law.parameters
         free = {name: free_coordinates(supports[name].support) for name in typical}
         moved = {name: cast(Tensor, free[name].inv(value)) for name, value in typical.items()}

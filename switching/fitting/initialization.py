@@ -63,10 +63,10 @@ class Initialization:
         units = units.near_prior(problem) if near_prior else units
         start = None if options.start is None else start_values(problem, units, options.start)
         volume = float(units.log_volume(problem.series).sum())
-        begin = Initialization(problem, units, units.problem(problem), start, volume, sharing=whole)
+        initial = Initialization(problem, units, units.problem(problem), start, volume, sharing=whole)
         if whole is None or of_sample:
-            return begin
-        return replace(begin, volume=whole.log_volume(units), sample_volume=volume, whole=replace(whole, units=units))
+            return initial
+        return replace(initial, volume=whole.log_volume(units), sample_volume=volume, whole=replace(whole, units=units))
 
 
 def with_fixed(problem: Problem, fixed: Any) -> Problem:

@@ -115,7 +115,7 @@ def climb_guide(
     optimiser = ClippedAdam({"lr": LEARNING_RATE, "lrd": DECAY ** (1 / options.max_steps)})
     svi, saving = SVI(program, guide, optimiser, Bound()), options.saving
     finished = saving.finished("svi")
-    known = saving.begun("svi") if finished is None else finished
+    known = saving.start_loop("svi") if finished is None else finished
     if known is not None:
         losses = set_guide(guide, optimiser, known)
     if finished is not None:
@@ -264,7 +264,7 @@ class Chained:
             self.set(finished)
             return
         sampler = Sampler(density.potential, density.start, options.n_warmup)
-        known, i = saving.begun("chain"), 0
+        known, i = saving.start_loop("chain"), 0
         if known is not None:
             self.set(known["chain"])
             sampler.set(known["sampler"])

@@ -26,9 +26,9 @@ Members = list[list[int]]
 """The numbers of the restarts of each process. One with none runs a restart of another, whose numbers count."""
 
 
-def spread(begin: Callable[[Parameters], Optimizer], whole: Whole | None) -> Callable[[Parameters], Optimizer]:
+def spread(make_optimizer: Callable[[Parameters], Optimizer], whole: Whole | None) -> Callable[[Parameters], Optimizer]:
     """What makes a batch of restarts from parameters `[R, ...]`, of which each process runs some."""
-    return begin if whole is None or whole.ranks.n == 1 else partial(Spread.begun, whole.ranks, begin)
+    return make_optimizer if whole is None or whole.ranks.n == 1 else partial(Spread.of, whole.ranks, make_optimizer)
 
 
 class Spread:
@@ -50,10 +50,10 @@ class Spread:
         self._height: Tensor | None = None
 
     @staticmethod
-    def begun(ranks: Ranks, begin: Callable[[Parameters], Optimizer], values: Parameters) -> "Spread":
+    def of(ranks: Ranks, make_optimizer: Callable[[Parameters], Optimizer], values: Parameters) -> "Spread":
         """The batch that starts from parameters `[R, ...]`."""
         members = shares(_number(values), ranks.n)
-        mine = begin(_part(values, members[ranks.rank]))
+        mine = make_optimizer(_part(values, members[ranks.rank]))
         there = Spread(ranks, members, mine, mine.tables, mine.collapsed)
         there._take(list)
         return there
@@ -89,11 +89,11 @@ class Spread:
         members = self._members if _number(tables) == _number(self.tables) else shares(_number(tables), self._ranks.n)
         there = Spread(self._ranks, members, self._mine, tables, None)
 
-        def begin() -> list[Tensor]:
+        def placed() -> list[Tensor]:
             there._mine = self._mine.at(_part(tables, there._own))
             return [there._mine.height()]
 
-        (there._height,) = there._take(begin)
+        (there._height,) = there._take(placed)
         return there
 
     def height(self) -> Tensor:

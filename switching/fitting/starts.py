@@ -175,12 +175,12 @@ def _from_shares(problem: Problem, near: Parameters, weights: Float[Tensor, "R *
     """The emission after an M-step without a prior."""
     series, n = problem.series, len(weights)
     rows = rows_read(problem.emission, replace(series, noise=None)).flatten(0, -2)
-    begin = {name: value.expand(n, *value.shape[1:]) for name, value in near.items()}
+    start = {name: value.expand(n, *value.shape[1:]) for name, value in near.items()}
     flat = [
         series.powered(table.reshape(n, len(rows), -1)) for table in problem.emission.weights(weights, 0.1 * weights)
     ]
     floor, fixed = variance_floor(series), problem.fixed
-    values = problem.emission.maximize_parts(rows, flat, begin, None, floor).values
+    values = problem.emission.maximize_parts(rows, flat, start, None, floor).values
     beside = [name for one in problem.emission.responses if one.constant in fixed for name in one.coefficients]
     if beside:  # coefficients beside another constant would lead far from the data
         plain = held(values | {name: torch.zeros_like(values[name]) for name in beside}, fixed, problem.parameters)
@@ -208,7 +208,7 @@ def drawn_moves(problem: Problem, generator: torch.Generator) -> Parameters:
     """Parameters of the dynamics, drawn from their default prior."""
     prior, values = problem.dynamics.default_prior(problem.series), {}
     for block in problem.dynamics.blocks.values():
-        values |= block.begun(prior, generator)
+        values |= block.drawn_start(prior, generator)
     return values
 
 

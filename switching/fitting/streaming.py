@@ -139,8 +139,8 @@ def _by_em(fit: Any, problem: Problem, rule: StepRule) -> Result:
     if running is None:
         first = problem.of(_informative(fit.series).to(problem.series.like))  # pyright: ignore[reportOptionalMemberAccess]
         units = Units.of_problem(first).near_prior(first)
-        begun = _expected(_scaled(first, units), units.values(values))
-        running = RunningStatistics(units, begun.sums, begun.n)
+        earlier = _expected(_scaled(first, units), units.values(values))
+        running = RunningStatistics(units, earlier.sums, earlier.n)
     units = running.units
     units.check(problem.series, next(iter(fit.values.values())).dtype)
     scaled = _scaled(problem, units)

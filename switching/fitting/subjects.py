@@ -170,11 +170,11 @@ def fit_subjects(
     """
     known = problem.parameters
     fixed = None if options.fixed is None else spread_out(known, options.fixed, n_subjects)
-    begin = spread_out(known, start, n_subjects)
+    values = spread_out(known, start, n_subjects)
     if not partial and options.start is None:
         with suppress(KeyboardInterrupt), may_interrupt():
-            begin = best_of_subjects(with_fixed(problem, fixed), options, begin)
-    alone = replace(options, restarts=1, start=begin, fixed=fixed, pooled="complete")
+            values = best_of_subjects(with_fixed(problem, fixed), options, values)
+    alone = replace(options, restarts=1, start=values, fixed=fixed, pooled="complete")
     if not partial:
         return fit(problem, alone), problem.prior
     quiet = alone if options.method == "vmp" else alone.before_draws("vmp")

@@ -59,8 +59,8 @@ class UnderPrior(Point):
 
     def expected(self, eta: Float[Tensor, "*plates P"]) -> Any:
         inside = isinstance(self._to[0], SoftmaxTransform)  # a mode may be at the edge, from where no slope leads
-        begin = self.family.expected(eta) if inside else super().expected(eta)
-        wide, weights = [part.double() for part in _parts(begin)], self.family.tilted(eta).double()
+        point = self.family.expected(eta) if inside else super().expected(eta)
+        wide, weights = [part.double() for part in _parts(point)], self.family.tilted(eta).double()
         free = [cast(Tensor, to.inv(part)) for to, part in zip(self._to, wide, strict=True)]
         groups = self.ratio(self.family.statistics(_point(wide))).shape
         shapes = [part.shape[len(groups) :] for part in free]

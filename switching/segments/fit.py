@@ -182,7 +182,7 @@ def held(model: Any, fixed: Any) -> Parameters:
     return checked
 
 
-def begun(model: Any, start: Any) -> Parameters:
+def start_values(model: Any, start: Any) -> Parameters:
     """The values from which a fit begins: those that the user gives, or those of the model, if it has some."""
     if start is None:
         return model.values

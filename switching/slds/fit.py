@@ -158,7 +158,7 @@ def _gone_on(
     here, ranks = replace(problem, series=whole.series), whole.ranks
     newton = options.method == "em" and points.repays(graph)
 
-    def begin(etas: Etas) -> VMP:
+    def make_engine(etas: Etas) -> VMP:
         engine = graph.engine(
             etas | ranks.together(lambda: _paths_under(etas, graph, here)), check=False, linear=LINEAR
         )
@@ -172,7 +172,7 @@ def _gone_on(
 
     some = replace(options, max_steps=min(options.max_steps, BEFORE)) if newton else options
     with reported(options, shift) as report:
-        result = continued_graph(graph, found, some, whole, report, options.n_kept, finish, begin)
+        result = continued_graph(graph, found, some, whole, report, options.n_kept, finish, make_engine)
         ends = [climb for climb in result.climbs if climb.ended not in ("left behind", "merged", "failed")]
         if len(ends) == 1 or result.interrupted:
             return result

@@ -76,7 +76,7 @@ def warmed(engine: VMP, one_chain: bool, kinds: Sequence[str], saving: Checkpoin
     finished = saving.finished(LOOP)
     if finished is not None:
         return engine_in(engine, finished), False
-    known = saving.begun(LOOP)
+    known = saving.start_loop(LOOP)
     held = CHAIN if one_chain else SWITCH
     order = [CHAIN, *(name for name in engine.blocks if name != CHAIN)]
     try:
