@@ -184,23 +184,23 @@ DYNAMICS: Any = Annotated[
 ]
 
 
-def _show_version(asked: bool) -> bool:
-    if asked:
+def _show_version(show: bool) -> bool:
+    if show:
         from .. import __version__
 
         typer.echo(f"samplehold {__version__}")
         raise typer.Exit
-    return asked
+    return show
 
 
-def _list_studies(asked: bool) -> bool:
-    if asked:
+def _list_studies(show: bool) -> bool:
+    if show:
         with one_line_errors():
             check_checkout()
         for name, module in modules().items():
             typer.echo(f"{name:{max(map(len, modules()))}}  {question(module)}")
         raise typer.Exit
-    return asked
+    return show
 
 
 @app.callback()

@@ -109,15 +109,15 @@ def _unused(empty: Tensor | tuple[Tensor, ...]) -> str:
     return f"; {states} less than one expected step: try fewer states, or more restarts"
 
 
-def only_start(asked: str, method: str) -> dict[str, Any]:
+def only_start(cut_off: str, method: str) -> dict[str, Any]:
     """The fields of a fit that was interrupted before its method had a result, so it has the result of another method.
 
     Arguments:
-        asked: the method, such as a sampler without a draw.
-        method: that of the fit from which it starts.
+        cut_off: the method that was interrupted, such as a sampler without a draw.
+        method: the method of the fit from which it starts.
     """
     reason = (
-        f"not converged: interrupted before the first result of {asked}; this is the fit by {method} where it starts"
+        f"not converged: interrupted before the first result of {cut_off}; this is the fit by {method} where it starts"
     )
     return {"method": method, "converged": False, "reason": reason, "interrupted": True}
 

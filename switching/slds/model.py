@@ -54,7 +54,7 @@ from ..user_priors import as_text, is_distribution
 from .forecast import SwitchingForecast, look_ahead
 from .gibbs import SwitchingSampled, gibbs
 from .gpb import SwitchingBelief, SwitchingFiltered, gpb_filter
-from .inference import STARTS, SwitchingPaths, backward, infer, infer_apart
+from .inference import STARTS, SwitchingPaths, infer, infer_apart, kim_paths
 from .joint import Regimes, Simulated
 from .layout import LinearRegimes
 from .problem import SwitchingLinearProblem
@@ -353,7 +353,7 @@ class SwitchingLinearSSM(Model):
         with naming("x"), torch.no_grad():
             values = self.values_like(series.like)
             if order is not None:
-                return backward(self.layout, values, series, order)
+                return kim_paths(self.layout, values, series, order)
             return infer(self.layout, values, series, **options)
 
     def _smoothed(
@@ -364,7 +364,7 @@ class SwitchingLinearSSM(Model):
         with naming("x"), torch.no_grad():
             values = self.values_like(series.like)
             if order is not None:
-                return split(backward(self.layout, values, series, order), lengths)
+                return split(kim_paths(self.layout, values, series, order), lengths)
             paths, ends = infer_apart(self.layout, values, series, **options)
         pairs = zip(split(paths, lengths), ends, strict=True)
         return [replace(one, trace=trace, converged=converged) for one, (trace, converged) in pairs]
