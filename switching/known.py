@@ -139,15 +139,15 @@ def support_beside(support: Constraint, table: Tensor | None) -> Constraint:
     return KnownEntries(support, table)
 
 
-def held(values: Parameters, fixed: Parameters, known: Mapping[str, Parameter]) -> Parameters:
+def with_known(values: Parameters, fixed: Parameters, known: Mapping[str, Parameter]) -> Parameters:
     """Values `[*r, ...]` with the known entries in their places; free probabilities of a row share the rest."""
     return {
-        name: _held(value, fixed[name], known[name].support) if name in fixed else value
+        name: _with_known(value, fixed[name], known[name].support) if name in fixed else value
         for name, value in values.items()
     }
 
 
-def _held(value: Tensor, table: Tensor, support: Constraint) -> Tensor:
+def _with_known(value: Tensor, table: Tensor, support: Constraint) -> Tensor:
     table, free = table.to(value), table.isnan().to(value.device)
     if not bool(free.any()):
         return table.expand_as(value)

@@ -214,8 +214,8 @@ class SubjectDynamics(Dynamics):
 
             part = Marginals(**{f.name: some(getattr(marginals, f.name)) for f in fields(marginals)})  # pyright: ignore[reportArgumentType]
             of_part = Drive(some(drive.inputs, 0), some(drive.gaps, 0), states=some(drive.states, 0))
-            held = of_subject(self.parameters, fixed, i)
-            modes.append(self.dynamics.maximize(part, prior, self.one(values, i), of_part, held))
+            known = of_subject(self.parameters, fixed, i)
+            modes.append(self.dynamics.maximize(part, prior, self.one(values, i), of_part, known))
         return {name: torch.stack([mode[name] for mode in modes], axis) for name in modes[0]}
 
     def start(self, labels: Tensor, series: Series) -> Parameters:

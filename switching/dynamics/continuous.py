@@ -36,7 +36,7 @@ from ..data.packed import rows_of
 from ..data.series import Drive, Series
 from ..emissions.contract import ByGate
 from ..inputs import Inputs, named_or_counted
-from ..known import block_beside, held
+from ..known import block_beside, with_known
 from ..parameters import Parameters, concentration, kept, read_table, widened
 from ..priors import Conjugate, Probabilities
 from ..responses import Positive, Response
@@ -376,7 +376,7 @@ class ContinuousMarkov(Dynamics):
             modes |= self.blocks[NAME].mode(prior, message)
         else:
             modes |= maximal_rates(jumps, times, inputs, prior, values, fixed)
-        return held(kept(modes, values), fixed, self.parameters)
+        return with_known(kept(modes, values), fixed, self.parameters)
 
     def expected_path(
         self, marginals: Marginals, values: Parameters, drive: Drive

@@ -23,7 +23,7 @@ from ...inference.numerics.scalars import check_integer, check_number, check_sta
 from ..data.series import Drive, Series
 from ..emissions.contract import ByGate
 from ..inputs import Inputs, all_inputs, columns_of, count_inputs, named_or_counted, select_columns
-from ..known import block_beside, held
+from ..known import block_beside, with_known
 from ..parameters import Parameters, concentration, kept, widened
 from ..priors import Conjugate, Probabilities
 from ..responses import Response, Shares
@@ -400,7 +400,7 @@ class Markov(Dynamics):
         else:
             counts = self.counts(marginals, lead)["transition"]
             modes |= kept(block_beside(self.blocks["transition"], fixed).mode(prior, counts), values)
-        return held(modes, fixed, self.parameters)
+        return with_known(modes, fixed, self.parameters)
 
     def _maximal_start(
         self, starts: Tensor, prior: Parameters | None, values: Parameters, drive: Drive, fixed: Parameters

@@ -211,7 +211,7 @@ def blocks_of(dynamics: Dynamics, emission: Emission, fixed: Parameters | None =
     }
 
 
-def check_held(problem: Problem) -> None:
+def check_fixed(problem: Problem) -> None:
     """Raise TypeError if message passing cannot hold the known entries of a problem beside its free ones."""
     if not problem.fixed:
         return

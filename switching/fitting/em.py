@@ -82,7 +82,7 @@ class EM:
         """The parameters moved on by `by` times their change since `before`, in coordinates without bounds."""
         known, by = self.problem.parameters, by.to(next(iter(self.tables.values())))
         ahead = {n: _ahead(before[n], now, by, known[n].support) for n, now in self.tables.items()}
-        return self.problem.hold(ahead)
+        return self.problem.admitted(ahead)
 
     def at(self, tables: Parameters) -> "EM":
         there = copy(self)

@@ -18,7 +18,7 @@ from ..parameters import Parameters, reordered
 from ..problem import Problem
 from .alignment import match_states, state_levels
 from .ascent_in_parts import AscentInParts
-from .chain_graph import check_held, is_curved, renumbered
+from .chain_graph import check_fixed, is_curved, renumbered
 from .climbs import Climb
 from .em import EM
 from .em_in_parts import EMInParts, adds_up
@@ -62,7 +62,7 @@ def fit(problem: Problem, options: Options, whole: Whole | None = None) -> Resul
                     block.check_mode(problem.prior)
         by_messages = options.method == "vmp" or (options.method != "em" and _passes_messages(problem))
         if options.method == "vmp":
-            check_held(problem)
+            check_fixed(problem)
         if options.method == "gibbs":
             check_gibbs(problem)
         by_draws = options.method in ("svi", *SAMPLERS)
@@ -83,7 +83,7 @@ def _passes_messages(problem: Problem) -> bool:
     if not conjugate or dynamics.not_conjugate or dynamics.any_priors or problem.series.noise is not None:
         return False
     try:
-        check_held(problem)
+        check_fixed(problem)
     except TypeError:
         return False
     return True
@@ -101,7 +101,7 @@ def _by_draws(initial: Initialization, options: Options, by_messages: bool, whol
         start = _climb(by_messages)(initial, options.before_draws("vmp" if by_messages else "em"))
         problem = initial.problem.about_inputs(start.origin)
         # the mode may have probabilities of 0, which are infinitely far away in free coordinates
-        return start, start.values if by_messages else problem.hold(opened(problem, start.values))
+        return start, start.values if by_messages else problem.admitted(opened(problem, start.values))
 
     start, near = jointly(whole, first_fit)
     if whole is not None:
@@ -170,7 +170,7 @@ def _by_em(initial: Initialization, options: Options) -> Result:
     if occupancy is None:
         occupancy = optimizer({name: value.unsqueeze(0) for name, value in ended.items()}).counted()[0]
     origin = units.stated(values)
-    back = problem.about_inputs(origin).hold(units.about_inputs(origin).back(values))
+    back = problem.about_inputs(origin).admitted(units.about_inputs(origin).back(values))
     return result_of(
         climbs,
         "em",

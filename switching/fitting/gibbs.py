@@ -172,7 +172,7 @@ class _Run:
         return sampled
 
     def _keep(self, sampled: Sampled, problem: Problem) -> None:
-        draw = problem.hold(
+        draw = problem.admitted(
             {name: table.to(problem.series.like) for name, table in self.units.back(self.values).items()}
         )
         self.draws.append({name: table.clone() for name, table in draw.items()})

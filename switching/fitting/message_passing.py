@@ -251,7 +251,7 @@ def fit_vmp(
 
     def values_of(etas: Etas) -> Parameters:
         points = {name: graph.families[name].expected(eta) for name, eta in etas.items()}
-        return problem.hold(graph.collect(points))
+        return problem.admitted(graph.collect(points))
 
     def end(etas: Etas) -> End:
         return End(values_of(etas), graph.chain(etas).smooth().state)

@@ -361,7 +361,7 @@ def _in_data(
     values = units.back(inner(points))
     if problem is None:
         return values
-    return problem.hold({name: value.to(problem.series.like) for name, value in values.items()})
+    return problem.admitted({name: value.to(problem.series.like) for name, value in values.items()})
 
 
 class DrawnParameters(ParameterPosterior):

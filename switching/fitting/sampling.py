@@ -69,7 +69,7 @@ def fit_svi(problem: Problem, options: Options, start: Parameters, whole: Whole 
             return None
         fixed = {name: v.expand(1, DRAWS, *v.shape) for name, v in whole_parameters(problem.fixed).items()}
         free = {name: draw_guide(guide, name)[None] for name in start if name not in fixed}
-    every = problem.hold(units.back(free)) | fixed
+    every = problem.admitted(units.back(free)) | fixed
     draws = {name: every[name] for name in start}
     posterior = DrawnPosterior(draws, problem if whole is None else None)  # whose density would take all data
     return result_of_draws(problem, "svi", posterior, sampled_diagnostics(*bound_of(losses), interrupted), whole)
@@ -360,7 +360,7 @@ def result_of_draws(
     problem: Problem, method: str, posterior: DrawnPosterior, how: dict[str, Any], whole: Whole | None = None
 ) -> Result:
     """A result by draws, whose values are the posterior means."""
-    values = problem.hold(posterior.mean)
+    values = problem.admitted(posterior.mean)
     empty = (problem.occupancy(values) if whole is None else occupancy(problem, whole, values)) < 1.0
     collapsed = torch.zeros_like(empty)
     return Result(

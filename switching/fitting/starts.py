@@ -36,7 +36,7 @@ from ..emissions.clusters import clusters_among
 from ..emissions.contract import Emission
 from ..emissions.driven import rows_read
 from ..entries import Entries, PossibleRows
-from ..known import KnownEntries, held
+from ..known import KnownEntries, with_known
 from ..parameters import Parameters, prefixed
 from ..problem import Problem
 from .spectral import predictive_states
@@ -183,7 +183,9 @@ def _from_shares(problem: Problem, near: Parameters, weights: Float[Tensor, "R *
     values = problem.emission.maximize_parts(rows, flat, start, None, floor).values
     beside = [name for one in problem.emission.responses if one.constant in fixed for name in one.coefficients]
     if beside:  # coefficients beside another constant would lead far from the data
-        plain = held(values | {name: torch.zeros_like(values[name]) for name in beside}, fixed, problem.parameters)
+        plain = with_known(
+            values | {name: torch.zeros_like(values[name]) for name in beside}, fixed, problem.parameters
+        )
         values = problem.emission.maximize_parts(rows, flat, plain, None, floor, fixed).values
     return values
 
@@ -215,7 +217,7 @@ def drawn_moves(problem: Problem, generator: torch.Generator) -> Parameters:
 def stacked(problem: Problem, guesses: list[Parameters]) -> Parameters:
     """All guesses `[R, ...]`, with the fixed parameters at their values."""
     tables = {name: torch.cat([guess[name] for guess in guesses]) for name in guesses[0]}
-    return problem.hold(tables)
+    return problem.admitted(tables)
 
 
 def from_labels(problem: Problem, labels: Int[Tensor, "*b T"]) -> Parameters:
@@ -253,7 +255,7 @@ def _directed(weights: Float[Tensor, "1 *b T K"], problem: Problem) -> Float[Ten
 
 def opened(problem: Problem, values: Parameters) -> Parameters:
     """The values without probabilities of 0, so that every probability can rise."""
-    return problem.hold({name: _opened(value, problem.parameters[name].support) for name, value in values.items()})
+    return problem.admitted({name: _opened(value, problem.parameters[name].support) for name, value in values.items()})
 
 
 # ---- labels and weights of the steps ---------------------------------------------------------------------------------

@@ -103,7 +103,7 @@ def open_values(known: Mapping[str, Parameter], sizes: Mapping[str, int], tables
     return {name: tables.get(name, like.new_full(shape, torch.nan)) for name, shape in shapes.items()}
 
 
-def held(points: Points) -> Points:
+def known_points(points: Points) -> Points:
     """The points of blocks with known entries.
 
     Raises:

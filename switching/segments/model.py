@@ -672,11 +672,11 @@ class Segments(Model):
 
     def _fitted(self, series: Series, options: Options) -> "Fit[Any]":
         from ..fitting.fit import check_enough
-        from .fit import fit_segments, held, start_values
+        from .fit import fit_segments, fixed_tables, start_values
 
         check_enough(series, 1)
         check_rank(series, inputs_of(self.hazard), "the hazard", INTERCEPT)
-        fixed, start = held(self, options.fixed), start_values(self, options.start)
+        fixed, start = fixed_tables(self, options.fixed), start_values(self, options.start)
         model = self.without_values()._scaled(series, fixed)
         kept = {CENTER: INTERCEPT, SCALE: OF_LOCATION}  # what is fixed is that of before, so the prior is too
         model = model._copy(

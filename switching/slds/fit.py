@@ -73,8 +73,8 @@ def fit_switching_linear(problem: SwitchingLinearProblem, options: Options, whol
     priors = under_conjugate(users, priors_of(layout, step_variance(path, scaled)))
     rebased = options.prior is not None and not known.tables
     graph = graph_of(layout, scaled, priors, *paths, _collect(layout, known), rebased, users.shifts)
-    held = layout.held(known.inner)
-    graph, brief = _in_fit(graph.held(held), users, options)
+    known_at = layout.known_points(known.inner)
+    graph, brief = _in_fit(graph.fixed_at(known_at), users, options)
     start = {name: learned[name].expand(len(kinds), *priors[name].shape) for name in ALONE}
     engine = brief.engine(graph.start(len(kinds)) | start, check=False, linear=LINEAR)
     search = partial(_searched, engine, graph, kinds, users, problem, options, -volume)
@@ -88,7 +88,7 @@ def fit_switching_linear(problem: SwitchingLinearProblem, options: Options, whol
             None if layout.n_regimes == 1 else blank.linear.new_zeros(*everywhere.inside.shape, layout.n_regimes)
         )
         graph = graph_of(layout, everywhere, priors, blank, log_weight, _collect(layout, known), rebased, users.shifts)
-        graph, _ = _in_fit(replace(graph, ranks=whole.ranks, alike=True).held(held), users, options)
+        graph, _ = _in_fit(replace(graph, ranks=whole.ranks, alike=True).fixed_at(known_at), users, options)
         everything = -whole.log_volume(units)
         result = _gone_on(found, graph, problem, options, whole, everything).raised(everything, -volume)
         scaled = everywhere
@@ -194,8 +194,8 @@ def _in_fit(graph: Graph, users: InFit, options: Options) -> tuple[Graph, Graph]
     """The graph of a fit, at points by "em", and the one while starts are annealed."""
     if options.method != "em":
         return graph, graph
-    points, held = _at_points(graph, options.prior is None), users.layout.held(users.known.inner)
-    under = partial(families_under, users, points.families, graph.priors, held)
+    points, known_at = _at_points(graph, options.prior is None), users.layout.known_points(users.known.inner)
+    under = partial(families_under, users, points.families, graph.priors, known_at)
     return replace(points, families=under()), replace(points, families=under(max_steps=BRIEF))
 
 

@@ -122,7 +122,7 @@ def climb_of(monkeypatch: pytest.MonkeyPatch, kind: str, n: int) -> tuple[Any, A
     prior, fixed = (None, {"df": DEGREES}) if fixed is None else (problem.prior, fixed)
     problem = replace(problem, prior=prior, fixed=fixed)
     assert not adds_up(problem)
-    start = problem.hold(first_guesses(problem, n, 0).values)
+    start = problem.admitted(first_guesses(problem, n, 0).values)
     small_parts(monkeypatch, problem, 20, cut=False)
     return problem, AscentInParts(problem, Whole.of(model.read(in_file(problem.series))), start, 1e-9)
 

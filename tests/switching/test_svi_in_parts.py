@@ -78,7 +78,7 @@ def test_knowledge_about_steps_and_lags_stay_in_their_places(monkeypatch, cut):
     for model, given in [(random_model("copy", "normal"), {"noise": x.square()}), (lagged, {})]:
         problem = model.problem(x, **known, **given)
         start = {name: table[0] for name, table in first_guesses(problem, 1, 0).values.items()}
-        check_evidence(problem, model.with_values(problem.hold(start)))
+        check_evidence(problem, model.with_values(problem.admitted(start)))
 
 
 @pytest.mark.parametrize(("dynamics", "emission"), [("markov", "normal"), ("copy", "gated"), ("inputs", "categorical")])
