@@ -243,7 +243,7 @@ class Model(Named, ABC):
         return figures
 
     @abstractmethod
-    def _panels(self, whole: Series, sequence: int, level: float) -> "Panels":
+    def _panels(self, full_data: Series, sequence: int, level: float) -> "Panels":
         """The panels of the figure of one sequence."""
 
     @abstractmethod
@@ -358,13 +358,13 @@ class Model(Named, ABC):
             if expected[name] != tuple(table.shape):
                 raise ValueError(f"prior: got {name} of shape {tuple(table.shape)}, expected {expected[name]}.")
             tables[name] = table.detach().to(self.prior[name].device)
-        whole = self.prior | tables
+        complete = self.prior | tables
         try:
-            self._check_prior(whole)
+            self._check_prior(complete)
         except (ValueError, RuntimeError) as error:
             reason = " ".join(str(error).split())
             raise ValueError(f"prior: got {sorted(prior)}, which do not form a prior: {reason}") from None
-        model = self._copy(self.values, whole)
+        model = self._copy(self.values, complete)
         vars(model).update(_chosen=self._chosen | set(tables))
         return model
 

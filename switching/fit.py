@@ -193,9 +193,9 @@ class Fit(Estimates, Generic[Model]):
             ValueError: there is no such subject.
         """
         model = self._model.of(name)
-        whole, i = self._model.read(self._given(None)), self._model.subjects.index(str(name))
-        members = (whole.subjects == i).nonzero().flatten()
-        series = whole.one(int(members[0])) if len(members) == 1 else whole.part(members)
+        full_data, i = self._model.read(self._given(None)), self._model.subjects.index(str(name))
+        members = (full_data.subjects == i).nonzero().flatten()
+        series = full_data.one(int(members[0])) if len(members) == 1 else full_data.part(members)
         series = replace(series, subjects=None, subject_names=None, checked=None)
         posterior = self.posterior and subject_posterior(self.posterior, self._model, model, series, i)
         fixed = of_subject(self._model.known, self.held, i)

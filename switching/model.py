@@ -824,10 +824,10 @@ class SwitchingSSM(Model):
         series = replace(series, features=names) if names and series.features is None else series
         return numbered(series, self.subjects) if self.subjects else series
 
-    def _panels(self, whole: Series, sequence: int, level: float) -> "Panels":
+    def _panels(self, full_data: Series, sequence: int, level: float) -> "Panels":
         from .views.panels import Panels, described, emitted, ends_of, level_colors, within_support
 
-        problem, emission = self.problem(whole.one(sequence).cpu()), self.emission
+        problem, emission = self.problem(full_data.one(sequence).cpu()), self.emission
         values = {name: value.detach() for name, value in self.values_like(problem.series.like).items()}
         chain = problem.chain(values)
         smoothed, used = chain.smooth(), chain.marginals()

@@ -386,8 +386,8 @@ class Series(Record):
     @property
     def drive(self) -> Drive:
         """The inputs and gaps of the observed steps."""
-        whole = self.whole_drive
-        return whole if whole is NO_DRIVE or self.n_driven == self.n_steps else whole.at(slice(0, self.n_steps))
+        drive = self.whole_drive
+        return drive if drive is NO_DRIVE or self.n_driven == self.n_steps else drive.at(slice(0, self.n_steps))
 
     @property
     def ahead(self) -> Drive:

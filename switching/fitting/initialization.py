@@ -81,8 +81,8 @@ def with_fixed(problem: Problem, fixed: Any) -> Problem:
     tables = {name: read_table(value, f"fixed[{name!r}]") for name, value in fixed.items()}
     tables = {name: table for name, table in tables.items() if not bool(table.isnan().all())}
     free = {name: table.isnan() for name, table in tables.items()}
-    whole, called = _completed(problem, units, "fixed", tables)
-    known = {name: whole[name][0] for name in called}
+    completed, called = _completed(problem, units, "fixed", tables)
+    known = {name: completed[name][0] for name in called}
     for name, given in called.items():
         if bool(free[given].any()):
             known[name] = _with_gaps(problem.parameters[name].support, known[name], free[given])
@@ -110,10 +110,10 @@ def start_values(problem: Problem, units: Units, start: Any) -> Parameters:
     """
     other, start = getattr(getattr(start, "model", start), "origin", None), values_of_model(start)
     if isinstance(start, Mapping):
-        whole = _completed(problem, units, "start", start)[0]
+        completed = _completed(problem, units, "start", start)[0]
         if problem.prior is not None:
-            check_start(problem.dynamics.any_priors, whole, problem.fixed)
-        return units.about_inputs(_apart(other, problem.series)).values(whole)
+            check_start(problem.dynamics.any_priors, completed, problem.fixed)
+        return units.about_inputs(_apart(other, problem.series)).values(completed)
     return from_labels(units.problem(problem), _labels(problem, start))
 
 
@@ -157,10 +157,10 @@ def _completed(
             name: _filled(name, value, known[name_of[name]].support, shown[name]) if shown else value
             for name, value in some.items()
         }
-        whole = problem.values_of(guess | filled)
+        completed = problem.values_of(guess | filled)
     except ValueError as error:
         raise ValueError(f"{argument}: {error}") from None
-    return {name: value.detach().to(problem.series.like)[None] for name, value in whole.items()}, called
+    return {name: value.detach().to(problem.series.like)[None] for name, value in completed.items()}, called
 
 
 def _filled(name: str, value: Any, support: Constraint, guess: Tensor) -> Any:

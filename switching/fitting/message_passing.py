@@ -79,14 +79,14 @@ class Passing:
     def select(self, restarts: Tensor) -> "Passing":
         selected = Passing(self.engine.select(restarts), self.graph, self.fresh)
         if isinstance(self.engine, VMP):
-            whole, rows = (self.engine.state(self.graph.kept), restarts) if self._rows is None else self._rows
-            selected._rows = whole, rows if self._rows is None else rows[restarts]
+            state, rows = (self.engine.state(self.graph.kept), restarts) if self._rows is None else self._rows
+            selected._rows = state, rows if self._rows is None else rows[restarts]
         return selected
 
     def state(self) -> dict[str, Any]:
         """That of the engine of all restarts of the last step, on which the rounding of the paths depends."""
-        whole, rows = (self.engine.state(self.graph.kept), None) if self._rows is None else self._rows
-        return {"engine": whole, "rows": rows, "fresh": self.fresh}
+        state, rows = (self.engine.state(self.graph.kept), None) if self._rows is None else self._rows
+        return {"engine": state, "rows": rows, "fresh": self.fresh}
 
     def resumed(self, state: dict[str, Any]) -> "Passing":
         there = Passing(engine_in(self.graph, state["engine"]), self.graph, state["fresh"])

@@ -115,8 +115,8 @@ class Spread:
 
     def resumed(self, state: dict[str, Any]) -> "Spread":
         """The batch with a state that one process alone had."""
-        whole = self._mine.resumed(state)
-        return self._moved(whole.tables, whole.collapsed)
+        alone = self._mine.resumed(state)
+        return self._moved(alone.tables, alone.collapsed)
 
     def _moved(self, tables: dict[str, Any], collapsed: Tensor | None) -> "Spread":
         """Restarts at these tables, in equal shares."""

@@ -180,14 +180,14 @@ def fit_subjects(
     quiet = alone if options.method == "vmp" else alone.before_draws("vmp")
     first = fit(problem, quiet)
     here = problem.about_inputs(first.origin)
-    whole = fit_population(replace(here, fixed=first.held), quiet, first.posterior, partial)
-    whole = replace(whole, origin=first.origin)
-    here = replace(here, prior=whole.posterior.problem.prior)
+    found = fit_population(replace(here, fixed=first.held), quiet, first.posterior, partial)
+    found = replace(found, origin=first.origin)
+    here = replace(here, prior=found.posterior.problem.prior)
     assert here.prior is not None
     prior = here.prior | ({CENTER: problem.prior[CENTER]} if problem.prior and CENTER in problem.prior else {})
-    if options.method == "vmp" or whole.interrupted:
-        as_asked = options.method == whole.method
-        return whole if as_asked else replace(whole, **only_start(options.method, whole.method)), prior
-    result = fit(here, replace(alone, start=whole.values))
+    if options.method == "vmp" or found.interrupted:
+        as_asked = options.method == found.method
+        return found if as_asked else replace(found, **only_start(options.method, found.method)), prior
+    result = fit(here, replace(alone, start=found.values))
     origins = [origin for origin in (first.origin, result.origin) if origin is not None]
     return replace(result, origin=sum(origins) if origins else None), prior

@@ -49,9 +49,9 @@ class UnderPrior(Point):
         super().__init__(family)
         self.max_steps = max_steps
         self.ratio, self.known = ratio, None if known is None else _parts(known)
-        whole = getattr(family, "family", family)
-        self._to: list[Transform] = [SoftmaxTransform()] if isinstance(whole, Dirichlet) else [identity_transform]
-        self._to += [DefiniteTransform()] if isinstance(whole, MatrixNormalWishart) else []
+        inner = getattr(family, "family", family)
+        self._to: list[Transform] = [SoftmaxTransform()] if isinstance(inner, Dirichlet) else [identity_transform]
+        self._to += [DefiniteTransform()] if isinstance(inner, MatrixNormalWishart) else []
 
     def kl_of(self, statistics: Float[Tensor, "*plates P"], eta0: Float[Tensor, "*#plates P"]) -> Tensor:
         ratio = self.ratio(statistics)

@@ -140,10 +140,10 @@ def residuals(model: Any, x: Any, seed: Seed = 0, **given: Unpack[Given]) -> Res
     problem = model.problem(x, **given)
     if not has_residuals(problem):
         raise TypeError(f"model: got a {model.name}, but pseudo-residuals are those of a SwitchingSSM or of Segments.")
-    whole = problem.double()
-    values = model.product_of(model.values_like(whole.series.like))
-    with naming("x"), seeded(seed, whole.series.like):
-        ends = whole.steps(lambda part: limits_before(part, values))
+    double = problem.double()
+    values = model.product_of(model.values_like(double.series.like))
+    with naming("x"), seeded(seed, double.series.like):
+        ends = double.steps(lambda part: limits_before(part, values))
     below, at = (ends[name].cpu().numpy() for name in ("below", "at"))
     share = torch.rand(below.shape, dtype=torch.float64, generator=generator_of(seed), device="cpu").numpy()
     scores = ndtri(np.clip(below + share * (at - below), LEAST, 1 - LEAST))

@@ -73,8 +73,8 @@ def _as_known(graph: Graph, problem: LinearProblem, known: Known, options: Optio
     if known.tables:
         emission = problem.emission
         assert isinstance(emission, LinearEmission)
-        whole = open_values(problem.parameters, sizes(problem.dynamics, emission), known.inner)
-        return graph.fixed_at(known_points(one_point(whole, emission, inverse_in_groups)))
+        tables = open_values(problem.parameters, sizes(problem.dynamics, emission), known.inner)
+        return graph.fixed_at(known_points(one_point(tables, emission, inverse_in_groups)))
     if options.prior is None:
         return graph
     return replace(graph, rebase=partial(rebase, paths=[block.name for block in graph.paths]))

@@ -587,10 +587,10 @@ class LinearSSM(Model):
         structured = isinstance(self.emission, Irregular) and not has_posterior
         return StructureFit if structured else super()._kind_of_fit(has_posterior)
 
-    def _panels(self, whole: Series, sequence: int, level: float) -> "Panels":
+    def _panels(self, full_data: Series, sequence: int, level: float) -> "Panels":
         from ..views.panels import given_all
 
-        series = whole.one(sequence).cpu()
+        series = full_data.one(sequence).cpu()
         smoothed = self.smooth(series)
         emission, noise, offset = self.emission.sights(self.values_like(series.observations), series.drive.inputs)
         mean = (emission @ smoothed.mean.unsqueeze(-1)).squeeze(-1) + (0.0 if offset is None else offset)

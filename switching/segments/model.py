@@ -700,14 +700,14 @@ class Segments(Model):
 
         return SegmentFit
 
-    def _panels(self, whole: Series, sequence: int, level: float) -> "Panels":
+    def _panels(self, full_data: Series, sequence: int, level: float) -> "Panels":
         """Colours alternate between the segments of the most probable segmentation. The bands of parameters include the
         uncertainty of the segmentation."""
         from ..views.panels import MOST_CURVES, TWO_COLORS, Curve, Panels, curves_of, ends_of, within_support
         from ..views.segment_tables import columns
 
-        smoothed, best = self._of_one(whole, sequence)
-        series, seen, curves = whole.one(sequence), SEEN.get(self.emission.name), {}
+        smoothed, best = self._of_one(full_data, sequence)
+        series, seen, curves = full_data.one(sequence), SEEN.get(self.emission.name), {}
         look: dict[str, Any] = {"best": best.path % 2, "colors": TWO_COLORS}
         begins, gates = best.redraw.nonzero().flatten().tolist()[1:], {"change": smoothed.change}
         about = " and its most probable segments, with "
@@ -726,17 +726,17 @@ class Segments(Model):
         about += f"means and {100 * level:g}% bands of parameters"
         return Panels(about, features, curves=curves, gates=gates, begins=begins)
 
-    def _of_one(self, whole: Series, sequence: int) -> tuple[Any, Any]:
+    def _of_one(self, full_data: Series, sequence: int) -> tuple[Any, Any]:
         """The belief and the most probable segmentation of one sequence; if changes are shared, given all sequences."""
         if not self.shared:
-            one = whole.one(sequence)
+            one = full_data.one(sequence)
             return self.smooth(one), self.viterbi(one)
-        n = len(whole.batch_shape)
+        n = len(full_data.batch_shape)
 
         def part(table: Tensor) -> Tensor:
-            return table.flatten(0, n - 1)[sequence][: int(whole.last.flatten()[sequence]) + 1] if n else table
+            return table.flatten(0, n - 1)[sequence][: int(full_data.last.flatten()[sequence]) + 1] if n else table
 
-        smoothed, best = self.smooth(whole), cast(Any, self.viterbi(whole))
+        smoothed, best = self.smooth(full_data), cast(Any, self.viterbi(full_data))
         mean, sd = ({name: part(table) for name, table in tables.items()} for tables in (smoothed.mean, smoothed.sd))
         one = replace(smoothed, change=part(smoothed.change), mean=mean, sd=sd)
         return one, replace(best, path=part(best.path), redraw=part(best.redraw))

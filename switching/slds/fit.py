@@ -284,8 +284,8 @@ def _user_labels(problem: SwitchingLinearProblem, options: Options) -> Tensor:
         with torch.no_grad():
             return infer(layout, values, series).state.argmax(-1)
     table, expected = to_tensor(start, "start"), tuple(problem.series.observations.shape[:-1])
-    whole = tuple(table.shape) == expected and bool((table % 1 == 0).all())
-    if not whole or bool((table < 0).any()) or bool((table >= layout.n_regimes).any()):
+    are_labels = tuple(table.shape) == expected and bool((table % 1 == 0).all())
+    if not are_labels or bool((table < 0).any()) or bool((table >= layout.n_regimes).any()):
         raise ValueError(
             f"start: got labels of shape {tuple(table.shape)}, expected {expected}, a regime from 0 to "
             f"{layout.n_regimes - 1} for each step; or give a model, or values by name."

@@ -582,10 +582,10 @@ class SwitchingLinearSSM(Model):
         result = fit_switching_linear(self.problem(sample), options, whole)
         return Fit.of(result, self._copy(result.values))
 
-    def _panels(self, whole: Series, sequence: int, level: float) -> "Panels":
+    def _panels(self, full_data: Series, sequence: int, level: float) -> "Panels":
         from ..views.panels import MOST_CURVES, curves_of, ends_of, given_all, strip
 
-        smoothed = self.smooth(whole.one(sequence).cpu())
+        smoothed = self.smooth(full_data.one(sequence).cpu())
         mean, variance = self._expected(smoothed)
         regimes, colors = strip(smoothed.state)
         latents, one = {}, self.layout.one_chain
@@ -609,8 +609,8 @@ class SwitchingLinearSSM(Model):
         noise = parts["observation_noise"].unsqueeze(1)
         variance = (emission @ smoothed.covariance @ emission.mT + noise).diagonal(dim1=-2, dim2=-1)
         share = smoothed.state.mT.unsqueeze(-1)
-        whole = (share * mean).sum(0)
-        return whole, (share * (variance + (mean - whole).square())).sum(0)
+        mixed = (share * mean).sum(0)
+        return mixed, (share * (variance + (mean - mixed).square())).sum(0)
 
 
 def _options(starts: str | Sequence[str], max_steps: int, tol: float, seed: Seed) -> dict[str, Any]:

@@ -78,9 +78,9 @@ def users_of(layout: LinearRegimes, known: Known, method: str) -> InFit:
         ValueError: entries held where a prior has no density; a prior that is not conjugate beside entries of its
             parameter that are held, or for message passing; for a mode one with an infinite density.
     """
-    whole = {name: table for name, table in known.tables.items() if not bool(table.isnan().any())}
-    check_possible(layout, whole, "fixed")
-    users = {name: one for name, one in layout.user_priors.items() if name not in whole}
+    fully_known = {name: table for name, table in known.tables.items() if not bool(table.isnan().any())}
+    check_possible(layout, fully_known, "fixed")
+    users = {name: one for name, one in layout.user_priors.items() if name not in fully_known}
     if layout.n_regimes == 1:  # then there is no switch
         users = {name: one for name, one in users.items() if not name.endswith("_probs")}
     conjugate = {name: one for name, one in users.items() if is_conjugate(layout, one, known, method)}
@@ -175,10 +175,10 @@ def _recurrence_under(layout: LinearRegimes, prior: UserPrior, eta: Tensor, know
     d: Any = prior.distribution
     q, n, like = Gaussian().usual(eta), layout.n_latent, eta.new_zeros(layout.n_regimes, layout.n_regimes - 1)
     loc, scale = (expanded(prior.called, number, like).mT for number in (d.loc, d.scale))
-    whole = torch.cat([q.loc[..., :n], loc], -1)
+    joined = torch.cat([q.loc[..., :n], loc], -1)
     precision = q.precision.clone()
     precision.diagonal(dim1=-2, dim2=-1)[..., n:] = scale.square().reciprocal()
-    return Gaussian().natural(whole, precision)
+    return Gaussian().natural(joined, precision)
 
 
 def _sights_under(layout: LinearRegimes, prior: UserPrior, eta: Tensor, known: Known) -> Tensor:

@@ -112,8 +112,8 @@ def _smooth(
                 else:
                     tl.store(in_held + by_held + now * states, by_hold, row)
             posterior = tl.where(inside, by_hold + redrawn * belief, posterior)
-        whole = tl.sum(posterior, 1, keep_dims=True)
-        posterior = posterior / tl.where(whole > 0, whole, 1.0)  # so that rounding does not add up
+        total = tl.sum(posterior, 1, keep_dims=True)
+        posterior = posterior / tl.where(total > 0, total, 1.0)  # so that rounding does not add up
         found = following
         noted = noted_those
         t -= AHEAD

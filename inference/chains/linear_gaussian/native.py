@@ -49,7 +49,7 @@ class Job(NamedTuple):
     n_groups: int
     kept: int  # numbers that a group keeps of all steps
     seconds: float  # that all steps of a set take, about
-    whole: bool = True  # whether every result has all steps
+    all_steps: bool = True  # whether every result has all steps
 
     @property
     def faults(self) -> Tensor:
@@ -58,7 +58,7 @@ class Job(NamedTuple):
     def new(self, *axes: int, by_set: bool = False, dtype: torch.dtype | None = None) -> Tensor:
         """Zeros where not everything is going to be written."""
         table = empty(*(self.shared if by_set else self.batch), *axes, dtype=dtype or self.tables.x.dtype)
-        return table if self.whole else table.zero_()
+        return table if self.all_steps else table.zero_()
 
     def over_sets(self, name: str, *others: Any, dtype: torch.dtype | None = None) -> list[Callable[[], None]]:
         """Tasks that cover all sets of covariances."""
@@ -191,7 +191,7 @@ def _job(inputs: Sequence[Any], *, smoothing: bool = False, by_step: bool = Fals
     )  # fmt: skip
     job.run(job.over_sets("kalman_factors"))
     failed = n_sets > 0 and int(fault.max()) >= 0
-    return job._replace(whole=tables.lengths is None and not failed)
+    return job._replace(all_steps=tables.lengths is None and not failed)
 
 
 @op.evidence.kernel("cpu")
@@ -240,7 +240,7 @@ def sample(*inputs: Any) -> Results:
     check_given("diffuse_noise", diffuse_noise, (n, *job.batch, n_diffuse), dtype)
     noise, diffuse_noise = (x.detach().contiguous() for x in (noise, diffuse_noise))
     path = empty(*noise.shape, dtype=noise.dtype)
-    path = path if job.whole else path.zero_()
+    path = path if job.all_steps else path.zero_()
     job.run(job.over_groups("kalman_draw", len(path), noise, diffuse_noise, path, keep=True))
     return path, job.faults
 
