@@ -309,8 +309,8 @@ def arguments(distribution: Distribution) -> dict[str, Any] | None:
         return None
     names = [name for name in inspect.signature(kind.__init__).parameters if name in distribution.arg_constraints]
     for forms in ALTERNATIVES:  # a distribution keeps the one that was given, and then those that were asked for
-        given = next((name for name in vars(distribution) if name in forms), None)
-        names = [name for name in names if name not in forms or given in (None, name)]
+        kept = next((name for name in vars(distribution) if name in forms), None)
+        names = [name for name in names if name not in forms or kept in (None, name)]
     own = [name for name in names if name in vars(distribution)]
     sizes: dict[str, Any] = {"dim": distribution.event_shape[-1]} if isinstance(distribution, dist.LKJ) else {}
     for some in (names, own):

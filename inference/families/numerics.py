@@ -36,13 +36,13 @@ def steps(df: Tensor, dim: int) -> Tensor:
     return (df[..., None] - torch.arange(dim, dtype=df.dtype, device=df.device)) / 2
 
 
-def pack(*parts: Tensor) -> Tensor:
+def pack(*tables: Tensor) -> Tensor:
     """Concatenate along the last axis, and broadcast the plates before it."""
-    shapes = {part.shape[:-1] for part in parts}
+    shapes = {table.shape[:-1] for table in tables}
     if len(shapes) > 1:
         plates = broadcast_shapes(*shapes)
-        parts = tuple(part.expand(*plates, -1) for part in parts)
-    return torch.cat(parts, -1)
+        tables = tuple(table.expand(*plates, -1) for table in tables)
+    return torch.cat(tables, -1)
 
 
 def log_gamma_draw(shape: Tensor, generator: Generator | None) -> Tensor:

@@ -163,7 +163,7 @@ def _draws(family: VectorFamily[Any], eta: Float[Tensor, "*lead n P"], n: int, g
     point, lead = family.point, (n, *eta.shape[:-2])
     if isinstance(point, Tensor):
         return point.expand(*lead, *point.shape)
-    return LocPrecision(*(part.expand(*lead, *part.shape) for part in vars(point).values()))
+    return LocPrecision(*(table.expand(*lead, *table.shape) for table in vars(point).values()))
 
 
 def _put(full: LocPrecision, part: LocPrecision, plates: Any, columns: Tensor) -> None:
@@ -197,17 +197,17 @@ def given_in_part(family: VectorFamily[Any], point: Any) -> VectorFamily[Any]:
         point = LocPrecision(point.loc, free)
     parts = [point] if isinstance(point, Tensor) else list(vars(point).values())
     if not isinstance(family, SCALAR):
-        alike = all(bool(part.isnan().all()) or not bool(part.isnan().any()) for part in parts)
+        alike = all(bool(table.isnan().all()) or not bool(table.isnan().any()) for table in parts)
         entries = isinstance(family, Dirichlet | Gaussian) or (isinstance(family, NormalWishart) and not alike)
         return given_entries(family, point) if entries else given(family, point)
     parts = list(torch.broadcast_tensors(*parts))
-    groups = _alike(torch.stack([part.isnan().flatten() for part in parts], -1))
+    groups = _alike(torch.stack([table.isnan().flatten() for table in parts], -1))
     if len(groups) == 1:
         return given(family, point)
     pieces = []
     for plates in groups:
-        known = [part.flatten()[plates] for part in parts]
-        free = all(bool(part.isnan().all()) for part in known)
+        known = [table.flatten()[plates] for table in parts]
+        free = all(bool(table.isnan().all()) for table in known)
         some = known[0] if isinstance(point, Tensor) else type(point)(*known)
         pieces.append(Piece(family if free else given(family, some), plates))
     return InPieces(family, parts[0].shape, pieces)

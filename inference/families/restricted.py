@@ -181,7 +181,7 @@ def given(family: VectorFamily[Any], point: Any) -> VectorFamily[Any]:
     Raises:
         TypeError: a family whose parts cannot be known separately.
     """
-    free = [bool(part.isnan().any()) for part in _parts(point)]
+    free = [bool(table.isnan().any()) for table in _parts(point)]
     if not any(free):
         return Held(family, point)
     if isinstance(family, Gaussian):

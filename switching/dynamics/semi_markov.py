@@ -306,9 +306,9 @@ class SemiMarkov(Dynamics):
         seen = torch.where((steps < n_seen.unsqueeze(-1)).unsqueeze(-1), seen, 0.0)
         rows = self._lasting(self._rows(values, n_batch, n_steps + horizon), n_steps + horizon).to(table)
         first = None if first is None else self._lasting(first, n_steps + horizon).to(table)
-        longer = SemiMarkovChain(start, moves, rows, seen, n_seen + horizon, log_first_duration=first)
+        extended = SemiMarkovChain(start, moves, rows, seen, n_seen + horizon, log_first_duration=first)
         place = n_seen.unsqueeze(-1) + steps[:horizon]
-        state = longer.smooth().state.take_along_dim(place.unsqueeze(-1), -2)
+        state = extended.smooth().state.take_along_dim(place.unsqueeze(-1), -2)
         return ByGate(state, torch.zeros_like(state))
 
     def log_start(self, values: Parameters, drive: Drive) -> Tensor:

@@ -79,7 +79,7 @@ class Spread:
     def extrapolated(self, before: dict[str, Any], by: Tensor) -> dict[str, Any] | None:
         def ahead() -> dict[str, Any] | None:
             with deferred():
-                there = self._mine.extrapolated(_part(before, self._own), by[self._own])
+                there = self._mine.extrapolated(_part(before, self._ours), by[self._ours])
             return None if there is None else _sent(there)
 
         parts = self._ranks.gathered(ahead)
@@ -90,7 +90,7 @@ class Spread:
         there = Spread(self._ranks, members, self._mine, tables, None)
 
         def placed() -> list[Tensor]:
-            there._mine = self._mine.at(_part(tables, there._own))
+            there._mine = self._mine.at(_part(tables, there._ours))
             return [there._mine.height()]
 
         (there._height,) = there._take(placed)
@@ -106,7 +106,7 @@ class Spread:
         tables, collapsed = _part(self.tables, chosen), None if self.collapsed is None else self.collapsed[chosen]
         stay = [[chosen.index(i) for i in own if i in chosen] for own in self._members]
         if all(0 < len(own) <= math.ceil(len(chosen) / self._ranks.n) for own in stay):
-            own = torch.tensor([place for place, i in enumerate(self._own) if i in chosen], device=restarts.device)
+            own = torch.tensor([place for place, i in enumerate(self._ours) if i in chosen], device=restarts.device)
             return Spread(self._ranks, stay, self._mine.select(own), tables, collapsed)
         return self._moved(tables, collapsed)
 
@@ -127,7 +127,7 @@ class Spread:
     # ---- what all processes know -------------------------------------------------------------------------------------
 
     @property
-    def _own(self) -> list[int]:
+    def _ours(self) -> list[int]:
         return self._members[self._ranks.rank]
 
     def _take(self, compute: Callable[[], list[Tensor]]) -> list[Tensor]:

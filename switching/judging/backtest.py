@@ -19,7 +19,7 @@ from torch import Tensor
 from ...inference.numerics.checks import ImpossibleError
 from ...inference.numerics.interrupts import importing, interruptible, may_interrupt
 from ...inference.numerics.randomness import Seed
-from ...inference.numerics.scalars import check_integer, check_probability, what
+from ...inference.numerics.scalars import check_integer, check_probability, kind_of
 from ..data.series import Series
 from ..data.timeline import time_index
 from ..emissions.contract import ByGate
@@ -138,7 +138,7 @@ def backtest(
     Gneiting & Raftery 2007, for `crps`; Brockwell 2007, *Universal residuals*, for `pit`.
 
     See Also:
-        `select`, which chooses a model; `Forecast`, what is scored; docs/how_to/forecast_and_backtest.md, a worked
+        `select`, which chooses a model; `Forecast`, which is scored; docs/how_to/forecast_and_backtest.md, a worked
         case.
 
     >>> import samplehold as sh
@@ -148,7 +148,7 @@ def backtest(
     (4, ['state', 'state_0', 'state_1'])
     """
     if not is_model(model):
-        raise TypeError(f"model: got {what(model)}, expected a model such as a SwitchingSSM.")
+        raise TypeError(f"model: got {kind_of(model)}, expected a model such as a SwitchingSSM.")
     refit_every, level = check_integer("refit_every", refit_every), check_probability("level", level, proper=True)
     horizons = _horizons(horizon)
     given, options = split(options)

@@ -156,7 +156,7 @@ def _tests(found: Residuals) -> Iterator[Finding]:
     if not lags:
         yield Finding("autocorrelation", "unknown, because too few residuals follow each other", True)
         return
-    squared = replace(found, table=found.table**2, sequences=tuple(part**2 for part in found.sequences))
+    squared = replace(found, table=found.table**2, sequences=tuple(one**2 for one in found.sequences))
     for subject, series in (("autocorrelation", found), ("of squares", squared)):
         p = series.ljung_box(lags)["p_value"]
         yield Finding(

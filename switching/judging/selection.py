@@ -23,7 +23,7 @@ from torch.distributions import constraints
 
 from ...inference.numerics.interrupts import importing, interruptible, may_interrupt
 from ...inference.numerics.ranks import Ranks
-from ...inference.numerics.scalars import check_choice, check_integer, what
+from ...inference.numerics.scalars import check_choice, check_integer, kind_of
 from ..data.series import Series
 from ..fitting.agreement import check_equal
 from ..problem import Problem
@@ -206,7 +206,7 @@ def _model(make: Any, candidate: Any) -> Any:
         )
     model = make(candidate)
     if not is_model(model):
-        raise TypeError(f"make: got {what(model)} for {candidate!r}, expected a model such as a SwitchingSSM.")
+        raise TypeError(f"make: got {kind_of(model)} for {candidate!r}, expected a model such as a SwitchingSSM.")
     return model
 
 

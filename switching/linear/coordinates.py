@@ -133,8 +133,8 @@ class TableCoordinates:
     def of(self, values: Parameters) -> Float[Tensor, "*r P"]:
         """The coordinates of parameters."""
         at, lead = one_point(values, self.emission), values["initial_mean"].ndim - 1
-        parts = [part for name in self.free for part in (at[name].loc, DefiniteTransform().inv(at[name].precision))]
-        return torch.cat([cast(Tensor, part).flatten(lead) for part in parts], -1)
+        parts = [table for name in self.free for table in (at[name].loc, DefiniteTransform().inv(at[name].precision))]
+        return torch.cat([cast(Tensor, table).flatten(lead) for table in parts], -1)
 
     def values(self, at: Float[Tensor, "*r P"]) -> Parameters:
         """Parameters at coordinates."""

@@ -110,7 +110,7 @@ def known_points(points: Points) -> Points:
         ValueError: outputs of one group, with a covariance that is free, for which different inputs are known.
     """
     some = {
-        name: point for name, point in points.items() if not all(bool(part.isnan().all()) for part in _parts(point))
+        name: point for name, point in points.items() if not all(bool(table.isnan().all()) for table in _parts(point))
     }
     for name, names in NAMES.items():
         if name in some:

@@ -54,7 +54,7 @@ def fit_by_evidence(problem: SwitchingLinearProblem, known: Known, users: InFit,
             "smoothed, not fitted; give small variances instead."
         )
     scaled, volume = known.units.series(series), float(known.units.log_volume(series).sum())
-    surface = Surface.of(layout, scaled, known, users, _own(problem, known, options), options.prior is not None)
+    surface = Surface.of(layout, scaled, known, users, _user_start(problem, known, options), options.prior is not None)
     starts = surface.starts(options)
     kinds = ["random"] * len(starts) if options.start is None else ["own", *["random"] * (len(starts) - 1)]
     with multi_start(options, series, -volume) as search:
@@ -74,7 +74,7 @@ def fit_by_evidence(problem: SwitchingLinearProblem, known: Known, users: InFit,
     return result_of(result.raised(-volume), "em", values, occupancy < 1.0, **known.fields)
 
 
-def _own(problem: SwitchingLinearProblem, known: Known, options: Options) -> Parameters | None:
+def _user_start(problem: SwitchingLinearProblem, known: Known, options: Options) -> Parameters | None:
     """The user's start in the units of the fit."""
     values = values_of_model(options.start)
     if options.start is None:

@@ -250,14 +250,14 @@ def _evidence(climbs: Sequence[Climb], graph: Graph, problem: SwitchingLinearPro
     series, layout = problem.series.double(), problem.layout
     means = [VariationalPosterior.of(graph, climb.tables).mean for climb in climbs]
 
-    def own() -> list[Tensor]:
+    def compute() -> list[Tensor]:
         if not series.n_sequences:
             return [zero]
         regimes = [layout.regimes(mean) for mean in means]
         return [torch.tensor(evidences(regimes, series.observations, ORDER, series.lengths)).to(zero)]
 
     zero = torch.zeros(len(means), dtype=torch.float64, device="cpu")
-    filtered = graph.ranks.summed(own, [zero])[0].tolist()
+    filtered = graph.ranks.summed(compute, [zero])[0].tolist()
     return [one + float(layout.log_user_prior(mean)) for one, mean in zip(filtered, means, strict=True)]
 
 

@@ -120,9 +120,9 @@ def _clustered(path: Tensor, inside: Tensor, k: int, turn: int, rng: np.random.G
     step = pad(path[..., 1:, :] - path[..., :-1, :], (0, 0, 1, 0))
     near = [_around(table, width) for table in (path, step, step.square())]
     parts = [near[0], near[1], (near[2] + 1e-6 * near[2].mean() + 1e-12).log()]
-    scaled = [(part - part.mean()) / part.std().clamp_min(1e-12) for part in parts]
+    scaled = [(feature - feature.mean()) / feature.std().clamp_min(1e-12) for feature in parts]
     weights = rng.dirichlet(np.ones(len(scaled))) + np.eye(len(scaled))[turn % len(scaled)]
-    points = torch.cat([part * weight for part, weight in zip(scaled, weights.tolist(), strict=True)], -1)
+    points = torch.cat([feature * weight for feature, weight in zip(scaled, weights.tolist(), strict=True)], -1)
     rows = points.double().reshape(-1, points.shape[-1])
     return clusters_among(rows, inside.flatten(), k, rng).reshape(inside.shape)
 

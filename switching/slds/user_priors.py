@@ -86,16 +86,16 @@ def users_of(layout: LinearRegimes, known: Known, method: str) -> InFit:
     conjugate = {name: one for name, one in users.items() if is_conjugate(layout, one, known, method)}
     other = {name: one for name, one in users.items() if name not in conjugate}
     for name, one in other.items():
-        given = f"prior[{name!r}]: got {type(one.distribution).__name__}"
+        message = f"prior[{name!r}]: got {type(one.distribution).__name__}"
         if method != "em":
             raise ValueError(
-                f'{given}, but message passing accepts {_taken(layout, name)} there; use method="em", or give such a '
+                f'{message}, but message passing accepts {_taken(layout, name)} there; use method="em", or give such a '
                 "prior."
             )
         _check_mode(layout, one)
         if name in known.tables:
             raise ValueError(
-                f"{given} together with a table in fixed that is known in part; fix the whole table, or leave the "
+                f"{message} together with a table in fixed that is known in part; fix the whole table, or leave the "
                 "prior out."
             )
     return InFit(layout, known, conjugate, other)

@@ -88,9 +88,9 @@ class Summary:
         header = "".join(f"{name:>{wide}}" for name in names)
         lines.append(" " * width + header)
         of_all = "all states" if any(self.parameters["state"]) else "parameters"
-        for state, part in table.groupby(self.parameters["state"], sort=False):
+        for state, rows in table.groupby(self.parameters["state"], sort=False):
             lines.append(f"{state or of_all} ".ljust(width + len(header), "-"))
-            for name, *row in part.itertuples():
+            for name, *row in rows.itertuples():
                 lines.append(f"{name:<{width}}" + "".join(f"{cell:>{wide}}" for cell in row))
         lines += ["=" * WIDTH, *self.states.map(number).to_string().splitlines(), "=" * WIDTH]
         return "\n".join([*lines, *(line for note in self.notes for line in wrap(note, WIDTH))])

@@ -64,18 +64,18 @@ class Job(NamedTuple):
         """Tasks that cover all sets of covariances."""
         of, given = function(name, dtype), [pointer(x) if isinstance(x, Tensor) else x for x in others]
         tasks = parts(self.n_sets, self.seconds * self.n_sets)
-        return [partial(of, integers(*part), self.block, *given) for part in tasks]
+        return [partial(of, integers(*span), self.block, *given) for span in tasks]
 
     def over_groups(self, name: str, *others: Any, keep: bool = False) -> list[Callable[[], None]]:
         """Tasks that cover all sequences."""
         of, given = function(name, self.tables.x.dtype), [pointer(x) if isinstance(x, Tensor) else x for x in others]
         kept = self.kept if keep else 0
 
-        def work(part: Any) -> None:
+        def work(span: Any) -> None:
             workspace = empty(kept, dtype=torch.float64) if kept else None
-            of(part, pointer(workspace), self.block, *given)
+            of(span, pointer(workspace), self.block, *given)
 
-        return [partial(work, integers(*part)) for part in parts(self.n_groups, self.seconds * self.n_groups)]
+        return [partial(work, integers(*span)) for span in parts(self.n_groups, self.seconds * self.n_groups)]
 
     def run(self, tasks: list[Callable[[], None]]) -> None:
         in_parallel(tasks)
@@ -140,7 +140,7 @@ def _batches(tables: Tables) -> dict[str, torch.Size]:
     return found
 
 
-def _given(table: Tensor | None, n_axes: int, n_own: int, has_steps: bool) -> list[int]:
+def _strides(table: Tensor | None, n_axes: int, n_own: int, has_steps: bool) -> list[int]:
     """Address, and numbers from an entry to the next one along batch axes, steps, rows and columns.
 
     They are 0 along an axis with one entry for all.
@@ -181,7 +181,7 @@ def _job(inputs: Sequence[Any], *, smoothing: bool = False, by_step: bool = Fals
         ),
     )  # fmt: skip
     for (name, n_own), table in zip(OWN_AXES.items(), wide, strict=False):
-        numbers.extend(_given(table, len(batch), n_own, name not in _WITHOUT_STEPS))
+        numbers.extend(_strides(table, len(batch), n_own, name not in _WITHOUT_STEPS))
     numbers.extend((0, *(prod(batch[axis + 1 :]) for axis in range(len(batch))), 0, 0, 0))
     block = (ctypes.c_int64 * len(numbers)).from_buffer(numbers)
     job = Job(

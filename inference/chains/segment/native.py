@@ -86,7 +86,7 @@ class _Chain:
 
     def each(self, task: Callable[[int, int], None]) -> None:
         """Do a task for all sequences, spread over threads."""
-        in_parallel([partial(task, *part) for part in ranges(self.N, max(1, _MIN_PAIRS // self.T**2))])
+        in_parallel([partial(task, *span) for span in ranges(self.N, max(1, _MIN_PAIRS // self.T**2))])
 
     def forward(self, best: bool, outputs: Any, first: int, end: int) -> None:
         part, at = self.part(first, end), integers(first, 0, 0, 0, 0, 0)
@@ -164,9 +164,9 @@ def smooth(steps: Tensor, tables: Tables, found: Forward, expect: Functions) -> 
     change, *ends = empty(3 if tables.by_run else 1, N, T, dtype=real).unbind()
     ended, last = ends or (None, None)
     expected, first = empty(N, T, chain.outs, dtype=real), empty(N, chain.outs, dtype=real)
-    given = [table.contiguous() for table in (found.log_increment, found.log_change, found.death)]
+    forward = [table.contiguous() for table in (found.log_increment, found.log_change, found.death)]
     outputs = addresses(change, expected, first, ended, last)
-    chain.each(partial(chain.backward, addresses(*given), outputs))
+    chain.each(partial(chain.backward, addresses(*forward), outputs))
     expectations, starts = (_apart(table, chain.shapes) if expect else () for table in (expected, first))
     return Smoothed(change, expectations, starts, ended, last)
 

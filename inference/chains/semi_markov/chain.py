@@ -213,8 +213,8 @@ class SemiMarkovChain(DiscreteChain):
         """The expected numbers of durations, [*b, K, D], and of those of first segments if they have their own."""
         with torch.enable_grad():
             shape = (*self.batch_shape, *self.log_duration.shape[-2:])
-            given = self.log_duration, self.log_first_duration
-            leaves = [None if x is None else x.detach().double().expand(shape).clone().requires_grad_() for x in given]
+            tables = self.log_duration, self.log_first_duration
+            leaves = [None if x is None else x.detach().double().expand(shape).clone().requires_grad_() for x in tables]
             assert leaves[0] is not None
             rows = _rows(leaves[0], leaves[1], censored=self.censored)
             sources = [x for x in leaves if x is not None]

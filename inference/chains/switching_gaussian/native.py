@@ -60,7 +60,7 @@ class _Job(NamedTuple):
         stretches = ranges(n_steps, at_most=ceil(self.seconds * n_steps / _LONGEST))
         for steps in stretches[::-1] if back else stretches:
             tasks = parts(n, self.seconds * n * (steps[1] - steps[0]))
-            run(function(name), [integers(*part, *steps) for part in tasks], self.given)
+            run(function(name), [integers(*span, *steps) for span in tasks], self.given)
             refuse_lack(self.given[_SIZES - 1])
 
 
@@ -81,11 +81,11 @@ def _job(
     square, shapes = (k, n_latent, n_latent), [(k,), (k, k), (k, n_latent)]
     shapes += [square, square, shapes[2], square, (k, f, n_latent), (k, f), (k, f, f), (j, n_latent), (k, j), x.shape]
     model = [*tables[:10], *(tables[10:] if d else (None, None)), x]
-    given = [t if t is None else _table(t, shape) for t, shape in zip(model, shapes, strict=True)]
+    ready = [t if t is None else _table(t, shape) for t, shape in zip(model, shapes, strict=True)]
     nodes = _points(d) if d else (None, None)
     n_points = 0 if nodes[0] is None else nodes[0].shape[1]
     sizes = n_steps, f, n_latent, k, order, int(goes_on), int(smooths), j, d, n_points, 0
-    passed = [*given[:-1], *nodes, given[-1], as_table(lengths, (n,), torch.int64), *results]
+    passed = [*ready[:-1], *nodes, ready[-1], as_table(lengths, (n,), torch.int64), *results]
     seconds = 1e-9 * (ceil(k**order / 4) * (100 + 3 * (n_latent + f) ** 3) + k ** max(order - 1, 1) * n_points * 6 * k)
     return _Job(addresses(*sizes, *passed), passed, (n, n_steps), seconds)
 
