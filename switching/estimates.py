@@ -98,7 +98,7 @@ class Estimates(Result, OfModel):
     @explains_options
     @needs_gradients
     def conf_int(self, level: float = 0.9) -> "pd.DataFrame":
-        """The intervals of the parameters, `lower` and `upper`, a row for each number: those of `summary`.
+        """The intervals of the parameters in `summary`: `lower` and `upper`, a row for each number.
 
         Arguments:
             level: probability of the intervals.

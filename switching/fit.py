@@ -269,7 +269,7 @@ class Fit(Estimates, Generic[Model]):
         distribution function has shares of draws in place of probabilities.
 
         Arguments:
-            x: the series; by default the fitted one, whose residuals know its parameters already.
+            x: the series; by default the fitted one, from which the parameters were estimated.
             seed: of the draws for counts and categories, whose probabilities jump.
 
         Raises:
@@ -286,7 +286,8 @@ class Fit(Estimates, Generic[Model]):
 
         A draw of the whole path of all sequences visits some of the states. A fit by "gibbs" has such draws of the
         fitted series. Other fits draw parameters from their posterior, and a path given each; EM draws paths given its
-        values. `.probability [K]` is that of 1 to K states, `.mode` the most probable number; `.mean`, `.interval()`.
+        values. `.probability [K]` has P(1 state used), ..., P(K states used); `.mode` is the most probable number;
+        `.mean`, `.interval()`.
 
         Arguments:
             x: the series; by default the fitted one.
@@ -306,10 +307,11 @@ class Fit(Estimates, Generic[Model]):
     def diagnose(self, *, seed: Seed = 0) -> "Diagnosis":
         """Checks to read before you trust a fit, one line each; print the result.
 
-        How the search ended, how many kinds of start reached the optimum, data for each parameter, rare states,
-        estimates at the end of their range, expected durations, how certain the states are, and tests of the residuals:
-        their normality, autocorrelation, and that of their squares. `.concerns` has the lines that ask for attention;
-        see `judging.diagnosis` for the limits. Models other than `SwitchingSSM` have fewer lines.
+        They cover the end of the search, the kinds of start that reached the optimum, data for each parameter, rare
+        states, estimates at the end of their range, expected durations, and the certainty of the states. Residuals are
+        tested for normality, for autocorrelation, and for autocorrelation of their squares. `.concerns` has the lines
+        that ask for attention; see `judging.diagnosis` for the limits. Models other than `SwitchingSSM` have fewer
+        lines.
 
         Arguments:
             seed: of `residuals`.

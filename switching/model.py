@@ -545,7 +545,7 @@ class SwitchingSSM(Model):
 
     def transition_table(self, times: Any) -> Float[Tensor, "*n K K"]:
         """P(state some time later | state) `[old, new]`, of `ContinuousMarkov` dynamics: `[*times, K, K]`; at inputs 0,
-        or at those of the model's `origin`.
+        or at the model's `origin`.
 
         Arguments:
             times: a number or a table of numbers of at least 0, in the unit of the gaps.

@@ -52,7 +52,7 @@ class StateRun(Record):
 
 
 class StateRegularized(Recurrent):
-    r"""A recurrent layer whose state is a mean of K centroids, a drawn centroid, or the nearest one.
+    r"""A recurrent layer whose state is the mean of K centroids, a drawn centroid, or the nearest one.
 
     Arguments:
         cell: `Elman`, `GRU`, `LSTM`, `PeepholeLSTM`, `MinGRU` or `MinLSTM`, of one layer and one direction. An LSTM's

@@ -50,7 +50,7 @@ def past_in_gates(network: nn.Module, x: Tensor) -> tuple[PastInGates, ...]:
 
     Arguments:
         network: `MinGRU`, `MinLSTM` or `QRNN` of one direction, alone or behind layers without memory.
-        x: as for the network. Inputs must repeat, as tokens or one-hot vectors do: the mean over the past is that over
+        x: as for the network. Inputs must repeat, as tokens or one-hot vectors do: the mean over the past is taken over
             the steps with the same input. If few steps share an input, the information is too low.
 
     Raises:

@@ -174,7 +174,7 @@ class CoupledSSM(Model):
 
     @property
     def prior_kinds(self) -> dict[str, type[Distribution]]:
-        """The distributions that a fit supports as priors, by parameter: those of the conjugate family."""
+        """The distributions that a fit supports as priors, by parameter: distributions of the conjugate family."""
         kinds = {name: KINDS[parameter.support] for name, parameter in self._of_chains.items()}
         for part in self.emission.parts:
             hyperparameters = part.emission.default_prior(1, None)
@@ -182,8 +182,8 @@ class CoupledSSM(Model):
         return kinds
 
     def with_prior(self, prior: Mapping[str, Any]) -> "CoupledSSM":
-        """The same model with distributions of Pyro as priors, by name of a parameter: those of `prior_kinds`, for both
-        methods of a fit. Parameters without a distribution keep their default priors.
+        """The same model with distributions of Pyro as priors, by name of a parameter. Both methods of a fit support
+        the distributions in `prior_kinds`. Parameters without a distribution keep their default priors.
 
         Arguments:
             prior: distributions of Pyro by name of a parameter.

@@ -121,8 +121,8 @@ class Copy(Dynamics):
         inputs: the inputs in the logit of the redraw probability: C names, or their number.
         prior: other priors of `redraw_prob` and `state_probs`, distributions of Pyro by name, such as
             {"redraw_prob": dist.Uniform(0.0, 0.1)}. EM, SVI and NUTS accept any, without inputs and gaps; message
-            passing accepts a Beta and a Dirichlet. If that of `state_probs` is no Dirichlet, states keep the order of
-            the fit, otherwise fits order them by their locations.
+            passing accepts a Beta and a Dirichlet. Fits order states by their locations. If the prior of `state_probs`
+            is not a Dirichlet, states keep the order of the fit.
 
     Raises:
         TypeError: a number of states or inputs that is not an integer.

@@ -61,7 +61,7 @@ class Markov(Dynamics):
             inputs of a fit. The weights have normal priors of scale 2.5, for inputs of unit variance, to which a fit
             scales them.
         initial: the distribution of the first state. "free": a parameter, `initial_probs`. "stationary": the stationary
-            distribution of `transition_probs`, with inputs that of the table at a sequence's first inputs. Or K
+            distribution of `transition_probs`; with inputs, of the table at a sequence's first inputs. Or K
             probabilities. If it is not "free", there is no `initial_probs`.
         initial_inputs: the inputs of the first state: C0 names, or their number.
         mask: [K, K], False where a move is impossible, so that its probability is 0 in every method; None: all moves

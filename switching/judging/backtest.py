@@ -251,7 +251,7 @@ class Block:
     Attributes:
         order: see `_order`.
         start: the first step that the fit and the forecasts know.
-        origins: the numbers of steps before each origin; the first are those of the fit.
+        origins: the numbers of steps before each origin; the steps of the fit end at the first one.
     """
 
     fit: Any

@@ -547,8 +547,8 @@ class Segments(Model):
 
         They are exact mixtures of predictive distributions, whose parameters are integrated out.
 
-        With inputs or gaps, pass those of the future too: `[*batch, T + horizon, C]` and `[*batch, T + horizon]`. All
-        sequences must then have equal lengths.
+        If the model reads inputs or gaps, pass future ones too: `[*batch, T + horizon, C]` and `[*batch, T + horizon]`.
+        All sequences must then have equal lengths.
         """
         horizon = check_integer("horizon", horizon)
         series = self.read(x, horizon=horizon, **given)
