@@ -721,7 +721,7 @@ class SwitchingSSM(Model):
             return self
         if bool(before[CENTER].any()):
             raise ValueError(
-                f"fixed: got {', '.join(sorted(constants))}, which are those at inputs 0, but the prior is stated at "
+                f"fixed: got {', '.join(sorted(constants))}, stated at inputs 0, but the prior is stated at "
                 f"{CENTER} {before[CENTER].tolist()}; leave one of the two out."
             )
         return self._copy(self.values, self.prior | {CENTER: before[CENTER]})

@@ -167,7 +167,7 @@ def read(prior: Any, parameters: Mapping[str, Parameter], of: str, narrower: boo
             raise ValueError(f"prior[{name!r}]: got Delta, which has no density; hold the parameter with `fixed`.")
         if not _fits(support_of(distribution), support, narrower):
             raise ValueError(
-                f"prior[{name!r}]: got {type(distribution).__name__}, whose values are not those of {name}; give a "
+                f"prior[{name!r}]: got {type(distribution).__name__}, whose support does not fit {name}; give a "
                 f"distribution such as dist.{_typical(support)}."
             )
         if place in priors:

@@ -478,7 +478,7 @@ class Series(Record):
         if self.packed and (steps := self.n_sequences * self.n_steps) > max(LARGE, PADDED * len(self.like)):
             raise ValueError(
                 f"x: got {self.n_sequences} sequences of {int(self.last.min()) + 1} to {self.n_steps} steps, whose "
-                f"padded table has {steps} steps, {steps // len(self.like)} times those of the data; {cure} "
+                f"padded table has {steps} steps, {steps // len(self.like)} times as many as the data; {cure} "
                 "sequences of similar length together."
             )
         return replace(self, listed=False) if self.listed else self

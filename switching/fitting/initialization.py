@@ -170,7 +170,7 @@ def _filled(name: str, value: Any, support: Constraint, guess: Tensor) -> Any:
     if table.shape != guess.shape or not bool(free.any()):
         return value
     if support in SYMMETRIC and bool((free.flatten(-2).any(-1) != free.flatten(-2).all(-1)).any()):
-        raise ValueError(f"{name}: got a matrix of which some entries are NaN; a matrix is known or free as a whole.")
+        raise ValueError(f"{name}: got a matrix with some NaN entries; give all of its entries, or none.")
     if not is_simplex(support):
         return torch.where(free, guess.to(table), table)
     if isinstance(support, PossibleRows):

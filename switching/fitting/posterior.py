@@ -166,8 +166,7 @@ class Posterior(ParameterPosterior):
     def _reader(self) -> Reader:
         if self.model is None:
             raise TypeError(
-                "posterior: it does not belong to a SwitchingSSM, so it has no predictions; "
-                "use the methods of the fit, which are those of its model."
+                "posterior: it does not belong to a SwitchingSSM, so it has no predictions; use the methods of the fit."
             )
         return self.model
 

@@ -270,8 +270,7 @@ def _check_names(fit: Any, series: Series) -> None:
     here, there = series.features_of(), () if fit.series is None else fit.series.features_of()
     if any(name in there and there.index(name) != place for place, name in enumerate(here)):
         raise ValueError(
-            f"x: got the columns {', '.join(here)}, but those of the fit are {', '.join(there)}; give them in this "
-            "order."
+            f"x: got the columns {', '.join(here)}, but the fit has {', '.join(there)}; give them in this order."
         )
 
 

@@ -143,7 +143,7 @@ def check_populations(problem: Problem, pooling: Pooling, options: Options) -> N
     partial_blocks(problem, pooling.partial)
     if options.method == "em":
         raise ValueError(
-            'method: got "em", whose points have no spread from which a population could be fitted; use method="vmp" '
+            'method: got "em", whose estimates have no spread, so no population can be fitted; use method="vmp" '
             'with pooled="partial".'
         )
 

@@ -138,7 +138,7 @@ def residuals(model: Any, x: Any, seed: Seed = 0, **given: Unpack[Given]) -> Res
     """The pseudo-residuals of x under a model with values: see `Fit.residuals`."""
     problem = model.problem(x, **given)
     if not has_residuals(problem):
-        raise TypeError(f"model: got a {model.name}, but pseudo-residuals are those of a SwitchingSSM or of Segments.")
+        raise TypeError(f"model: got a {model.name}, but only a SwitchingSSM or Segments have pseudo-residuals.")
     double = problem.double()
     values = model.product_of(model.values_like(double.series.like))
     with naming("x"), seeded(seed, double.series.like):

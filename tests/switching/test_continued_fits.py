@@ -408,7 +408,7 @@ def test_columns_of_the_fit_in_another_order_are_refused(method):
     x = simulated(12, 1)[0].flatten().numpy()
     frame = pd.DataFrame({"up": x, "down": -x})
     fit = sh.SwitchingSSM(sh.Markov(2), sh.Normal(2)).fit(frame, method, **QUICK)
-    with pytest.raises(ValueError, match="x: got the columns down, up, but those of the fit are up, down; give them"):
+    with pytest.raises(ValueError, match="x: got the columns down, up, but the fit has up, down; give them"):
         fit.update(frame[["down", "up"]])
     same = fit.update(frame)
     for other in (frame.rename(columns={"up": "rise"}), frame.to_numpy()):
