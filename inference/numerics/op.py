@@ -67,7 +67,7 @@ class Kernels:
     """
 
     def __init__(self, plain: Function) -> None:
-        self.plain, self._room = plain, plain.__module__.rpartition(".")[0]
+        self.plain, self._package = plain, plain.__module__.rpartition(".")[0]
         self._kernels: dict[str, tuple[Function, Callable[..., bool]]] = {}
 
     def kernel(self, device: str, takes: Callable[..., bool] = _anything) -> Callable[[Function], Function]:
@@ -88,7 +88,7 @@ class Kernels:
         device = _stand_ins.get(device, device)
         if mode() == "plain":
             return None
-        load_kernels(self._room, device)
+        load_kernels(self._package, device)
         function, takes = self._kernels.get(device, (None, _anything))
         return function if takes is _anything or takes(*arguments) else None
 
