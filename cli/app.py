@@ -31,13 +31,13 @@ app: typer.Typer = typer.Typer(
 )
 
 
-def _choices(title: str, room: str) -> Any:
+def _choices(title: str, folder: str) -> Any:
     """The classes of a folder, spelled as values of an option. They are read from the public stub, without heavy
     imports."""
     face = (Path(__file__).parents[1] / "__init__.pyi").read_text(encoding="utf-8")
     # files of classes that need more than the columns
     others = "components|contract|conjugate|factor_analysis|gated|generalized|joint|regression|zero_inflated"
-    names = re.findall(rf"^from \.switching\.{room}\.(?!{others})\w+ import (\w+)", face, re.MULTILINE)
+    names = re.findall(rf"^from \.switching\.{folder}\.(?!{others})\w+ import (\w+)", face, re.MULTILINE)
     return StrEnum(title, {name: re.sub(r"(?<=[a-z])(?=[A-Z])", "-", name).lower() for name in names})
 
 
@@ -184,23 +184,23 @@ DYNAMICS: Any = Annotated[
 ]
 
 
-def _show_version(asked: bool) -> bool:
-    if asked:
+def _show_version(show: bool) -> bool:
+    if show:
         from .. import __version__
 
         typer.echo(f"samplehold {__version__}")
         raise typer.Exit
-    return asked
+    return show
 
 
-def _list_studies(asked: bool) -> bool:
-    if asked:
+def _list_studies(show: bool) -> bool:
+    if show:
         with one_line_errors():
             check_checkout()
         for name, module in modules().items():
             typer.echo(f"{name:{max(map(len, modules()))}}  {question(module)}")
         raise typer.Exit
-    return asked
+    return show
 
 
 @app.callback()
@@ -247,7 +247,7 @@ def fit(
     warmup_steps: Annotated[
         int | None,
         typer.Option(
-            callback=_at_least(1), help="Draws of nuts that are thrown away first.", show_default="half as many"
+            callback=_at_least(1), help="First draws of nuts, which are dropped.", show_default="half as many"
         ),
     ] = None,
     tol: Annotated[
@@ -259,7 +259,10 @@ def fit(
     ] = 1e-6,
     seed: SEED = 0,
     checkpoint: Annotated[
-        Path | None, typer.Option(help="File from which the same command goes on if it was killed or interrupted.")
+        Path | None,
+        typer.Option(
+            help="File with the state of the fit; if it was killed or interrupted, the same command continues it."
+        ),
     ] = None,
     every: Annotated[float, typer.Option(help="Seconds between two writes of --checkpoint.")] = 60.0,
     force: FORCE = False,

@@ -26,7 +26,7 @@ FARTHEST = 1.0  # norm of the longest step
 HALVINGS = 20
 NEWTON_HALVINGS = 30
 NEWTON_ROUNDING = 1e-14  # share of the objective below which a promised gain does not count
-ROOM = 2**17  # numbers in a table of a chunk of steps
+MAX_NUMBERS = 2**17  # numbers in a table of a chunk of steps
 LEAST_STEPS = 64  # of a chunk
 LONGEST_STEP = 5.0  # of Newton's method, of a coefficient in units of its linear predictor
 FARTHEST_LOG = 300.0  # a logarithm or log odds, beyond which rates and probabilities are lost to rounding
@@ -272,7 +272,7 @@ class Ascent:
 def chunk_size(n_steps: int, n_numbers: int, device: torch.device) -> int:
     """Steps of a chunk whose tables, of so many numbers for each step, fit in the caches of a CPU; all steps on a GPU,
     where each kernel takes some time to begin."""
-    return max(1, n_steps) if device.type != "cpu" else max(LEAST_STEPS, ROOM // max(1, n_numbers))
+    return max(1, n_steps) if device.type != "cpu" else max(LEAST_STEPS, MAX_NUMBERS // max(1, n_numbers))
 
 
 @contextmanager

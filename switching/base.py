@@ -243,7 +243,7 @@ class Model(Named, ABC):
         return figures
 
     @abstractmethod
-    def _panels(self, whole: Series, sequence: int, level: float) -> "Panels":
+    def _panels(self, full_data: Series, sequence: int, level: float) -> "Panels":
         """The panels of the figure of one sequence."""
 
     @abstractmethod
@@ -358,13 +358,13 @@ class Model(Named, ABC):
             if expected[name] != tuple(table.shape):
                 raise ValueError(f"prior: got {name} of shape {tuple(table.shape)}, expected {expected[name]}.")
             tables[name] = table.detach().to(self.prior[name].device)
-        whole = self.prior | tables
+        complete = self.prior | tables
         try:
-            self._check_prior(whole)
+            self._check_prior(complete)
         except (ValueError, RuntimeError) as error:
             reason = " ".join(str(error).split())
             raise ValueError(f"prior: got {sorted(prior)}, which do not form a prior: {reason}") from None
-        model = self._copy(self.values, whole)
+        model = self._copy(self.values, complete)
         vars(model).update(_chosen=self._chosen | set(tables))
         return model
 
@@ -551,8 +551,8 @@ class Model(Named, ABC):
         Arguments:
             x, lengths, inputs, input_names, dt, time, states, weights, noise, before: as in every method. A Series is
                 checked and returned unchanged.
-            horizon: number of future steps, for which inputs and gaps are passed too: `[*batch, T + horizon, ...]`;
-                if x is a Series, which has its own, those of the steps to come: `[*batch, horizon, ...]`.
+            horizon: number of future steps. Inputs and gaps then cover them too: `[*batch, T + horizon, ...]`. A Series
+                already has its own, so pass only future ones: `[*batch, horizon, ...]`.
 
         Raises:
             ValueError: see `data.reading.read_series`; values that the model cannot have produced; inputs or gaps
@@ -689,16 +689,14 @@ class Model(Named, ABC):
         """The states at each step given the whole sequence, at the model's values.
 
         Returns:
-            A row for each step, as a frame of pandas. For a panel or a table of several sequences, the index is that of
-            the table, in its order. For other sequences, it is the sequence and the time. Data in a frame of polars or
+            A row for each step, as a frame of pandas. A panel or a table of several sequences keeps its index and the
+            order of its rows. For other sequences, the index is the sequence and the time. Data in a frame of polars or
             pyarrow give a frame of the same library, with the key columns of the data in place of the index. Columns:
             `state`, the most probable one; `state_0`, `state_1`, ..., P(s_t | x). If known states have labels, these
-            stand in place of the numbers;
-            `redraw`, P(z_t = 1 | x), for copy dynamics; `change`, P(s_t != s_t-1 | x), 0 at the first step.
-            For a linear model, `latent_mean_level`, `latent_sd_level`, ...: mean and standard deviation of each latent.
-            For a model of several chains, these for each chain, counted from 1, without `change`: `state_1`,
-            `state_1_0`, ...,
-            `redraw_1`, ...
+            stand in place of the numbers; `redraw`, P(z_t = 1 | x), for copy dynamics; `change`, P(s_t != s_t-1 | x), 0
+            at the first step. For a linear model, `latent_mean_level`, `latent_sd_level`, ...: mean and standard
+            deviation of each latent. For a model of several chains, these for each chain, counted from 1, without
+            `change`: `state_1`, `state_1_0`, ..., `redraw_1`, ...
         """
         from .views.states import states
 
@@ -719,7 +717,8 @@ class Model(Named, ABC):
         A path that ends in `.csv` gives text. Any other gives a Parquet file, for which pyarrow is needed.
 
         If the series is on disk (`open_sequences`), memory holds a part at a time. The states of a longer sequence are
-        computed in stretches, exactly; its other results, and those of models of real-valued states, in memory.
+        computed in stretches, exactly. Its other results, and all results of models with real-valued states, are
+        computed in memory.
 
         Arguments:
             path: the file.

@@ -284,7 +284,7 @@ class DeviationAR:
         saving = options.saving
         climb = Ascent(Differentiable(objective), self._starts(4 * options.restarts, options.number).to(series.like))
         finished = saving.finished("climb")
-        known = saving.begun("climb") if finished is None else finished
+        known = saving.start_loop("climb") if finished is None else finished
         done, interrupted = (0, False) if known is None else (known["done"], False)
         climb = climb if known is None else climb.resumed(known["climb"])
         if finished is not None:

@@ -98,7 +98,7 @@ class Estimates(Result, OfModel):
     @explains_options
     @needs_gradients
     def conf_int(self, level: float = 0.9) -> "pd.DataFrame":
-        """The intervals of the parameters, `lower` and `upper`, a row for each number: those of `summary`.
+        """The intervals of the parameters in `summary`: `lower` and `upper`, a row for each number.
 
         Arguments:
             level: probability of the intervals.
@@ -117,7 +117,7 @@ class Estimates(Result, OfModel):
 
         For a fit by EM it is the inverse of the observed information, to first order in the numbers as they are shown,
         such as scales and probabilities; probabilities of a row add up to 1, so it is singular. For other fits it is
-        that of draws from their posterior.
+        the covariance of posterior draws.
         """
         from .views.estimates import covariance_of
 
@@ -126,8 +126,8 @@ class Estimates(Result, OfModel):
     def changes(self) -> "pd.DataFrame | Any":
         """The steps at which the state changed: where the column `state` of `states` differs from the step before.
 
-        A row for each, with its label as in `states`: `from` and `to`, the states, and `probability`, that of a change
-        at this step given x, if `states` has it. For a model of several chains, `chain` says which. For `Segments`,
+        A row for each change, with its label as in `states`: the states `from` and `to`, and, if `states` has it,
+        `probability`: P(a change at this step | x). For a model of several chains, `chain` says which. For `Segments`,
         a row for each beginning of a most probable segment but the first.
 
         Raises:

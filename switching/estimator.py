@@ -192,9 +192,9 @@ class SwitchingEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Base
         places = self._places(self.model_)
         with self._by_row(sequences, groups, places):
             tables = torch.cat(of(self.model_, _split(rows[:, places], sequences))).numpy()
-        whole = np.empty_like(tables)
-        whole[np.concatenate(sequences)] = tables
-        return whole
+        ordered = np.empty_like(tables)
+        ordered[np.concatenate(sequences)] = tables
+        return ordered
 
     @contextmanager
     def _by_row(self, sequences: Sequence[Rows], groups: Any, places: Rows) -> Iterator[None]:

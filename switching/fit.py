@@ -119,7 +119,7 @@ class Fit(Estimates, Generic[Model]):
 
     @needs_gradients
     def plot_effect(self, name: str, level: float = 0.9) -> "Figure":
-        """What the input `name` does to each part of a `SwitchingSSM` that reads it, with bands of probability
+        """The effect of the input `name` on each part of a `SwitchingSSM` that reads it, with bands of probability
         `level`: see `views.effects.plot_effect`.
 
         Arguments:
@@ -163,7 +163,7 @@ class Fit(Estimates, Generic[Model]):
 
     @needs_gradients
     def plot_transitions(self, times: Any = None, level: float = 0.9) -> "Figure":
-        """A panel for each state: the probability of every state some time after it, of `ContinuousMarkov` dynamics.
+        """A panel for each state: the probability of every state after some time (`ContinuousMarkov` dynamics).
 
         Bands are quantiles over draws of the parameters from their posterior; fits without a prior have none. If rates
         depend on inputs, these are 0.
@@ -183,8 +183,8 @@ class Fit(Estimates, Generic[Model]):
         return plot_transitions(self, times, level)
 
     def subject(self, name: str) -> "Fit[Any]":
-        """The fit of one subject, of a fit with parameters by subject (`pooled=`): its model, its sequences, and its
-        part of the posterior. Diagnostics are those of the whole fit.
+        """The fit of one subject, if parameters differ by subject (`pooled=`): its model, its sequences and its
+        posterior. Diagnostics are those of the whole fit.
 
         Arguments:
             name: the name of the subject.
@@ -193,9 +193,9 @@ class Fit(Estimates, Generic[Model]):
             ValueError: there is no such subject.
         """
         model = self._model.of(name)
-        whole, i = self._model.read(self._given(None)), self._model.subjects.index(str(name))
-        members = (whole.subjects == i).nonzero().flatten()
-        series = whole.one(int(members[0])) if len(members) == 1 else whole.part(members)
+        full_data, i = self._model.read(self._given(None)), self._model.subjects.index(str(name))
+        members = (full_data.subjects == i).nonzero().flatten()
+        series = full_data.one(int(members[0])) if len(members) == 1 else full_data.part(members)
         series = replace(series, subjects=None, subject_names=None, checked=None)
         posterior = self.posterior and subject_posterior(self.posterior, self._model, model, series, i)
         fixed = of_subject(self._model.known, self.held, i)
@@ -218,17 +218,17 @@ class Fit(Estimates, Generic[Model]):
 
         By message passing, q of the parameters is the prior of the batch. EM adds the expected statistics of the batch
         under the values so far to those of earlier data, and takes one M-step. `fitting.streaming` has both rules and
-        their sources. Restarts, units, prior, fixed parameters and the numbers of states are those of the first fit.
+        their sources. Restarts, units, prior, fixed parameters and the numbers of states do not change.
 
         The batch has sequences of its own: the first state of each has the distribution of first states. So a long
         sequence that is cut loses one transition at each cut. A sequence without any observation is ignored, and a
         batch of such sequences returns this fit. q(paths) is always `factorization="structured"`.
 
-        `series`, `objective` and `loglik` of the new fit are those of the batch. `objective` is its log evidence under
-        the values before it, or the bound of its evidence given q. `empty_states` are those that no batch has used.
-        There is no `aic`, `bic` or `icl`, a fit by EM has no standard errors, and intervals of one by message passing
-        are those of q. `save` writes the model, so a fit that was saved does not go on. Nor does one by EM whose data
-        several processes shared: it knows only the sequences of its own process. A batch is read into memory.
+        `series`, `objective` and `loglik` of the new fit describe the batch. `objective` is its log evidence under the
+        values before it, or the bound of its evidence given q. `empty_states` are states that no batch has used. There
+        is no `aic`, `bic` or `icl`. A fit by EM has no standard errors; a fit by message passing has the intervals of
+        q. A fit that `update` returned cannot be continued after `save` and `load`. If several processes shared the
+        data, a fit by EM cannot be continued: each process knows only its own sequences. A batch is read into memory.
 
         Arguments:
             x: new data, and `given` beside it as in `fit`, except for noise.
@@ -269,7 +269,7 @@ class Fit(Estimates, Generic[Model]):
         distribution function has shares of draws in place of probabilities.
 
         Arguments:
-            x: the series; by default the fitted one, whose residuals know its parameters already.
+            x: the series; by default the fitted one, from which the parameters were estimated.
             seed: of the draws for counts and categories, whose probabilities jump.
 
         Raises:
@@ -286,7 +286,8 @@ class Fit(Estimates, Generic[Model]):
 
         A draw of the whole path of all sequences visits some of the states. A fit by "gibbs" has such draws of the
         fitted series. Other fits draw parameters from their posterior, and a path given each; EM draws paths given its
-        values. `.probability [K]` is that of 1 to K states, `.mode` the most probable number; `.mean`, `.interval()`.
+        values. `.probability [K]` has P(1 state used), ..., P(K states used); `.mode` is the most probable number;
+        `.mean`, `.interval()`.
 
         Arguments:
             x: the series; by default the fitted one.
@@ -304,12 +305,13 @@ class Fit(Estimates, Generic[Model]):
 
     @needs_gradients
     def diagnose(self, *, seed: Seed = 0) -> "Diagnosis":
-        """What to look at before you trust a fit, a line each; print it.
+        """Checks to read before you trust a fit, one line each; print the result.
 
-        How the search ended, how many kinds of start reached the optimum, data for each parameter, rare states,
-        estimates at the end of their range, expected durations, how certain the states are, and tests of the residuals:
-        their normality, autocorrelation, and that of their squares. `.concerns` has the lines that ask for attention;
-        see `judging.diagnosis` for the limits. Models other than `SwitchingSSM` have fewer lines.
+        They cover the end of the search, the kinds of start that reached the optimum, data for each parameter, rare
+        states, estimates at the end of their range, expected durations, and the certainty of the states. Residuals are
+        tested for normality, for autocorrelation, and for autocorrelation of their squares. `.concerns` has the lines
+        that ask for attention; see `judging.diagnosis` for the limits. Models other than `SwitchingSSM` have fewer
+        lines.
 
         Arguments:
             seed: of `residuals`.
@@ -327,8 +329,8 @@ class Fit(Estimates, Generic[Model]):
 
         Arguments:
             path: the folder; it is made if it does not exist.
-            data: whether to keep the data too. Without them, methods of the loaded fit need x. A fit with them goes on
-                as before, except that `update` needs a fit by EM; results come in frames of pandas.
+            data: whether to keep the data too. Without them, methods of the loaded fit need x. With them, the loaded
+                fit works as before, except that `update` needs a fit by EM, and results come in frames of pandas.
 
         Raises:
             TypeError: a part of the model, or with `data` a label of a step, that cannot be stored.

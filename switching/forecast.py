@@ -63,8 +63,8 @@ class AfterSeries:
         """The forecast as a table: a row for each step to come, with its date or number.
 
         Columns: `mean`; `lower` and `upper`, the ends of the central interval; then the beliefs about states as in
-        `states`: `state_0`, ..., and `redraw` of copy dynamics. The index has the sequence, if there are several, the
-        time, which continues that of the data, and the feature, if there are several. `to_frame` is another name.
+        `states`: `state_0`, ..., and `redraw` of copy dynamics. The index has the sequence (if there are several), the
+        time, which continues the data's, and the feature (if there are several). `to_frame` is another name.
 
         Arguments:
             level: the probability of the interval.

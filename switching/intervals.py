@@ -35,13 +35,13 @@ def central_interval(draws: Float[Tensor, "n *d"], level: float) -> Interval:
 
 
 def bisected(
-    cdf: Callable[[Tensor], Tensor], p: float, low: Tensor, high: Tensor, whole: bool | Tensor = False
+    cdf: Callable[[Tensor], Tensor], p: float, low: Tensor, high: Tensor, integer_valued: bool | Tensor = False
 ) -> Float[Tensor, "*b"]:
     """The least values (or whole numbers) between these bounds whose distribution function is at least p."""
-    whole = torch.as_tensor(whole, device=low.device)
+    integer_valued = torch.as_tensor(integer_valued, device=low.device)
     for _ in range(BISECTIONS):
         middle = (low + high) / 2
-        middle = torch.where(whole, middle.floor(), middle)
+        middle = torch.where(integer_valued, middle.floor(), middle)
         enough = cdf(middle) >= p
         low, high = torch.where(enough, low, middle), torch.where(enough, middle, high)
     return high

@@ -100,8 +100,8 @@ class KnownTransform(Transform):
     def _call(self, x: Tensor) -> Tensor:
         known, lead = self.support.table.nan_to_num(0.0).to(x), x.shape[:-1]
         flat = known.reshape(-1, *self._event).expand(*lead, -1, *self._event)
-        whole = flat.index_copy(len(lead), self._places.to(x.device), cast(Tensor, self._inner(self._apart(x))))
-        return whole.reshape(*lead, *known.shape)
+        completed = flat.index_copy(len(lead), self._places.to(x.device), cast(Tensor, self._inner(self._apart(x))))
+        return completed.reshape(*lead, *known.shape)
 
     def _inverse(self, y: Tensor) -> Tensor:
         lead = y.shape[: y.ndim - self.support.event_dim]
@@ -139,15 +139,15 @@ def support_beside(support: Constraint, table: Tensor | None) -> Constraint:
     return KnownEntries(support, table)
 
 
-def held(values: Parameters, fixed: Parameters, known: Mapping[str, Parameter]) -> Parameters:
+def with_known(values: Parameters, fixed: Parameters, known: Mapping[str, Parameter]) -> Parameters:
     """Values `[*r, ...]` with the known entries in their places; free probabilities of a row share the rest."""
     return {
-        name: _held(value, fixed[name], known[name].support) if name in fixed else value
+        name: _with_known(value, fixed[name], known[name].support) if name in fixed else value
         for name, value in values.items()
     }
 
 
-def _held(value: Tensor, table: Tensor, support: Constraint) -> Tensor:
+def _with_known(value: Tensor, table: Tensor, support: Constraint) -> Tensor:
     table, free = table.to(value), table.isnan().to(value.device)
     if not bool(free.any()):
         return table.expand_as(value)
@@ -186,8 +186,8 @@ class PossibleDirichlet(TorchDistribution):
         terms = torch.where(free, torch.xlogy(self.concentration - 1, self.rows.shares(value)), 0.0)
         used = torch.where(free, self.concentration, 0.0).sum(-1)
         parts = torch.where(free, torch.lgamma(self.concentration), 0.0)
-        whole = torch.where(free.any(-1), torch.lgamma(torch.where(free.any(-1), used, 1.0)), 0.0)
-        return terms.flatten(terms.ndim - free.ndim).sum(-1) + whole.sum() - parts.sum()
+        of_sums = torch.where(free.any(-1), torch.lgamma(torch.where(free.any(-1), used, 1.0)), 0.0)
+        return terms.flatten(terms.ndim - free.ndim).sum(-1) + of_sums.sum() - parts.sum()
 
     def rsample(self, sample_shape: torch.Size = NO_AXES) -> Tensor:
         alpha = self.concentration.expand(self._extended_shape(sample_shape))
@@ -278,8 +278,8 @@ def _known_site(site: Site, table: Tensor | None, support: Constraint) -> Site:
         if concentration is None:
             return site
         rows = cast(PossibleRows, support_beside(support, table))
-        whole = PossibleDirichlet(concentration, rows)
-        return Site(site.name, lambda values: whole, lambda values: whole.log_prob(values[site.name]))
+        of_rows = PossibleDirichlet(concentration, rows)
+        return Site(site.name, lambda values: of_rows, lambda values: of_rows.log_prob(values[site.name]))
     base = support.base if isinstance(support, KnownEntries) else support
     closed = base is constraints.nonnegative or isinstance(base, constraints.interval)
     extreme = _extreme(site.distribution({}), table) if closed else None
@@ -318,7 +318,7 @@ class FixedBlock(Conjugate):
     prior_is_factor = delegated("block")
     width = delegated("block")
     natural = delegated("block")
-    begin = delegated("block")
+    near = delegated("block")
     reordered = delegated("block")
     point = delegated("block")
     values = delegated("block")
@@ -328,15 +328,15 @@ class FixedBlock(Conjugate):
 
     def prior_factor(self, block: str, prior: Parameters, share: float) -> Factor:
         """The prior factor of the free parameters."""
-        whole, known = self.block.prior_factor(block, prior, share), self.block.known_density(prior, self.at)
+        factor, known = self.block.prior_factor(block, prior, share), self.block.known_density(prior, self.at)
         if known is None:
             known = sum(_density_of_known(site, self.at) for site in self.block.sites(prior) if site.name in self.at)
 
         def elog(*statistics: Tensor) -> Tensor:
-            return whole.elog(*statistics) - known
+            return factor.elog(*statistics) - known
 
-        elog.__name__ = whole.name
-        return replace(whole, elog=elog)
+        elog.__name__ = factor.name
+        return replace(factor, elog=elog)
 
 
 def _density_of_known(site: Site, at: Parameters) -> Tensor:

@@ -125,13 +125,13 @@ class Origin:
         if series.inputs is None and series.dt is None:
             subjects = None if series.subjects is None else series.subjects.unsqueeze(-1)
             return [Drive(None, None, subjects)] * (horizon + int(self.behind.max()))
-        whole = series.whole_drive
+        drive = series.whole_drive
         for step in range(horizon + int(self.behind.max())):
             place = (series.last + 1 - self.behind + step).clamp(max=series.n_driven - 1).unsqueeze(-1)
-            inputs, gaps = whole.inputs, whole.gaps
+            inputs, gaps = drive.inputs, drive.gaps
             if inputs is not None:
                 inputs = inputs.gather(-2, place.unsqueeze(-1).expand(*place.shape, inputs.shape[-1]))
-            drives.append(Drive(inputs, None if gaps is None else gaps.gather(-1, place), whole.subjects))
+            drives.append(Drive(inputs, None if gaps is None else gaps.gather(-1, place), drive.subjects))
         return drives
 
     def after_end(self, steps: list[Float[Tensor, "n *b F"]]) -> Float[Tensor, "n *b H F"]:

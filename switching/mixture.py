@@ -105,17 +105,17 @@ class StateMixture(TorchDistribution):
         lower, upper = self.emission.reach(self.values, p)
         low = torch.minimum(lower.redrawn.amin(-2), lower.held.amin(-2))
         high = torch.maximum(upper.redrawn.amax(-2), upper.held.amax(-2))
-        whole = torch.as_tensor(self.emission.whole, device=low.device)
+        integer_valued = torch.as_tensor(self.emission.whole, device=low.device)
         least, most = self.emission.ends(low)
-        bounded = least.isfinite() & most.isfinite() & ~whole
+        bounded = least.isfinite() & most.isfinite() & ~integer_valued
         low, high = (end.expand(*self.batch_shape, -1).clone() for end in (low, high))
         low, high = torch.where(bounded, least, low), torch.where(bounded, most, high)
         if not bool((low.isfinite() & high.isfinite()).all()):
             raise NotImplementedError(f"{self.emission.name}: quantiles without bounds")
-        low, high = torch.where(whole, low.floor() - 1, low), torch.where(whole, high.ceil(), high)
+        low, high = torch.where(integer_valued, low.floor() - 1, low), torch.where(integer_valued, high.ceil(), high)
         least = least.expand_as(low)
         at_least = least.isfinite() & (self.cdf(least.nan_to_num(neginf=0.0)) >= p)  # a point mass at the end
-        return least.where(at_least, bisected(self.cdf, p, low, high, whole))
+        return least.where(at_least, bisected(self.cdf, p, low, high, integer_valued))
 
     def _expect(self, quantity: ByGate) -> Tensor:
         """The mixture's expectation of a quantity [..., K, F] of states and gates: [*b, H, F]."""

@@ -172,7 +172,7 @@ class SwitchingSSM(Model):
 
     @cached_property
     def inputs(self) -> Inputs:  # pyright: ignore[reportIncompatibleVariableOverride]
-        """The inputs that the model reads: those of the dynamics, then the others of the emission."""
+        """The inputs that the model reads: first the dynamics' inputs, then the emission's other ones."""
         return all_inputs((self.dynamics.reads, self.emission.inputs))
 
     @property
@@ -436,7 +436,7 @@ class SwitchingSSM(Model):
     def forecast(self, x: Any, horizon: int, *, draws: int = DRAWS, seed: Seed = 0, **given: Unpack[Given]) -> Forecast:
         """States and observations at each of the `horizon` steps after the end of x.
 
-        With inputs or gaps, pass those of the future too: `[*batch, T + horizon, C]` and `[*batch, T + horizon]`.
+        If the model reads inputs or gaps, pass future ones too: `[*batch, T + horizon, C]` and `[*batch, T + horizon]`.
         All sequences must then have equal lengths.
 
         Forecasts are exact, except quantiles and densities of an `AutoRegressive` emission: these come from `draws`
@@ -545,7 +545,7 @@ class SwitchingSSM(Model):
 
     def transition_table(self, times: Any) -> Float[Tensor, "*n K K"]:
         """P(state some time later | state) `[old, new]`, of `ContinuousMarkov` dynamics: `[*times, K, K]`; at inputs 0,
-        or at those of the model's `origin`.
+        or at the model's `origin`.
 
         Arguments:
             times: a number or a table of numbers of at least 0, in the unit of the gaps.
@@ -628,8 +628,9 @@ class SwitchingSSM(Model):
             pooled: "complete": all sequences share the parameters. "none": each subject has its own. "partial": each
                 subject has its own, from a population that is fitted too. A dictionary pools each block, e.g.
                 `{"emission": "none"}`; see docs/guides/subjects.md.
-            checkpoint: a file from which the same call goes on if the fit was killed or interrupted, with the same bits
-                on one machine with as many threads. Only `progress` and `every` may change; see docs/guides/batches.md.
+            checkpoint: a file with the state of the fit. If the fit was killed or interrupted, the same call continues
+                it, with the same bits on one machine with as many threads. Only `progress` and `every` may change; see
+                docs/guides/batches.md.
             every: seconds between two writes of the checkpoint; 0: after each few steps.
             factorization: of q(paths) in VMP: "structured", the exact chain, or "mean_field", each step independent.
             batch_size: the number of sequences after which VMP updates the parameters (see `fitting.minibatches`). One
@@ -644,9 +645,9 @@ class SwitchingSSM(Model):
 
         Returns:
             `Fit`, with `.model` (this model with its values), the trace of the objective and the end of each restart.
-            States are in the order of the location of the first feature; equal ones in that of the next features, then
-            of the scales. Known states and fixed parameters of states keep their numbers. Ctrl-C returns the best
-            result so far, marked `interrupted`.
+            States are ordered by the location of the first feature, then by the locations of the next features, then by
+            the scales. Known states and fixed parameters of states keep their numbers. Ctrl-C returns the best result
+            so far, marked `interrupted`.
 
         Raises:
             ValueError: see `read`; a feature without any observation; fewer observations than states; a prior without a
@@ -720,7 +721,7 @@ class SwitchingSSM(Model):
             return self
         if bool(before[CENTER].any()):
             raise ValueError(
-                f"fixed: got {', '.join(sorted(constants))}, which are those at inputs 0, but the prior is stated at "
+                f"fixed: got {', '.join(sorted(constants))}, stated at inputs 0, but the prior is stated at "
                 f"{CENTER} {before[CENTER].tolist()}; leave one of the two out."
             )
         return self._copy(self.values, self.prior | {CENTER: before[CENTER]})
@@ -823,10 +824,10 @@ class SwitchingSSM(Model):
         series = replace(series, features=names) if names and series.features is None else series
         return numbered(series, self.subjects) if self.subjects else series
 
-    def _panels(self, whole: Series, sequence: int, level: float) -> "Panels":
+    def _panels(self, full_data: Series, sequence: int, level: float) -> "Panels":
         from .views.panels import Panels, described, emitted, ends_of, level_colors, within_support
 
-        problem, emission = self.problem(whole.one(sequence).cpu()), self.emission
+        problem, emission = self.problem(full_data.one(sequence).cpu()), self.emission
         values = {name: value.detach() for name, value in self.values_like(problem.series.like).items()}
         chain = problem.chain(values)
         smoothed, used = chain.smooth(), chain.marginals()

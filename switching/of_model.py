@@ -86,9 +86,9 @@ def _without_series(method: Callable[..., Any]) -> Signature:
 
 
 class OfModel:
-    """The methods of the model at its fitted values, each of which a fit has if its model has it.
+    """The model's methods at the fitted values. A fit has a method if its model has it.
 
-    Without x they read the fitted series: `fit.smooth()`. Of another series they take all arguments of the model's
+    Without x they read the fitted series: `fit.smooth()`. For another series they accept all arguments of the model's
     method: `fit.smooth(x, lengths=[40, 60])`.
     """
 

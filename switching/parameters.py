@@ -202,7 +202,7 @@ def read_table(value: Any, name: str) -> Tensor:
 
 
 def read_tables(numbers: Mapping[str, Any]) -> Parameters:
-    """Numbers in any form by name, as tensors of one dtype: the dtype of those that have one, otherwise of all. Values
+    """Numbers in any form by name, as tensors of one dtype. Values with a dtype decide it, if there are any. Values
     that are not tensors go to the device of the first tensor."""
     tables = {name: read_table(value, name) for name, value in numbers.items()}
     typed = [tables[name].dtype for name, value in numbers.items() if hasattr(value, "dtype")]
@@ -292,8 +292,8 @@ def count_free(known: Mapping[str, Parameter], free: Mapping[str, Bool[Tensor, "
 
 
 def with_prefix(values: Mapping[str, Any], prefix: str | None) -> dict[str, Any]:
-    """The entries whose names start with `prefix`, without it; for an empty prefix, all except those of a
-    background; for None, all."""
+    """The entries whose names start with `prefix`, without it. An empty prefix: all entries except a background's.
+    None: all entries."""
     if prefix is None:
         return dict(values)
     if not prefix:

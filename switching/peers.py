@@ -197,25 +197,25 @@ def missing_class(name: str) -> AttributeError:
     return AttributeError(f"module 'samplehold' has no attribute {name!r}{f'; use {use.ours}.' if use else ''}")
 
 
-def unknown_option(what: str, name: str, known: Collection[str]) -> TypeError:
+def unknown_option(callee: str, name: str, known: Collection[str]) -> TypeError:
     """The error if a function or a class has no such argument, in one sentence: our word for it, the nearest of its
     arguments, or all if they are few.
 
     Arguments:
-        what: the function or the class.
+        callee: the function or the class.
         name: what it got.
         known: the names of its arguments.
     """
     word, near = OPTIONS.get(name), get_close_matches(name, known, n=1, cutoff=NEAR)
     for ours in [] if word is None else word.ours.split(" or "):
         if ours.split(" (")[0] in known:
-            return TypeError(f"{what}: {name} is {ours} here.")
+            return TypeError(f"{callee}: {name} is {ours} here.")
     if word is not None and word.is_advice:
-        return TypeError(f"{what}: has no option {name!r}; {word.ours}.")
+        return TypeError(f"{callee}: has no option {name!r}; {word.ours}.")
     if near:
-        return TypeError(f"{what}: has no option {name!r}; did you mean {near[0]!r}?")
+        return TypeError(f"{callee}: has no option {name!r}; did you mean {near[0]!r}?")
     listed = f"; it has {', '.join(known)}" if len(known) <= FEW else ""
-    return TypeError(f"{what}: has no option {name!r}{listed}.")
+    return TypeError(f"{callee}: has no option {name!r}{listed}.")
 
 
 # ---- arguments that do not exist -------------------------------------------------------------------------------------

@@ -286,7 +286,7 @@ class Conjugate(ABC):
     def natural(self, prior: Parameters) -> Tensor:
         """Natural parameters `[*plates, P]` of the prior with these hyperparameters."""
 
-    def begin(self, values: Parameters, rows: Callable[[], Tensor]) -> Tensor | None:
+    def near(self, values: Parameters, rows: Callable[[], Tensor]) -> Tensor | None:
         """Natural parameters at which message passing begins near values `[R, ...]`, where updates are local; None: it
         begins at the prior.
 
@@ -335,7 +335,7 @@ class Conjugate(ABC):
         nowhere = next(iter(known.values())).new_full((), torch.nan)
         return given_in_part(self.family, self.point({name: known.get(name, nowhere) for name in self.parameters}))
 
-    def begun(self, prior: Parameters, generator: torch.Generator) -> Parameters:
+    def drawn_start(self, prior: Parameters, generator: torch.Generator) -> Parameters:
         """Parameters drawn from the prior `[1, ...]`, for starts."""
         return self.values(self.family.sample(self.natural(prior), 1, generator))
 

@@ -26,7 +26,7 @@ from .dynamics.contract import Dynamics
 from .emissions.contract import ByGate, Emission
 from .emissions.driven import emission_at, rows_read
 from .inputs import Inputs, all_inputs
-from .known import held, is_whole, known_sites, support_beside
+from .known import is_whole, known_sites, support_beside, with_known
 from .mixture import StateMixture
 from .parameters import Parameter, Parameters, read_table, widened
 from .priors import Site, log_prior
@@ -224,11 +224,11 @@ class Problem(SeriesProblem):
         series = self.series.rescaled(frame.center, frame.scale)
         return replace(self, series=series, prior=prior, fixed=frame.into(self.fixed))
 
-    def hold(self, values: Parameters) -> Parameters:
+    def admitted(self, values: Parameters) -> Parameters:
         """Values `[*r, ...]` with the known entries in their places, and the others inside the supports of priors."""
         bounded = {} if self.prior is None else self.dynamics.bounded
         values = values | {name: moved_inside(values[name], parameter.support) for name, parameter in bounded.items()}
-        return held(values, self.fixed, self.parameters) if self.fixed else values
+        return with_known(values, self.fixed, self.parameters) if self.fixed else values
 
     @property
     def numbered(self) -> bool:

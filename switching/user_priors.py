@@ -167,7 +167,7 @@ def read(prior: Any, parameters: Mapping[str, Parameter], of: str, narrower: boo
             raise ValueError(f"prior[{name!r}]: got Delta, which has no density; hold the parameter with `fixed`.")
         if not _fits(support_of(distribution), support, narrower):
             raise ValueError(
-                f"prior[{name!r}]: got {type(distribution).__name__}, whose values are not those of {name}; give a "
+                f"prior[{name!r}]: got {type(distribution).__name__}, whose support does not fit {name}; give a "
                 f"distribution such as dist.{_typical(support)}."
             )
         if place in priors:
@@ -309,8 +309,8 @@ def arguments(distribution: Distribution) -> dict[str, Any] | None:
         return None
     names = [name for name in inspect.signature(kind.__init__).parameters if name in distribution.arg_constraints]
     for forms in ALTERNATIVES:  # a distribution keeps the one that was given, and then those that were asked for
-        given = next((name for name in vars(distribution) if name in forms), None)
-        names = [name for name in names if name not in forms or given in (None, name)]
+        kept = next((name for name in vars(distribution) if name in forms), None)
+        names = [name for name in names if name not in forms or kept in (None, name)]
     own = [name for name in names if name in vars(distribution)]
     sizes: dict[str, Any] = {"dim": distribution.event_shape[-1]} if isinstance(distribution, dist.LKJ) else {}
     for some in (names, own):

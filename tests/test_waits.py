@@ -119,7 +119,7 @@ def test_a_sweep_of_message_passing_waits_once(name):
 
 
 def test_a_sweep_in_parts_waits_once(monkeypatch):
-    monkeypatch.setattr(chunked, "ROOM", 20)
+    monkeypatch.setattr(chunked, "MAX_NUMBERS", 20)
     with gpu() as device:
         problem = problem_of("copy", device)
         engine = engine_from(ChainGraph.of(problem), starts_of(problem).values)

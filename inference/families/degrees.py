@@ -260,7 +260,7 @@ class Tailed(VectorFamily[LocPrecisionDf]):
     def sample(self, eta: Float[Tensor, "*plates 7"], n: int, generator: Generator | None = None) -> LocPrecisionDf:
         normal = self.normal.sample(eta[..., :4], n, generator)
         parts = normal.loc, normal.precision, self.degrees.sample(eta[..., 4:], n, generator)
-        return LocPrecisionDf(*(part.expand(n, *eta.shape[:-1]) for part in parts))
+        return LocPrecisionDf(*(table.expand(n, *eta.shape[:-1]) for table in parts))
 
     def tilted(self, eta: Float[Tensor, "*plates 7"]) -> Float[Tensor, "*plates 7"]:
         return pack(self.normal.tilted(eta[..., :4]), self.degrees.tilted(eta[..., 4:]))

@@ -39,18 +39,18 @@ class GivenProbabilities(Restricted):
         self._rest = 1 - self._known.sum(-1, keepdim=True)
         self._log = torch.where(self._free, self._rest.log(), self._known.log().clamp_min(LEAST))
 
-    def whole(self, statistics: Float[Tensor, "*plates Q"]) -> Float[Tensor, "*plates P"]:
-        whole = statistics.new_zeros(*statistics.shape[:-1], len(self._free))
-        whole[..., self._free] = statistics
-        return whole + self._log.to(whole)
+    def expanded(self, statistics: Float[Tensor, "*plates Q"]) -> Float[Tensor, "*plates P"]:
+        full = statistics.new_zeros(*statistics.shape[:-1], len(self._free))
+        full[..., self._free] = statistics
+        return full + self._log.to(full)
 
-    def part(self, eta: Float[Tensor, "*plates P"]) -> Float[Tensor, "*plates Q"]:
+    def reduced(self, eta: Float[Tensor, "*plates P"]) -> Float[Tensor, "*plates Q"]:
         return eta[..., self._free]
 
     def completed(self, point: Tensor) -> Tensor:
-        whole = self._known.to(point).expand(*point.shape[:-1], len(self._free)).clone()
-        whole[..., self._free] = self._rest.to(point) * point
-        return whole
+        full = self._known.to(point).expand(*point.shape[:-1], len(self._free)).clone()
+        full[..., self._free] = self._rest.to(point) * point
+        return full
 
 
 class GivenInputs(Restricted):
@@ -64,7 +64,7 @@ class GivenInputs(Restricted):
         super().__init__(family, MatrixNormalWishart(n) if n else Wishart())
         self._regression, self._n = family, n
 
-    def whole(self, statistics: Float[Tensor, "*plates Q"]) -> Float[Tensor, "*plates P"]:
+    def expanded(self, statistics: Float[Tensor, "*plates Q"]) -> Float[Tensor, "*plates P"]:
         first, second, log_volume, precision = MatrixNormalWishart(self._n).parts(statistics)
         known = self._known @ precision
         crossed, k = self._known @ first.mT, len(self._free)
@@ -77,7 +77,7 @@ class GivenInputs(Restricted):
         table[..., order.unsqueeze(-1), order] = joined
         return pack(rows.flatten(-2), table.flatten(-2), log_volume.unsqueeze(-1), precision.flatten(-2))
 
-    def part(self, eta: Float[Tensor, "*plates P"]) -> Float[Tensor, "*plates Q"]:
+    def reduced(self, eta: Float[Tensor, "*plates P"]) -> Float[Tensor, "*plates Q"]:
         first, second, log_volume, last = self._regression.parts(eta)
         both = second + second.mT
         of_known = both[..., :, ~self._free] @ self._known  # [*plates, K, D]
@@ -105,17 +105,17 @@ class GivenNoise(Restricted):
         self._entries = GivenCoordinates(Gaussian(), point.loc.flatten(-2))
         self._log_volume = log_det(cholesky(point.precision)).unsqueeze(-1)
 
-    def whole(self, statistics: Float[Tensor, "*plates Q"]) -> Float[Tensor, "*plates P"]:
-        (k, d), moments = self._shape, self._entries.whole(statistics)
+    def expanded(self, statistics: Float[Tensor, "*plates Q"]) -> Float[Tensor, "*plates P"]:
+        (k, d), moments = self._shape, self._entries.expanded(statistics)
         loc, square = moments[..., : k * d], moments[..., k * d :].unflatten(-1, (k, d, k, d))
         first = loc.unflatten(-1, (k, d)) @ self._precision
         second = torch.einsum("...iajb,...ab->...ij", square, self._precision)
         return pack(first.flatten(-2), second.flatten(-2), self._log_volume, self._precision.flatten(-2))
 
-    def part(self, eta: Float[Tensor, "*plates P"]) -> Float[Tensor, "*plates Q"]:
+    def reduced(self, eta: Float[Tensor, "*plates P"]) -> Float[Tensor, "*plates Q"]:
         first, second, _, _ = self._regression.parts(eta)
         linear, square = first @ self._precision, torch.einsum("...ij,...ab->...iajb", second, self._precision)
-        return self._entries.part(pack(linear.flatten(-2), square.flatten(-4, -3).flatten(-2).flatten(-2)))
+        return self._entries.reduced(pack(linear.flatten(-2), square.flatten(-4, -3).flatten(-2).flatten(-2)))
 
     def completed(self, point: Tensor) -> LocPrecision:
         loc = self._entries.completed(point).unflatten(-1, self._shape)

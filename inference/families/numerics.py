@@ -36,13 +36,13 @@ def steps(df: Tensor, dim: int) -> Tensor:
     return (df[..., None] - torch.arange(dim, dtype=df.dtype, device=df.device)) / 2
 
 
-def pack(*parts: Tensor) -> Tensor:
+def pack(*tables: Tensor) -> Tensor:
     """Concatenate along the last axis, and broadcast the plates before it."""
-    shapes = {part.shape[:-1] for part in parts}
+    shapes = {table.shape[:-1] for table in tables}
     if len(shapes) > 1:
         plates = broadcast_shapes(*shapes)
-        parts = tuple(part.expand(*plates, -1) for part in parts)
-    return torch.cat(parts, -1)
+        tables = tuple(table.expand(*plates, -1) for table in tables)
+    return torch.cat(tables, -1)
 
 
 def log_gamma_draw(shape: Tensor, generator: Generator | None) -> Tensor:
@@ -68,14 +68,14 @@ def positive(name: str, value: Tensor, family: object) -> None:
     require((value > 0) & value.isfinite(), name, value, family, "a finite number above 0")
 
 
-def least(whole: Tensor) -> Tensor:
+def least(minuend: Tensor) -> Tensor:
     """The size below which a difference from `whole [..., D]` cannot be separated from rounding."""
-    return 4 * max(whole.shape[-1], 1) * torch.finfo(whole.dtype).eps * whole.abs()
+    return 4 * max(minuend.shape[-1], 1) * torch.finfo(minuend.dtype).eps * minuend.abs()
 
 
-def positive_definite(name: str, matrix: Tensor, family: object, whole: Tensor | None = None) -> None:
-    """Refuse a matrix that is not positive definite; if it is a difference from `whole`, by more than rounding."""
-    less = matrix if whole is None else matrix - torch.diag_embed(least(whole.diagonal(dim1=-2, dim2=-1)))
+def positive_definite(name: str, matrix: Tensor, family: object, minuend: Tensor | None = None) -> None:
+    """Refuse a matrix that is not positive definite; if it is a difference from `minuend`, by more than rounding."""
+    less = matrix if minuend is None else matrix - torch.diag_embed(least(minuend.diagonal(dim1=-2, dim2=-1)))
     bad = torch.linalg.cholesky_ex(less).info != 0
 
     def complain() -> None:

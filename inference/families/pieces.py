@@ -138,11 +138,11 @@ class InPieces(VectorFamily[Any]):
         lead = torch.broadcast_shapes(*(point.loc.shape[:-3] for point in points))
         total = self._n_columns
         loc = points[0].loc.new_zeros(*lead, n, points[0].loc.shape[-2], total)
-        whole = LocPrecision(loc, loc.new_zeros(*lead, n, total, total))
+        full = LocPrecision(loc, loc.new_zeros(*lead, n, total, total))
         for piece, point in zip(self.pieces, points, strict=True):
             assert piece.columns is not None
-            _put(whole, point, piece.plates, piece.columns)
-        loc, precision = (table.reshape(*lead, *self.shape, *table.shape[-2:]) for table in vars(whole).values())
+            _put(full, point, piece.plates, piece.columns)
+        loc, precision = (table.reshape(*lead, *self.shape, *table.shape[-2:]) for table in vars(full).values())
         return LocPrecision(loc.squeeze(-2) if isinstance(self.family, NormalWishart) else loc, precision)
 
     def _whole(self, tables: list[Tensor]) -> Tensor:
@@ -150,10 +150,10 @@ class InPieces(VectorFamily[Any]):
         n_event = 0 if isinstance(self.family, SCALAR) else 1
         lead = torch.broadcast_shapes(*(table.shape[: table.ndim - 1 - n_event] for table in tables))
         event = tables[0].shape[tables[0].ndim - n_event :]
-        whole = tables[0].new_zeros(*lead, self.shape.numel(), *event)
+        full = tables[0].new_zeros(*lead, self.shape.numel(), *event)
         for piece, table in zip(self.pieces, tables, strict=True):
-            whole = whole.index_copy(len(lead), piece.plates, table.to(whole).expand(*lead, len(piece.plates), *event))
-        return whole.reshape(*lead, *self.shape, *event)
+            full = full.index_copy(len(lead), piece.plates, table.to(full).expand(*lead, len(piece.plates), *event))
+        return full.reshape(*lead, *self.shape, *event)
 
 
 def _draws(family: VectorFamily[Any], eta: Float[Tensor, "*lead n P"], n: int, generator: Generator | None) -> Any:
@@ -163,15 +163,15 @@ def _draws(family: VectorFamily[Any], eta: Float[Tensor, "*lead n P"], n: int, g
     point, lead = family.point, (n, *eta.shape[:-2])
     if isinstance(point, Tensor):
         return point.expand(*lead, *point.shape)
-    return LocPrecision(*(part.expand(*lead, *part.shape) for part in vars(point).values()))
+    return LocPrecision(*(table.expand(*lead, *table.shape) for table in vars(point).values()))
 
 
-def _put(whole: LocPrecision, part: LocPrecision, plates: Any, columns: Tensor) -> None:
+def _put(full: LocPrecision, part: LocPrecision, plates: Any, columns: Tensor) -> None:
     """Write the part of some columns, in place."""
     for place, column in enumerate(columns.tolist()):
-        whole.loc[..., plates, :, column] = part.loc[..., place]
+        full.loc[..., plates, :, column] = part.loc[..., place]
         for beside, other in enumerate(columns.tolist()):
-            whole.precision[..., plates, column, other] = part.precision[..., place, beside]
+            full.precision[..., plates, column, other] = part.precision[..., place, beside]
 
 
 # ---- the family of the free entries ---------------------------------------------------------------------------------
@@ -187,9 +187,9 @@ def given_in_part(family: VectorFamily[Any], point: Any) -> VectorFamily[Any]:
     """
     if isinstance(family, Tailed):
         normal = LocPrecision(point.loc, point.precision)
-        whole = bool(point.loc.isnan().all() and point.precision.isnan().all())
+        is_free = bool(point.loc.isnan().all() and point.precision.isnan().all())
         of_df = family.degrees if bool(point.df.isnan().all()) else given_in_part(family.degrees, point.df)
-        return Tailed(family.normal if whole else given_in_part(family.normal, normal), of_df)
+        return Tailed(family.normal if is_free else given_in_part(family.normal, normal), of_df)
     if isinstance(family, NormalWishart) and point.loc.ndim == 0:
         point = LocPrecision(torch.full_like(point.precision[..., 0], torch.nan), point.precision)
     elif isinstance(family, NormalWishart) and point.precision.ndim == 0:
@@ -197,17 +197,17 @@ def given_in_part(family: VectorFamily[Any], point: Any) -> VectorFamily[Any]:
         point = LocPrecision(point.loc, free)
     parts = [point] if isinstance(point, Tensor) else list(vars(point).values())
     if not isinstance(family, SCALAR):
-        alike = all(bool(part.isnan().all()) or not bool(part.isnan().any()) for part in parts)
+        alike = all(bool(table.isnan().all()) or not bool(table.isnan().any()) for table in parts)
         entries = isinstance(family, Dirichlet | Gaussian) or (isinstance(family, NormalWishart) and not alike)
         return given_entries(family, point) if entries else given(family, point)
     parts = list(torch.broadcast_tensors(*parts))
-    groups = _alike(torch.stack([part.isnan().flatten() for part in parts], -1))
+    groups = _alike(torch.stack([table.isnan().flatten() for table in parts], -1))
     if len(groups) == 1:
         return given(family, point)
     pieces = []
     for plates in groups:
-        known = [part.flatten()[plates] for part in parts]
-        free = all(bool(part.isnan().all()) for part in known)
+        known = [table.flatten()[plates] for table in parts]
+        free = all(bool(table.isnan().all()) for table in known)
         some = known[0] if isinstance(point, Tensor) else type(point)(*known)
         pieces.append(Piece(family if free else given(family, some), plates))
     return InPieces(family, parts[0].shape, pieces)

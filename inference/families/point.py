@@ -117,4 +117,4 @@ class Held(VectorFamily[Any]):
 def _repeated(point: Any, n: int) -> Any:
     if isinstance(point, Tensor):
         return point.expand(n, *point.shape)
-    return type(point)(*(part.expand(n, *part.shape) for part in vars(point).values()))
+    return type(point)(*(table.expand(n, *table.shape) for table in vars(point).values()))

@@ -48,11 +48,11 @@ class Restricted(VectorFamily[Any]):
     tilted = delegated("family")
 
     @abstractmethod
-    def whole(self, statistics: Tensor) -> Tensor:
+    def expanded(self, statistics: Tensor) -> Tensor:
         """L t' + c."""
 
     @abstractmethod
-    def part(self, eta: Tensor) -> Tensor:
+    def reduced(self, eta: Tensor) -> Tensor:
         """L' eta."""
 
     @abstractmethod
@@ -61,7 +61,7 @@ class Restricted(VectorFamily[Any]):
 
     def free_eta(self, eta: Float[Tensor, "*plates P"]) -> Float[Tensor, "*plates Q"]:
         """Natural parameters of the free part."""
-        part = self.part(self.family.tilted(eta))
+        part = self.reduced(self.family.tilted(eta))
         return part - self.free.tilted(torch.zeros_like(part))
 
     def usual(self, eta: Float[Tensor, "*plates P"]) -> Any:
@@ -74,11 +74,11 @@ class Restricted(VectorFamily[Any]):
     def log_normalizer(self, eta: Float[Tensor, "*plates P"]) -> Float[Tensor, "*plates"]:
         free_eta = self.free_eta(eta)
         return self.free.log_normalizer(free_eta) + self.dot(
-            self.family.tilted(eta), self.whole(torch.zeros_like(free_eta))
+            self.family.tilted(eta), self.expanded(torch.zeros_like(free_eta))
         )
 
     def mean(self, eta: Float[Tensor, "*plates P"]) -> Float[Tensor, "*plates P"]:
-        return self.whole(self.free.mean(self.free_eta(eta)))
+        return self.expanded(self.free.mean(self.free_eta(eta)))
 
     def kl(self, eta: Float[Tensor, "*#plates P"], eta0: Float[Tensor, "*#plates P"]) -> Float[Tensor, "*out"]:
         return self.free.kl(self.free_eta(eta), self.free_eta(eta0))
@@ -104,12 +104,12 @@ class GivenLoc(Restricted):
         self._vector = loc.unsqueeze(-1) if self._single else loc
         super().__init__(family, Gamma() if self._single else Wishart())
 
-    def whole(self, statistics: Float[Tensor, "*plates Q"]) -> Float[Tensor, "*plates P"]:
+    def expanded(self, statistics: Float[Tensor, "*plates Q"]) -> Float[Tensor, "*plates P"]:
         dim = self._vector.shape[-1]
         first = (statistics[..., 1:].unflatten(-1, (dim, dim)) @ self._vector.unsqueeze(-1)).squeeze(-1)
         return pack(first, (first * self._vector).sum(-1, keepdim=True), statistics)
 
-    def part(self, eta: Float[Tensor, "*plates P"]) -> Float[Tensor, "*plates Q"]:
+    def reduced(self, eta: Float[Tensor, "*plates P"]) -> Float[Tensor, "*plates Q"]:
         dim = self._vector.shape[-1]
         first, second, log_volume, matrix = eta.split([dim, 1, 1, dim * dim], -1)
         outer = (first + second * self._vector).unsqueeze(-1) * self._vector.unsqueeze(-2)
@@ -128,12 +128,12 @@ class GivenPrecision(Restricted):
         self._matrix = precision[..., None, None] if self._single else precision
         self._log_volume = log_det(cholesky(self._matrix)).unsqueeze(-1)
 
-    def whole(self, statistics: Float[Tensor, "*plates Q"]) -> Float[Tensor, "*plates P"]:
+    def expanded(self, statistics: Float[Tensor, "*plates Q"]) -> Float[Tensor, "*plates P"]:
         first, second = _split(statistics)
         first, matrix = (self._matrix @ first.unsqueeze(-1)).squeeze(-1), self._matrix.flatten(-2)
         return pack(first, (matrix * second.flatten(-2)).sum(-1, keepdim=True), self._log_volume, matrix)
 
-    def part(self, eta: Float[Tensor, "*plates P"]) -> Float[Tensor, "*plates Q"]:
+    def reduced(self, eta: Float[Tensor, "*plates P"]) -> Float[Tensor, "*plates Q"]:
         dim = self._matrix.shape[-1]
         first, second = eta[..., :dim], eta[..., dim : dim + 1]
         return pack((self._matrix @ first.unsqueeze(-1)).squeeze(-1), second * self._matrix.flatten(-2))
@@ -153,14 +153,14 @@ class GivenCoordinates(Restricted):
         free = vector.reshape(-1, vector.shape[-1])[0].isnan()
         self._free = torch.diag(torch.ones_like(free).to(vector))[free]  # E'
 
-    def whole(self, statistics: Float[Tensor, "*plates Q"]) -> Float[Tensor, "*plates P"]:
+    def expanded(self, statistics: Float[Tensor, "*plates Q"]) -> Float[Tensor, "*plates P"]:
         first, second = _split(statistics)
         moved = first @ self._free
         cross, known = moved.unsqueeze(-1) * self._known.unsqueeze(-2), self._known.unsqueeze(-1)
         squares = self._free.mT @ second @ self._free + cross + cross.mT + known @ known.mT
         return pack(moved + self._known, squares.flatten(-2))
 
-    def part(self, eta: Float[Tensor, "*plates P"]) -> Float[Tensor, "*plates Q"]:
+    def reduced(self, eta: Float[Tensor, "*plates P"]) -> Float[Tensor, "*plates Q"]:
         first, second = _split(eta)
         first = first + ((second + second.mT) @ self._known.unsqueeze(-1)).squeeze(-1)
         return pack(first @ self._free.mT, (self._free @ second @ self._free.mT).flatten(-2))
@@ -181,7 +181,7 @@ def given(family: VectorFamily[Any], point: Any) -> VectorFamily[Any]:
     Raises:
         TypeError: a family whose parts cannot be known separately.
     """
-    free = [bool(part.isnan().any()) for part in _parts(point)]
+    free = [bool(table.isnan().any()) for table in _parts(point)]
     if not any(free):
         return Held(family, point)
     if isinstance(family, Gaussian):

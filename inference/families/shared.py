@@ -69,8 +69,8 @@ class SharedPrecision(VectorFamily[LocPrecision]):
     ) -> Float[Tensor, "*out P"]:
         """`natural`, from the inverse of the scale matrix."""
         weighted = kappa[..., None] * loc
-        whole = inverse_scale + weighted.mT @ loc
-        return pack(weighted.flatten(-2), -kappa / 2, df[..., None] / 2, -whole.flatten(-2) / 2)
+        second_moment = inverse_scale + weighted.mT @ loc
+        return pack(weighted.flatten(-2), -kappa / 2, df[..., None] / 2, -second_moment.flatten(-2) / 2)
 
     def usual(self, eta: Float[Tensor, "*plates P"]) -> SharedPrecisionParameters:
         q = MatrixNormalWishart(self.n_locations(eta)).usual(self._regression(eta))
@@ -130,11 +130,11 @@ class SharedPrecision(VectorFamily[LocPrecision]):
         return self._family(k), self._regression(eta)
 
     def _family(self, k: int) -> VectorFamily[Any]:
-        whole, known = MatrixNormalWishart(k), self.known
+        family, known = MatrixNormalWishart(k), self.known
         if known is None:
-            return whole
+            return family
         missing = known.loc[..., :1, :].expand(*known.loc.shape[:-2], k - known.loc.shape[-2], self.n_outputs)
-        return given_entries(whole, LocPrecision(torch.cat([missing, known.loc], -2), known.precision))
+        return given_entries(family, LocPrecision(torch.cat([missing, known.loc], -2), known.precision))
 
     # ---- the contract ------------------------------------------------------------------------------------------------
 

@@ -34,10 +34,10 @@ def expected_log_det(df: Float[Tensor, "*plates"], chol: Float[Tensor, "*plates 
     return torch.digamma(steps(df, dim)).sum(-1) + dim * math.log(2) - log_det(chol)
 
 
-def greatest_by_precision(df: Tensor, inverse: Tensor, whole: Tensor) -> Float[Tensor, "*plates"]:
+def greatest_by_precision(df: Tensor, inverse: Tensor, minuend: Tensor) -> Float[Tensor, "*plates"]:
     """The maximum over precisions of (df log|L| - tr(inverse L)) / 2; infinite if the matrix, a difference from
-    `whole`, is not positive definite by more than rounding."""
-    margin = (1 + df[..., None]) * least(whole.diagonal(dim1=-2, dim2=-1))
+    `minuend`, is not positive definite by more than rounding."""
+    margin = (1 + df[..., None]) * least(minuend.diagonal(dim1=-2, dim2=-1))
     chol, info = torch.linalg.cholesky_ex(inverse.nan_to_num() - torch.diag_embed(margin.nan_to_num()))
     dim = inverse.shape[-1]
     value = df / 2 * (dim * (df.log() - 1) - log_det(chol))

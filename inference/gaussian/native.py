@@ -54,8 +54,8 @@ def multivariate_normal_moments(x: Tensor, weights: Tensor, about: Tensor) -> tu
 def _moments(by_feature: bool, x: Tensor, weights: Tensor, about: Tensor, shapes: Sequence[Any]) -> tuple[Tensor, ...]:
     """Sums of the given shapes over all steps, for each restart."""
     dtype, (*restarts, states, features), steps = _common(x, about), about.shape, x.shape[0]
-    given = (x, (steps, features)), (weights, (*restarts, steps, states)), (about, about.shape)
-    tables = [as_table(table, shape, dtype) for table, shape in given]
+    shaped = (x, (steps, features)), (weights, (*restarts, steps, states)), (about, about.shape)
+    tables = [as_table(table, shape, dtype) for table, shape in shaped]
     items, sizes = _parts(math.prod(restarts), steps, states, features)
     pieces = (sizes[1],) if sizes[1] > 1 else ()
     sums = [empty(*restarts, *pieces, *shape, dtype=dtype) for shape in shapes]

@@ -322,13 +322,13 @@ class VMP:
                     else:
                         self.step()
                     terms = self._terms()
-                    elbo, whole = terms.sum(0), all(block.step == 1 for block in start[0].values())
+                    elbo, full_step = terms.sum(0), all(block.step == 1 for block in start[0].values())
                     before = trace[-1] if trace else torch.full_like(elbo, torch.nan)
                     settled = ((elbo - before).abs() <= tol * elbo.abs()).all()
                     fell, converged = map(
                         bool, checks.settle(self._fell(terms if last is None else last, terms), settled)
                     )
-                if whole and fell and self.ranks.alone:
+                if full_step and fell and self.ranks.alone:
                     self._restore(*start)
                     self.sweep()
                 trace.append(elbo)

@@ -58,8 +58,8 @@ def transition_probabilities(
         longer = halvings > done
         places = longer.reshape(-1, longer.shape[-1]).any(0).nonzero().squeeze(-1)
         part = probs.index_select(-3, places)
-        whole = torch.where(longer[..., places, None, None], _of_rows(part @ part), part)
-        probs = probs.index_copy(probs.ndim - 3, places, whole)
+        squared = torch.where(longer[..., places, None, None], _of_rows(part @ part), part)
+        probs = probs.index_copy(probs.ndim - 3, places, squared)
     return _of_rows(probs)
 
 

@@ -67,7 +67,7 @@ class Kernels:
     """
 
     def __init__(self, plain: Function) -> None:
-        self.plain, self._room = plain, plain.__module__.rpartition(".")[0]
+        self.plain, self._package = plain, plain.__module__.rpartition(".")[0]
         self._kernels: dict[str, tuple[Function, Callable[..., bool]]] = {}
 
     def kernel(self, device: str, takes: Callable[..., bool] = _anything) -> Callable[[Function], Function]:
@@ -84,11 +84,11 @@ class Kernels:
         return register
 
     def find(self, device: str, arguments: Sequence[Any]) -> Function | None:
-        """The kernel that is to serve these arguments, of which the tensors lie on a device, if there is one."""
+        """The kernel for these arguments on this device, or None."""
         device = _stand_ins.get(device, device)
         if mode() == "plain":
             return None
-        load_kernels(self._room, device)
+        load_kernels(self._package, device)
         function, takes = self._kernels.get(device, (None, _anything))
         return function if takes is _anything or takes(*arguments) else None
 
@@ -364,12 +364,12 @@ def tensors(n: int) -> str:
 
 
 @cache
-def load_kernels(room: str, device: str) -> None:
+def load_kernels(package: str, device: str) -> None:
     """Have the kernels of a package for a device register themselves, if its library or compiler is there."""
     name = {"cpu": "native"}.get(device, device)
     with importing():
-        if room.startswith(_NAMESPACE) and find_spec(f"{room}.{name}") is not None and _works(device):
-            import_module(f"{room}.{name}")
+        if package.startswith(_NAMESPACE) and find_spec(f"{package}.{name}") is not None and _works(device):
+            import_module(f"{package}.{name}")
 
 
 def _works(device: str) -> bool:

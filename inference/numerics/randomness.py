@@ -76,6 +76,6 @@ def invert(weight: Float[Tensor, "*b X"], uniform: Float[Tensor, "*b n"]) -> Int
     [1, 1, 2, 2]
     """
     cumulative = weight.cumsum(-1)
-    whole = cumulative[..., -1:]
-    index = torch.searchsorted(cumulative, (uniform * whole).contiguous(), right=True)
-    return torch.minimum(index, (cumulative < whole).sum(-1, keepdim=True))
+    total = cumulative[..., -1:]
+    index = torch.searchsorted(cumulative, (uniform * total).contiguous(), right=True)
+    return torch.minimum(index, (cumulative < total).sum(-1, keepdim=True))

@@ -145,11 +145,11 @@ def check_flag(name: str, value: object) -> bool:
 def check_kind(name: str, value: object, kinds: type[Kind] | tuple[type[Kind], ...], expected: str) -> Kind:
     """The value, an object of one of these classes; `TypeError` for other objects."""
     if not isinstance(value, kinds):
-        raise TypeError(f"{name}: got {what(value)}, expected {expected}.")
+        raise TypeError(f"{name}: got {kind_of(value)}, expected {expected}.")
     return value
 
 
-def what(value: object) -> str:
+def kind_of(value: object) -> str:
     """What kind of object a value is, in errors."""
     return f"the class {value.__name__}" if isinstance(value, type) else type(value).__name__
 

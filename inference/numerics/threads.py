@@ -90,8 +90,8 @@ def sum_of_steps(table: torch.Tensor) -> torch.Tensor:
     torch divides a sum among its threads if the result is one number, and only then.
     """
     while table.shape[-1] == table.numel() >= _SHARED:
-        whole = table.shape[-1] // _ROW * _ROW
-        table = torch.cat([table[..., :whole].unflatten(-1, (-1, _ROW)).sum(-1), table[..., whole:]], -1)
+        end = table.shape[-1] // _ROW * _ROW
+        table = torch.cat([table[..., :end].unflatten(-1, (-1, _ROW)).sum(-1), table[..., end:]], -1)
     return table.sum(-1)
 
 

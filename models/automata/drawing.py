@@ -142,8 +142,8 @@ def _bent(arrow: _Arrow, at: np.ndarray, pairs: set[tuple[int, int]]) -> _Arrow:
         return arrow
     two_ways = (arrow.end, arrow.start) in pairs
     tries = [BEND, 0.35, 0.5] if two_ways else [0.0, BEND, -BEND, 0.35, -0.35]
-    rooms = [min(_room(_curve(arrow, at, bend), at, arrow), 1.7 * RADIUS) - 1e-3 * abs(bend) for bend in tries]
-    return _Arrow(arrow.start, arrow.end, arrow.label, tries[int(np.argmax(rooms))])
+    clear = [min(_clearance(_curve(arrow, at, bend), at, arrow), 1.7 * RADIUS) - 1e-3 * abs(bend) for bend in tries]
+    return _Arrow(arrow.start, arrow.end, arrow.label, tries[int(np.argmax(clear))])
 
 
 def _curve(arrow: _Arrow, at: np.ndarray, bend: float | None = None) -> np.ndarray:
@@ -168,11 +168,11 @@ def _marks(lines: np.ndarray) -> np.ndarray:
     near = lines[:, middle - 2 : middle + 3]
     gaps = np.linalg.norm(near[:, :, None, None] - lines[None, None], axis=-1).min(-1)  # [E, 5, E]
     gaps[np.arange(n), :, np.arange(n)] = np.inf
-    room = gaps.min(-1, initial=0.3) - 0.02 * np.abs(np.arange(-2, 3))
-    return near[np.arange(n), room.argmax(1)]
+    distance = gaps.min(-1, initial=0.3) - 0.02 * np.abs(np.arange(-2, 3))
+    return near[np.arange(n), distance.argmax(1)]
 
 
-def _room(points: np.ndarray, at: np.ndarray, arrow: _Arrow) -> float:
+def _clearance(points: np.ndarray, at: np.ndarray, arrow: _Arrow) -> float:
     """The distance of an arrow from the centres of all other states."""
     others = np.array([i not in (arrow.start, arrow.end) for i in range(len(at))])
     if not others.any():
@@ -188,8 +188,8 @@ def _disorder(at: np.ndarray, arrows: list[_Arrow]) -> float:
         at[arrow.start] + 0.9 * _aside(arrow.start, at, lines, arrows) for arrow in arrows if arrow not in straight
     ]
     marks = np.concatenate([_marks(lines), np.array(loops).reshape(-1, 2)])
-    rooms = np.array([_room(line, at, arrow) for arrow, line in zip(straight, lines, strict=True)])
-    cost = 8 * np.maximum(0.0, 1.7 * RADIUS - rooms).sum() / RADIUS + sum(0.5 * abs(arrow.bend) for arrow in straight)
+    clear = np.array([_clearance(line, at, arrow) for arrow, line in zip(straight, lines, strict=True)])
+    cost = 8 * np.maximum(0.0, 1.7 * RADIUS - clear).sum() / RADIUS + sum(0.5 * abs(arrow.bend) for arrow in straight)
     cost += 0.25 * np.linalg.norm(lines[:, -1] - lines[:, 0], axis=-1).sum() / APART + 2.0 * _crossings(lines)
     over = np.linalg.norm(marks[:, None, None] - lines[None, :, 2:-2], axis=-1).min(-1, initial=1.0)  # [marks, E]
     over[np.arange(len(lines)), np.arange(len(lines))] = 1.0

@@ -112,7 +112,7 @@ def extract_automaton(
     foreign = [symbol for symbol in symbols if symbol not in network.alphabet]
     if foreign:
         raise ValueError(
-            f"alphabet: got {''.join(symbols)!r}, in which {foreign[0]!r} is none of the letters "
+            f"alphabet: got {''.join(symbols)!r}, but {foreign[0]!r} is not one of the letters "
             f"{''.join(network.alphabet)!r} that the network reads; give some of these, or None."
         )
     n_clusters, max_queries = check_integer("n_clusters", n_clusters), check_integer("max_queries", max_queries)

@@ -62,8 +62,8 @@ class Teacher:
 
     def query(self, word: tuple[str, ...]) -> list[bool]:
         """Answers for all prefixes of a word except the empty one, which is asked separately."""
-        whole = "".join(word)
-        return self.accepts([whole[:i] for i in range(1, len(whole) + 1)] or [""])
+        text = "".join(word)
+        return self.accepts([text[:i] for i in range(1, len(text) + 1)] or [""])
 
 
 @dataclass(frozen=True)

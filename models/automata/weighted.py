@@ -298,8 +298,8 @@ def spectral(
             [[table.get(word, 0.0) for word in row] for row in wanted], dtype=torch.float64, device="cpu"
         )
 
-    whole = hankel()
-    _, sizes, right = torch.linalg.svd(whole, full_matrices=False)
+    table_of_words = hankel()
+    _, sizes, right = torch.linalg.svd(table_of_words, full_matrices=False)
     reached = int((sizes > NOTHING * max(float(sizes[0]), 1e-300) * len(basis)).sum())
     if rank > reached:
         raise ValueError(
@@ -307,9 +307,9 @@ def spectral(
             "give a rank of at most that, or longer words."
         )
     V = right[:rank].T
-    inverse = torch.linalg.pinv(whole @ V)
+    inverse = torch.linalg.pinv(table_of_words @ V)
     transitions = {symbol: inverse @ hankel(symbol) @ V for symbol in symbols}
-    return WeightedAutomaton(whole[0] @ V, transitions, inverse @ whole[:, 0])
+    return WeightedAutomaton(table_of_words[0] @ V, transitions, inverse @ table_of_words[:, 0])
 
 
 def _table(name: str, values: Any, shape: tuple[int, ...] | None = None) -> Tensor:

@@ -34,7 +34,7 @@ def check_word(word: object, alphabet: Sequence[str], name: str = "word") -> str
     foreign = next((symbol for symbol in word if symbol not in alphabet), None)
     if foreign is not None:
         raise ValueError(
-            f"{name}: got {word if len(word) <= 40 else f'{word[:37]}...'!r}, in which {foreign!r} is none of the "
+            f"{name}: got {word if len(word) <= 40 else f'{word[:37]}...'!r}, but {foreign!r} is not one of the "
             f"letters {''.join(alphabet)!r}; give words of these."
         )
     return word

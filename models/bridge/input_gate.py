@@ -58,7 +58,7 @@ PROBABILITIES, LOGITS, HELD_EVIDENCE = "probabilities", "logits", "logits, held 
 
 
 def input_gate_updates(model: SwitchingSSM, x: Any, **given: Unpack[Given]) -> dict[str, Float[Tensor, "*b T K"]]:
-    """The beliefs of three updates whose gate depends on x alone, by name; the first step always redraws.
+    """Beliefs of three updates, by name. Their gates depend on x alone; the first step always redraws.
 
     Arguments:
         model: a model with copy dynamics and parameter values.

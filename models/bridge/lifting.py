@@ -389,7 +389,8 @@ def read_layer(layer: MinGRU | MinLSTM, rows: Float[Tensor, "V I"]) -> Reading:
 
 
 def lift(reading: Reading, token_probs: Float[Tensor, "V"], h0: Tensor | None) -> Lifted:
-    """The chains of a layer; those of two states span its candidates, its default start, and `h0` [..., D] if given."""
+    """The chains of a layer. Chains of two states span its candidates, its default start, and `h0` [..., D] if
+    given."""
     value, start = reading.value, reading.start
     units = value.shape[-1]
     if reading.block is not None:

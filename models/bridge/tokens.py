@@ -123,10 +123,10 @@ def redrawn_start(layer: MinGRU | MinLSTM, x: Tensor) -> Float[Tensor, "L *b D"]
     """
     check_kind("layer", layer, (MinGRU, MinLSTM), "MinGRU or MinLSTM, whose gates read one input each")
     check_one_way(layer, "and the first step of one is the last of the other")
-    whole = batch_major(x, layer.input_size, layer.batch_first, weight_of(layer, x))
-    if not whole.shape[-2]:
+    table = batch_major(x, layer.input_size, layer.batch_first, weight_of(layer, x))
+    if not table.shape[-2]:
         raise ValueError(f"x: got shape {list(x.shape)}, expected at least one step.")
-    rows = check_table("x", whole[..., 0, :], like=whole, finite=True)
+    rows = check_table("x", table[..., 0, :], like=table, finite=True)
     start = []
     for k in range(layer.num_layers):
         before, rows = layer.first_redraw(rows, k)

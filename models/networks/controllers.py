@@ -78,8 +78,8 @@ def unchanged(module: nn.Module, kind: type[nn.Module]) -> bool:
     False for a subclass (such as a parametrised module), a module with hooks (which pruning uses), with its own
     `forward`, or without a bias.
     """
-    whole = all(parameter is not None for parameter in module._parameters.values())
-    return type(module) is kind and whole and not hooked(module) and "forward" not in vars(module)
+    has_all = all(parameter is not None for parameter in module._parameters.values())
+    return type(module) is kind and has_all and not hooked(module) and "forward" not in vars(module)
 
 
 def check_output(name: str, output: Any, expected: tuple[Any, ...]) -> None:

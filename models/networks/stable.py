@@ -173,8 +173,8 @@ def _gate_bias(limits: _Limits, network: Any, k: int, bias: Tensor) -> Tensor:
     draws = isinstance(network, MinGRU)
     weight = getattr(network, f"weight_l{k}").flatten(1)
     n = network._coins if draws else network.hidden_size
-    room = math.log(limits.lipschitz / (1 - limits.lipschitz)) - weight[:n].abs().sum(-1) * _reach(limits, network, k)
-    gates = torch.maximum(bias[:n], -room) if draws else torch.minimum(bias[:n], room)
+    bound = math.log(limits.lipschitz / (1 - limits.lipschitz)) - weight[:n].abs().sum(-1) * _reach(limits, network, k)
+    gates = torch.maximum(bias[:n], -bound) if draws else torch.minimum(bias[:n], bound)
     return torch.cat([gates, bias[n:]])
 
 
@@ -182,10 +182,10 @@ def _ratio_bias(limits: _Limits, network: Any, k: int, bias: Tensor) -> Tensor:
     """The bias of a minLSTM, whose forget gates are low beside its input gates for all inputs."""
     weight, n = getattr(network, f"weight_l{k}"), network._coins
     most = weight[: 2 * n].abs().sum(-1) * _reach(limits, network, k)
-    room = math.log(limits.lipschitz / (1 - limits.lipschitz)) + log_sigmoid(bias[n : 2 * n] - most[n:])
-    inside = room.clamp(max=-torch.finfo(room.dtype).tiny)  # of log f; if there is more room, any f is low enough
+    bound = math.log(limits.lipschitz / (1 - limits.lipschitz)) + log_sigmoid(bias[n : 2 * n] - most[n:])
+    inside = bound.clamp(max=-torch.finfo(bound.dtype).tiny)  # of log f; above 0, any f is low enough
     lowered = torch.minimum(bias[:n], inside - (-inside.expm1()).log() - most[:n])
-    return torch.cat([torch.where(room < 0, lowered, bias[:n]), bias[n:]])
+    return torch.cat([torch.where(bound < 0, lowered, bias[:n]), bias[n:]])
 
 
 def _reach(limits: _Limits, network: Any, k: int) -> Tensor | float:

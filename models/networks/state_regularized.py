@@ -52,7 +52,7 @@ class StateRun(Record):
 
 
 class StateRegularized(Recurrent):
-    r"""A recurrent layer whose state is a mean of K centroids, a drawn centroid, or the nearest one.
+    r"""A recurrent layer whose state is the mean of K centroids, a drawn centroid, or the nearest one.
 
     Arguments:
         cell: `Elman`, `GRU`, `LSTM`, `PeepholeLSTM`, `MinGRU` or `MinLSTM`, of one layer and one direction. An LSTM's
@@ -61,13 +61,13 @@ class StateRegularized(Recurrent):
         temperature: tau, greater than 0; the attribute may be set at any time, as in annealing.
         similarity: "dot", "cosine" or "l2"; see `samplehold.models.networks.state_regularized`.
         mode: "soft": the mean of centroids; "sample": a drawn one; "hard": the one with the greatest alpha. The
-            attribute may be set at any time. Gradients of the last two are straight-through: those of the soft step at
-            the same place.
+            attribute may be set at any time. Gradients of the last two are straight-through: they equal the gradients
+            of the soft step at the same place.
         learn_temperature: whether the logarithm of the temperature is a parameter.
 
     Parameters: `centroids` [K, H], uniform within 0.5 at the start, and those of `cell`; `log_temperature` is a
-    parameter or a buffer. States before the first step are those of the cell, zeros for most; they need not be
-    centroids. A call or a `step` draws from torch's global generator, like dropout; `run` takes a seed.
+    parameter or a buffer. The cell sets the state before the first step, for most cells to zeros; it need not be a
+    centroid. A call or a `step` draws from torch's global generator, like dropout; `run` takes a seed.
 
     Raises:
         TypeError: a cell of another kind; arguments that are not numbers. From every call: as for the cell.

@@ -127,7 +127,7 @@ class GradientMemory(Record):
 def gradient_memory(layer: nn.Module, x: Tensor, ages: Sequence[int] | None = None, h0: Any = None) -> GradientMemory:
     """The spectral norm of the derivative of a network's last state with respect to its state some steps earlier.
 
-    The derivative is that of the whole state: of all layers, with the cells of an LSTM. It counts every way through the
+    The derivative is of the full state: all layers, with the cells of an LSTM. It counts every way through the
     network. `log_held` counts the way through a layer's own state alone; in a single gated layer there is no other. The
     computation is in float64.
 

@@ -152,7 +152,7 @@ def information_sweep(
     Arguments:
         separations: mu, the distances of drawn from held observations.
         spread: delta, the distance of the two states.
-        redraw_prob: rho; the entropy of the gate is that of a coin of rho.
+        redraw_prob: rho; the gate has the entropy of a coin with this probability.
         n_sequences, n_steps: drawn from each model.
         seed: the same for each, so that curves are smooth.
 

@@ -232,7 +232,7 @@ def price_of_exactness(
     seed: Seed = 0,
     n_sequences: int = 2048,
 ) -> PriceOfExactness:
-    """What the best minGRU of a size loses on models whose held states emit; a second or so of training for each.
+    """The loss of the best minGRU of a size on models whose held states emit; about a second of training for each.
 
     Arguments:
         redraw_probs: rho of the models; at 1 tokens are independent, and there is nothing to lose.

@@ -1,4 +1,4 @@
-r"""What the gates of a network know of the past beyond the present input.
+r"""The information in a network's gates about the past, beyond the present input.
 
 The gates of a layer are the probabilities of its chains' coins given the layer's input (`as_ssm`). In the first layer
 of a minGRU the coin $z_t$ depends on $x_t$ alone. In a second layer the input is the state of the first, a function of
@@ -24,7 +24,7 @@ from ..networks.recurrent import check_one_way
 
 @dataclass(frozen=True, repr=False)
 class PastInGates(Record):
-    """What the gates of a layer know of the past beyond the present input, in nats, with one number a chain.
+    """The information in a layer's gates about the past, beyond the present input, in nats: one number a chain.
 
     Attributes:
         information: `[C]`, I(z_t; x_1..t-1 | x_t).
@@ -50,7 +50,7 @@ def past_in_gates(network: nn.Module, x: Tensor) -> tuple[PastInGates, ...]:
 
     Arguments:
         network: `MinGRU`, `MinLSTM` or `QRNN` of one direction, alone or behind layers without memory.
-        x: as for the network. Inputs must repeat, as tokens or one-hot vectors do: the mean over the past is that over
+        x: as for the network. Inputs must repeat, as tokens or one-hot vectors do: the mean over the past is taken over
             the steps with the same input. If few steps share an input, the information is too low.
 
     Raises:

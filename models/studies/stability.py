@@ -42,7 +42,7 @@ class Stability(Record):
     network does.
 
     Attributes:
-        rate: the spectral radius of gain: the factor a step by which distances shrink in the limit of many steps.
+        rate: the spectral radius of gain. In the limit of many steps, distances shrink by this factor a step.
         gain: `[m, m]`: distances after a step are at most gain @ distances before; [h] or [h, c] a layer.
         reach: `[m]`, bounds on the size of each part, from a start at zero.
         rounding: `[m]`, the distance that a step in floats of unit roundoff u adds, divided by u.

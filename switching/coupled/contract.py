@@ -123,9 +123,9 @@ class FittedPaths(Record):
     def _padded(self, tables: Sequence[Tensor]) -> Tensor:
         pairs = zip(tables, self.series.grouped(), strict=True)
         rows = self.series.joined([table[part.inside] for table, part in pairs])
-        whole = rows.new_zeros(*self.series.inside.shape, rows.shape[-1])
-        whole[self.series.inside] = rows
-        return whole
+        filled = rows.new_zeros(*self.series.inside.shape, rows.shape[-1])
+        filled[self.series.inside] = rows
+        return filled
 
 
 class CoupledSSM(Model):
@@ -174,7 +174,7 @@ class CoupledSSM(Model):
 
     @property
     def prior_kinds(self) -> dict[str, type[Distribution]]:
-        """The distributions that a fit supports as priors, by parameter: those of the conjugate family."""
+        """The distributions that a fit supports as priors, by parameter: distributions of the conjugate family."""
         kinds = {name: KINDS[parameter.support] for name, parameter in self._of_chains.items()}
         for part in self.emission.parts:
             hyperparameters = part.emission.default_prior(1, None)
@@ -182,8 +182,8 @@ class CoupledSSM(Model):
         return kinds
 
     def with_prior(self, prior: Mapping[str, Any]) -> "CoupledSSM":
-        """The same model with distributions of Pyro as priors, by name of a parameter: those of `prior_kinds`, for both
-        methods of a fit. Parameters without a distribution keep their default priors.
+        """The same model with distributions of Pyro as priors, by name of a parameter. Both methods of a fit support
+        the distributions in `prior_kinds`. Parameters without a distribution keep their default priors.
 
         Arguments:
             prior: distributions of Pyro by name of a parameter.
@@ -337,9 +337,9 @@ class CoupledSSM(Model):
         steps = joint.clamp_min(0)
         probability = gates[:, steps[..., :-1], steps[..., 1:]].movedim(0, -1)
         first = probability.new_ones(*steps.shape[:-1], 1, self.n_chains)  # the first step redraws
-        whole = torch.cat([first, probability], -2)
-        uniform = torch.rand(whole.shape, generator=generator, dtype=whole.dtype, device=whole.device)
-        return CoupledSampled(self.of_product(joint), (uniform < whole) & (joint >= 0).unsqueeze(-1))
+        redraw_prob = torch.cat([first, probability], -2)
+        uniform = torch.rand(redraw_prob.shape, generator=generator, dtype=redraw_prob.dtype, device=redraw_prob.device)
+        return CoupledSampled(self.of_product(joint), (uniform < redraw_prob) & (joint >= 0).unsqueeze(-1))
 
     @explains_options
     def simulate(self, n_steps: int, batch_shape: tuple[int, ...] = (), *, seed: Seed = None) -> CoupledDraw:
@@ -484,10 +484,10 @@ class CoupledSSM(Model):
         paths = groups[0] if len(groups) == 1 else FittedPaths(groups, series, trace, converged)
         return replace(Fit.of(result, self.with_values(result.values)), paths=paths if groups else None)
 
-    def _panels(self, whole: Series, sequence: int, level: float) -> "Panels":
+    def _panels(self, full_data: Series, sequence: int, level: float) -> "Panels":
         from ..views.panels import Panels, curves_of, ends_of, strip, within_support
 
-        series = whole.one(sequence).cpu()
+        series = full_data.one(sequence).cpu()
         problem, values = self.product.problem(series), self.values_like(series.like)
         product = self.product_of(values)
         chain = problem.chain(product)

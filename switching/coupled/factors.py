@@ -31,7 +31,7 @@ LOC_WEIGHT = 0.05  # weight of the prior of a location, in steps
 # ---- factors ---------------------------------------------------------------------------------------------------------
 
 
-def asked(name: str, below: str, above: str, n_axes: int) -> Factor:
+def drawn_under(name: str, below: str, above: str, n_axes: int) -> Factor:
     """E log B[s', s] of every state s drawn in the layer below, where s' is the state of the layer above."""
 
     def elog(lower: CopyTables, upper: CopyTables, table: Tensor) -> Tensor:

@@ -58,7 +58,7 @@ from ..model import SwitchingSSM
 from ..parameters import Parameter, Parameters, check_parameters, moved, with_prefix
 from ..program import Observation
 from .contract import CoupledSSM, draw_chain, prior_tables
-from .factors import asked, check_possible_everywhere, in_groups, labels_above
+from .factors import check_possible_everywhere, drawn_under, in_groups, labels_above
 from .joint import Indexed
 
 
@@ -305,7 +305,7 @@ class LayeredSSM(CoupledSSM):
         factors, n_axes = emissions(self.emission, chains[0], series), len(series.batch_shape) + 1
         factors += [gates(f"redraw_{layer}", chain, n_axes) for layer, chain in enumerate(chains, start=1)]
         neighbours = enumerate(pairwise(chains), start=1)
-        factors += [asked(f"table_{layer}", below, above, n_axes) for layer, (below, above) in neighbours]
+        factors += [drawn_under(f"table_{layer}", below, above, n_axes) for layer, (below, above) in neighbours]
         return [*factors, fresh_states("state", chains[-1], n_axes)]
 
 

@@ -80,8 +80,8 @@ class TableReader:
                 )
         for option in NUMBERS:
             for name in self._named[option]:
-                asked = "source" if option == "columns" and self.choice.columns is None else option
-                _check_numbers(asked, name, _of_step(schema.field(name).type), place)
+                argument = "source" if option == "columns" and self.choice.columns is None else option
+                _check_numbers(argument, name, _of_step(schema.field(name).type), place)
         self._first = self._first or table
 
     def _check_same(self, table: Table, first: Table) -> None:

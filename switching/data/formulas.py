@@ -72,7 +72,7 @@ class Formula:
         return f"Formula({self.formula!r}, inputs={self.names})"
 
     def at(self, table: Any) -> Any:
-        """The inputs of another table, such as that of the steps to come, with the same knots and levels.
+        """The inputs of another table, such as future steps, with the same knots and levels.
 
         Arguments:
             table: a frame with the columns that the formula reads.

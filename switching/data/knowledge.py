@@ -256,8 +256,8 @@ def with_noise(series: Series, table: Tensor | Packed) -> Series:
     rows = rows_of(table)
     wide = (rows if len(table.shape) == axes + 2 else rows.unsqueeze(-1)).expand(rows_of(series.x).shape)
     known = torch.where(rows_of(series.x).isnan() & wide.isnan(), 0.0, wide)
-    whole = replace(table, rows=wide) if isinstance(table, Packed) else wide
-    _refuse(series, whole, ~((known >= 0) & known.isfinite()), "noise", "finite variances of at least 0", "feature")
+    named = replace(table, rows=wide) if isinstance(table, Packed) else wide
+    _refuse(series, named, ~((known >= 0) & known.isfinite()), "noise", "finite variances of at least 0", "feature")
     return _put(series, "noise", table, known, 0.0)
 
 

@@ -43,8 +43,8 @@ def _windows(
     """The `order` rows before each row, the latest first; NaN where there are none."""
     missing = x.new_full((*x.shape[:-2], order, x.shape[-1]), torch.nan)
     first = missing if before is None else torch.cat([missing, before.to(x)], -2)[..., -order:, :]
-    whole = torch.cat([first, x], -2)
-    return whole.unfold(-2, order, 1)[..., : x.shape[-2], :, :].flip(-1).mT
+    extended = torch.cat([first, x], -2)
+    return extended.unfold(-2, order, 1)[..., : x.shape[-2], :, :].flip(-1).mT
 
 
 def _before_first(series: Series) -> Float[Tensor, "*b P F"]:

@@ -144,7 +144,7 @@ class Choice:
 
 
 def user_columns(names: Sequence[Any]) -> list[Any]:
-    """The columns of a table without those that hold an index of pandas that has no name."""
+    """The columns of a table, without columns that hold an unnamed index of pandas."""
     return [name for name in names if not re.fullmatch(r"__index_level_\d+__", str(name))]
 
 

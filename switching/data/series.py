@@ -386,8 +386,8 @@ class Series(Record):
     @property
     def drive(self) -> Drive:
         """The inputs and gaps of the observed steps."""
-        whole = self.whole_drive
-        return whole if whole is NO_DRIVE or self.n_driven == self.n_steps else whole.at(slice(0, self.n_steps))
+        drive = self.whole_drive
+        return drive if drive is NO_DRIVE or self.n_driven == self.n_steps else drive.at(slice(0, self.n_steps))
 
     @property
     def ahead(self) -> Drive:
@@ -478,7 +478,7 @@ class Series(Record):
         if self.packed and (steps := self.n_sequences * self.n_steps) > max(LARGE, PADDED * len(self.like)):
             raise ValueError(
                 f"x: got {self.n_sequences} sequences of {int(self.last.min()) + 1} to {self.n_steps} steps, whose "
-                f"padded table has {steps} steps, {steps // len(self.like)} times those of the data; {cure} "
+                f"padded table has {steps} steps, {steps // len(self.like)} times as many as the data; {cure} "
                 "sequences of similar length together."
             )
         return replace(self, listed=False) if self.listed else self

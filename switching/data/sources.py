@@ -39,8 +39,9 @@ def open_sequences(
 ) -> Series:
     """Read data that need not fit in memory, once, into a temporary file, as a `Series` that every method accepts.
 
-    The numbers are copied to a file in the folder of the environment variable TMPDIR, which ends with the process.
-    Memory holds a block of rows at a time, and the names of the sequences. All data are checked here, before any fit.
+    The numbers are copied to a temporary file, which is removed when the process ends. The environment variable TMPDIR
+    sets its folder. Memory holds a block of rows at a time, and the names of the sequences. All data are checked here,
+    before any fit.
 
     If `torch.distributed` has a default process group, each process reads its share of the rows: consecutive
     sequences, in the order of the ranks. All of them raise the error of one.

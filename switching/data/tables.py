@@ -320,19 +320,19 @@ def _members(table: pd.DataFrame, sequence: str | None) -> Sequence[np.ndarray]:
 
 
 def time_column(
-    table: pd.DataFrame, path: Path, asked: str | None, taken: Sequence[str], sequence: str | None
+    table: pd.DataFrame, path: Path, column: str | None, taken: Sequence[str], sequence: str | None
 ) -> str | None:
     """The column that labels the rows.
 
-    This is the column `time`, if it is given. Otherwise it is the first column, if it has a name of times (year, date,
+    This is `column`, if it is given. Otherwise it is the first column, if it has a name of times (year, date,
     ...) or holds dates; or any column with such a name and dates, or with the name date, time or t; or a column without
     a name. A column named year, month, ... whose numbers go up and down is a part of a time, and does not label rows.
     Each sequence is in order by itself.
 
     Raises:
-        ValueError: the column `time` does not exist; it has empty cells; its times are not in order.
+        ValueError: the `column` does not exist; it has empty cells; its times are not in order.
     """
-    label = _find_time(table, taken, sequence) if asked is None else asked
+    label = _find_time(table, taken, sequence) if column is None else column
     if label is None:
         return None
     _check_labels(table, label, path, "--time")
@@ -341,7 +341,7 @@ def time_column(
         step = out_of_order(times)
         if step is None:
             continue
-        if asked is None and label.lower() not in WHOLE_TIMES and _is_part(times, label, table):
+        if column is None and label.lower() not in WHOLE_TIMES and _is_part(times, label, table):
             return None
         cure = ", name the column of the sequences with --sequence" if sequence is None else ""
         here, before = int(members[step]), int(members[step - 1])

@@ -76,13 +76,13 @@ def locked(path: Path) -> Iterator[None]:
     if fcntl is None:
         yield
         return
-    held = os.open(path, os.O_RDONLY)
+    handle = os.open(path, os.O_RDONLY)
     try:
         with suppress(OSError):  # a file system without locks, where no leftovers are removed
-            fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         yield
     finally:
-        os.close(held)
+        os.close(handle)
 
 
 def remove_unfinished(folder: Path, name: str) -> None:
@@ -100,25 +100,25 @@ def _abandoned(leftover: Path) -> bool:
     try:
         if time.time() - leftover.lstat().st_mtime < SETTLED:
             return False
-        held = os.open(leftover, os.O_RDONLY | os.O_NOFOLLOW)
+        handle = os.open(leftover, os.O_RDONLY | os.O_NOFOLLOW)
     except OSError:
         return False
     try:
-        fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
         return False
     finally:
-        os.close(held)
+        os.close(handle)
     return True
 
 
 def sync(path: Path) -> None:
     """Write a file, or the names in a folder, to disk before the next operation."""
     try:
-        held = os.open(path, os.O_RDONLY)
+        handle = os.open(path, os.O_RDONLY)
     except OSError:  # a folder on Windows
         return
     try:
-        os.fsync(held)
+        os.fsync(handle)
     finally:
-        os.close(held)
+        os.close(handle)

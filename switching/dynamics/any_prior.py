@@ -111,9 +111,9 @@ class AnyPrior(Probabilities):
         here = moved_inside(near[self.name].double(), self.support)
         typical = moved_inside(self.expected(eta + counts)[self.name], self.support)
         better = height(typical) > height(here)
-        begin = torch.where(better.reshape(*better.shape, *[1] * len(self.dims)), typical, here)
+        start = torch.where(better.reshape(*better.shape, *[1] * len(self.dims)), typical, here)
         support: Any = cast(Any, site.distribution({})).support
-        best = ascend(objective, {self.name: begin}, {self.name: support})[self.name]
+        best = ascend(objective, {self.name: start}, {self.name: support})[self.name]
         return {self.name: off_the_ends(best.to(near[self.name]), self.support)}
 
 

@@ -92,7 +92,7 @@ class SubjectDynamics(Dynamics):
     # ---- the parameters of each sequence ---------------------------------------------------------------------------
 
     @cached_property
-    def _own(self) -> frozenset[str]:
+    def _of_subjects(self) -> frozenset[str]:
         """The names of the parameters that differ between subjects."""
         names = [n for name, block in self.dynamics.blocks.items() if name not in self.common for n in block.parameters]
         return frozenset(names)
@@ -102,14 +102,14 @@ class SubjectDynamics(Dynamics):
         wide = {}
         for name, parameter in self.parameters.items():
             lead = values[name].ndim - len(parameter.dims)
-            if name in self._own:
+            if name in self._of_subjects:
                 wide[name] = values[name][(*[slice(None)] * lead, subjects)]
             else:
                 wide[name] = values[name][(*[slice(None)] * lead, *[None] * subjects.ndim)]
         return wide
 
     def _of(self, values: Parameters, drive: Drive) -> Parameters:
-        if not self._own:
+        if not self._of_subjects:
             return values
         assert drive.subjects is not None
         return self._wide(values, drive.subjects[..., 0])
@@ -148,7 +148,7 @@ class SubjectDynamics(Dynamics):
         """The parameters of one subject: `[*r, ...]`."""
         one = {}
         for name, parameter in self.parameters.items():
-            own = name in self._own
+            own = name in self._of_subjects
             one[name] = values[name].select(values[name].ndim - len(parameter.dims), subject) if own else values[name]
         return one
 
@@ -174,13 +174,13 @@ class SubjectDynamics(Dynamics):
         assert drive.subjects is not None
         subjects = drive.subjects[..., 0].flatten()
         if not self.dynamics.adds_up(drive):
-            own = self._one_by_one(marginals, prior, values, drive, fixed) if self._own else {}
+            own = self._one_by_one(marginals, prior, values, drive, fixed) if self._of_subjects else {}
             if not self.common:
                 return own
-            of_all = {name: table for name, table in fixed.items() if name not in self._own}
+            of_all = {name: table for name, table in fixed.items() if name not in self._of_subjects}
             alike = Drive(drive.inputs, drive.gaps, states=drive.states)
             common = self.dynamics.maximize(marginals, prior, self.one(values, 0), alike, of_all)
-            return {name: own[name] if name in self._own else common[name] for name in self.parameters}
+            return {name: own[name] if name in self._of_subjects else common[name] for name in self.parameters}
         lead = self._lead(values)
         counts, modes = self.dynamics.counts(marginals, torch.Size((*lead, len(subjects)))), {}
         for name, of_sequences in counts.items():
@@ -214,8 +214,8 @@ class SubjectDynamics(Dynamics):
 
             part = Marginals(**{f.name: some(getattr(marginals, f.name)) for f in fields(marginals)})  # pyright: ignore[reportArgumentType]
             of_part = Drive(some(drive.inputs, 0), some(drive.gaps, 0), states=some(drive.states, 0))
-            held = of_subject(self.parameters, fixed, i)
-            modes.append(self.dynamics.maximize(part, prior, self.one(values, i), of_part, held))
+            known = of_subject(self.parameters, fixed, i)
+            modes.append(self.dynamics.maximize(part, prior, self.one(values, i), of_part, known))
         return {name: torch.stack([mode[name] for mode in modes], axis) for name in modes[0]}
 
     def start(self, labels: Tensor, series: Series) -> Parameters:
@@ -223,7 +223,7 @@ class SubjectDynamics(Dynamics):
         started = self.dynamics.start(labels, series)
         return {
             name: value.unsqueeze(lead).expand(*value.shape[:lead], self.n_subjects, *value.shape[lead:])
-            if name in self._own
+            if name in self._of_subjects
             else value
             for name, value in started.items()
         }

@@ -36,7 +36,7 @@ from ..data.packed import rows_of
 from ..data.series import Drive, Series
 from ..emissions.contract import ByGate
 from ..inputs import Inputs, named_or_counted
-from ..known import block_beside, held
+from ..known import block_beside, with_known
 from ..parameters import Parameters, concentration, kept, read_table, widened
 from ..priors import Conjugate, Probabilities
 from ..responses import Positive, Response
@@ -67,9 +67,9 @@ class ContinuousMarkov(Dynamics):
 
     Parameters `rates [K, K]`, indexed [old, new] with a diagonal of 0, in jumps per unit of time, and `initial_probs
     [K]`, the distribution of the state at the first step. `with_values(rates=...)` accepts a generator too, whose
-    diagonal is minus the sum of the others of its row. The unit of time is that of `dt`, the gaps between steps, or of
-    `time`, the times of the steps. Without these all gaps are 1. With inputs there are `rates_weights [K, K, C]`, and
-    the rate in the gap before step t is `rates[i, j] * exp(rates_weights[i, j] @ inputs[t])`.
+    diagonal is minus the sum of the others of its row. The unit of time is the unit of `dt` (gaps between steps) or of
+    `time` (times of the steps). Without these all gaps are 1. With inputs there are `rates_weights [K, K, C]`, and the
+    rate in the gap before step t is `rates[i, j] * exp(rates_weights[i, j] @ inputs[t])`.
 
     Arguments:
         n_states: K.
@@ -81,7 +81,7 @@ class ContinuousMarkov(Dynamics):
             density, in the unit of time. At other steps the state may have been entered at any time since the step
             before.
         inputs: the inputs of the rates: C names, or their number. Priors of rates are then those at the mean inputs of
-            a fit. The weights have normal priors of scale 2.5, for inputs of unit variance, to which a fit scales them.
+            a fit. The weights have normal priors of scale 2.5, for inputs of unit variance; a fit scales inputs to it.
         initial: the distribution of the first state. "free": a parameter, `initial_probs`. Or K probabilities.
         initial_prior: Dirichlet concentration of the first state, scalar or [K].
         rate_prior: shape and rate of the Gamma prior of each rate; each is a number or [K, K]. They count shape - 1
@@ -376,7 +376,7 @@ class ContinuousMarkov(Dynamics):
             modes |= self.blocks[NAME].mode(prior, message)
         else:
             modes |= maximal_rates(jumps, times, inputs, prior, values, fixed)
-        return held(kept(modes, values), fixed, self.parameters)
+        return with_known(kept(modes, values), fixed, self.parameters)
 
     def expected_path(
         self, marginals: Marginals, values: Parameters, drive: Drive

@@ -163,8 +163,8 @@ class Dynamics(Named, ABC):
     @property
     def bounded(self) -> dict[str, Parameter]:
         """The parameters whose prior allows only a part of their values, with this support."""
-        whole = constraints.simplex, constraints.unit_interval
-        return {b.name: Parameter(b.dims, b.support) for b in self.any_priors if b.support not in whole}
+        usual = constraints.simplex, constraints.unit_interval
+        return {b.name: Parameter(b.dims, b.support) for b in self.any_priors if b.support not in usual}
 
     @abstractmethod
     def default_prior(self, series: Series | None = None) -> Parameters:
@@ -236,15 +236,15 @@ class Dynamics(Named, ABC):
         """
         blocks, known = {b.name: b for b in self.blocks.values() if isinstance(b, Probabilities)}, self.prior or {}
         other = {n: d for n, d in prior.items() if n not in blocks or not has_default_form(blocks[n], d)}
-        whole = {name: one for name, one in known.items() if name not in prior} | other
-        if whole == known:
+        joined = {name: one for name, one in known.items() if name not in prior} | other
+        if joined == known:
             return self
         if "prior" not in getattr(self, "__dataclass_fields__", {}):
             raise ValueError(
                 f"prior: got distributions of {', '.join(sorted(other))}, but {self.name} supports none; give the "
                 "hyperparameters of `model.prior`."
             )
-        return replace(cast(Any, self), prior=whole or None, **hyperparameter_defaults(self, whole))
+        return replace(cast(Any, self), prior=joined or None, **hyperparameter_defaults(self, joined))
 
     # ---- paths -----------------------------------------------------------------------------------------------------
 

@@ -32,7 +32,7 @@ from ...inference.numerics.scalars import check_states
 from ..data.series import Drive, Series
 from ..emissions.contract import ByGate
 from ..inputs import COEFFICIENT_SCALE, Inputs, named_or_counted
-from ..known import block_beside, held
+from ..known import block_beside, with_known
 from ..parameters import Parameter, Parameters, concentration, free_entries, kept, widened
 from ..priors import Conjugate, Probabilities, Site
 from ..responses import Real, Response
@@ -121,8 +121,8 @@ class Copy(Dynamics):
         inputs: the inputs in the logit of the redraw probability: C names, or their number.
         prior: other priors of `redraw_prob` and `state_probs`, distributions of Pyro by name, such as
             {"redraw_prob": dist.Uniform(0.0, 0.1)}. EM, SVI and NUTS accept any, without inputs and gaps; message
-            passing accepts a Beta and a Dirichlet. If that of `state_probs` is no Dirichlet, states keep the order of
-            the fit, otherwise fits order them by their locations.
+            passing accepts a Beta and a Dirichlet. Fits order states by their locations. If the prior of `state_probs`
+            is not a Dirichlet, states keep the order of the fit.
 
     Raises:
         TypeError: a number of states or inputs that is not an integer.
@@ -291,7 +291,7 @@ class Copy(Dynamics):
         state = self.counts(marginals, self._lead(values))["state"]
         modes = kept(block_beside(self.blocks["state"], fixed).mode(prior, state), values)
         modes |= self._scored(marginals, prior, values, drive.at(slice(1, None)), fixed)
-        return held(modes, fixed, self.parameters)
+        return with_known(modes, fixed, self.parameters)
 
     def _scored(
         self, marginals: Marginals, prior: Parameters | None, values: Parameters, drive: Drive, fixed: Parameters

@@ -95,10 +95,10 @@ class DurationBlock(Conjugate):
     def hyperparameters_of(self, eta: Tensor) -> Parameters:
         return prefixed(self._conjugate.hyperparameters_of(eta), PREFIX)
 
-    def begun(self, prior: Parameters, generator: torch.Generator) -> Parameters:
+    def drawn_start(self, prior: Parameters, generator: torch.Generator) -> Parameters:
         """From the prior if it is conjugate, otherwise typical values with factors about 1."""
         if isinstance(self.law, ConjugateEmission) and self.law.is_conjugate:
-            return super().begun(prior, generator)
+            return super().drawn_start(prior, generator)
         typical, supports = self.law.start(with_prefix(prior, PREFIX)), self.law.parameters
         free = {name: free_coordinates(supports[name].support) for name in typical}
         moved = {name: cast(Tensor, free[name].inv(value)) for name, value in typical.items()}
@@ -153,8 +153,8 @@ class Durations:
         P(d >= r) / E[d]."""
         log_mean = self.mean({name: value.double() for name, value in own.items()}).log().unsqueeze(-1)
         if self.longest is not None:
-            whole = survivors(self.log_table(own, self.longest)) - log_mean
-            return torch.cat([whole[..., : n - 1], whole[..., n - 1 :].logsumexp(-1, keepdim=True)], -1)
+            remaining = survivors(self.log_table(own, self.longest)) - log_mean
+            return torch.cat([remaining[..., : n - 1], remaining[..., n - 1 :].logsumexp(-1, keepdim=True)], -1)
 
         def summed() -> Tensor:
             tail = self._tail(own, n - 1)
@@ -236,7 +236,7 @@ class Durations:
         """A better point of the M-step if first segments are cut: of the `spread` counts, where each first segment has
         the factor 1 / E[d] too."""
         x, weights = self.spread(counts, own, first)
-        x, number, whole = (
+        x, number, fully_known = (
             x.double(),
             first.sum(-1).double(),
             {n: t.expand_as(own[n]) for n, t in whole_parameters(fixed).items()},
@@ -244,14 +244,14 @@ class Durations:
         sites = None if prior is None else known_sites(self.law.sites(prior), fixed, self.law.parameters)
 
         def objective(values: Parameters) -> Tensor:
-            wide = {name: value.double() for name, value in (whole | values).items()}
+            wide = {name: value.double() for name, value in (fully_known | values).items()}
             terms = torch.where(weights > 0, weights * self.law.table(x, wide), 0.0).sum(-2)
             fit = (terms - number * self.mean(wide).log()).sum(-1)
-            return fit if sites is None else fit + log_prior(sites, whole | values)
+            return fit if sites is None else fit + log_prior(sites, fully_known | values)
 
-        known = {name: parameter.support for name, parameter in self.law.parameters.items() if name not in whole}
+        known = {name: parameter.support for name, parameter in self.law.parameters.items() if name not in fully_known}
         supports = {name: support_beside(support, fixed.get(name)) for name, support in known.items()}
-        return whole | ascend(objective, {name: own[name] for name in supports}, supports)
+        return fully_known | ascend(objective, {name: own[name] for name in supports}, supports)
 
 
 def _closed(head: Float[Tensor, "*r K n"], tail: Callable[[], Tensor]) -> Tensor:

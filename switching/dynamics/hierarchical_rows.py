@@ -262,9 +262,9 @@ class HierarchicalRows(VectorFamily[HierarchicalPoint]):
         moved, begun = n[:, :-1].sum(-1), n[:, -1].sum(-1)
 
         def by(i: int) -> tuple[Tensor, Tensor, Tensor]:
-            whole = k * torch.polygamma(i, total) - torch.polygamma(i, total.unsqueeze(-1) + moved).sum(-1)
+            of_total = k * torch.polygamma(i, total) - torch.polygamma(i, total.unsqueeze(-1) + moved).sum(-1)
             first = torch.polygamma(i, hyper.alpha) - torch.polygamma(i, hyper.alpha + begun)
-            return whole, first, torch.polygamma(i, c + n) - torch.polygamma(i, c)
+            return of_total, first, torch.polygamma(i, c + n) - torch.polygamma(i, c)
 
         totals, alphas, entries = (list(parts) for parts in zip(by(0), by(1), strict=True))
         kept = (entries[1] * stay).sum(-2)

@@ -23,7 +23,7 @@ from ...inference.numerics.scalars import check_integer, check_number, check_sta
 from ..data.series import Drive, Series
 from ..emissions.contract import ByGate
 from ..inputs import Inputs, all_inputs, columns_of, count_inputs, named_or_counted, select_columns
-from ..known import block_beside, held
+from ..known import block_beside, with_known
 from ..parameters import Parameters, concentration, kept, widened
 from ..priors import Conjugate, Probabilities
 from ..responses import Response, Shares
@@ -61,7 +61,7 @@ class Markov(Dynamics):
             inputs of a fit. The weights have normal priors of scale 2.5, for inputs of unit variance, to which a fit
             scales them.
         initial: the distribution of the first state. "free": a parameter, `initial_probs`. "stationary": the stationary
-            distribution of `transition_probs`, with inputs that of the table at a sequence's first inputs. Or K
+            distribution of `transition_probs`; with inputs, of the table at a sequence's first inputs. Or K
             probabilities. If it is not "free", there is no `initial_probs`.
         initial_inputs: the inputs of the first state: C0 names, or their number.
         mask: [K, K], False where a move is impossible, so that its probability is 0 in every method; None: all moves
@@ -400,7 +400,7 @@ class Markov(Dynamics):
         else:
             counts = self.counts(marginals, lead)["transition"]
             modes |= kept(block_beside(self.blocks["transition"], fixed).mode(prior, counts), values)
-        return held(modes, fixed, self.parameters)
+        return with_known(modes, fixed, self.parameters)
 
     def _maximal_start(
         self, starts: Tensor, prior: Parameters | None, values: Parameters, drive: Drive, fixed: Parameters

@@ -123,8 +123,8 @@ class PossibleProbabilities(Probabilities):
         return given_entries(Dirichlet(), known[self.name])
 
     def sites(self, prior: Parameters) -> list[Site]:
-        whole = PossibleDirichlet(self.natural(prior), self.rows)
-        return [Site(self.name, lambda values: whole, lambda values: whole.log_prob(values[self.name]))]
+        rows = PossibleDirichlet(self.natural(prior), self.rows)
+        return [Site(self.name, lambda values: rows, lambda values: rows.log_prob(values[self.name]))]
 
 
 def possible_rows(mask: Mask) -> PossibleRows:

@@ -132,8 +132,8 @@ class JumpRates(Conjugate):
         shape, time = prior["rates_shape"], prior["rates_time"]
         free = self.free.to(shape.device)
         known = KnownEntries(constraints.nonnegative, torch.where(free, torch.nan, 0.0).to(shape))
-        whole = KnownDistribution(dist.Gamma(shape, time).to_event(2), known, ~free)
-        return [Site(NAME, lambda values: whole)]
+        distribution = KnownDistribution(dist.Gamma(shape, time).to_event(2), known, ~free)
+        return [Site(NAME, lambda values: distribution)]
 
 
 def rate_weights(free: Bool[Tensor, "K K"], n_inputs: int) -> InputWeights:

@@ -91,12 +91,12 @@ class InputWeights(Conjugate):
         scale = prior[self.of_scale]
         scales = cast(Tensor, self._free.inv(scale.expand(*self.support.free.shape[:-1], -1)))
         normal = dist.Normal(torch.zeros_like(scales), scales).to_event(1)
-        whole = dist.TransformedDistribution(normal, [self._free])
+        distribution = dist.TransformedDistribution(normal, [self._free])
 
         def density(values: Parameters) -> Tensor:
             return normal.log_prob(self.point(values))
 
-        return [Site(self.name, lambda values: whole, density)]
+        return [Site(self.name, lambda values: distribution, density)]
 
 
 def transition_weights(moves: Bool[Tensor, "K K"], n_inputs: int) -> InputWeights:

@@ -32,7 +32,7 @@ from ..emissions.conjugate import ConjugateEmission
 from ..emissions.contract import ByGate, Emission
 from ..emissions.counts import NegativeBinomial
 from ..inputs import Inputs, named_or_counted
-from ..known import held
+from ..known import with_known
 from ..parameters import Parameters, kept, prefixed, widened, with_prefix
 from ..priors import Conjugate
 from ..responses import Response
@@ -306,9 +306,9 @@ class SemiMarkov(Dynamics):
         seen = torch.where((steps < n_seen.unsqueeze(-1)).unsqueeze(-1), seen, 0.0)
         rows = self._lasting(self._rows(values, n_batch, n_steps + horizon), n_steps + horizon).to(table)
         first = None if first is None else self._lasting(first, n_steps + horizon).to(table)
-        whole = SemiMarkovChain(start, moves, rows, seen, n_seen + horizon, log_first_duration=first)
+        extended = SemiMarkovChain(start, moves, rows, seen, n_seen + horizon, log_first_duration=first)
         place = n_seen.unsqueeze(-1) + steps[:horizon]
-        state = whole.smooth().state.take_along_dim(place.unsqueeze(-1), -2)
+        state = extended.smooth().state.take_along_dim(place.unsqueeze(-1), -2)
         return ByGate(state, torch.zeros_like(state))
 
     def log_start(self, values: Parameters, drive: Drive) -> Tensor:
@@ -429,7 +429,7 @@ class SemiMarkov(Dynamics):
         step = own, None if prior is None else with_prefix(prior, PREFIX), with_prefix(fixed, PREFIX)
         of_durations = self._durations
         best = of_durations.maximal(counts, *step) if first is None else of_durations.climbed(counts, first, *step)
-        return held(modes | kept(prefixed(best, PREFIX), values), fixed, self.parameters)
+        return with_known(modes | kept(prefixed(best, PREFIX), values), fixed, self.parameters)
 
     def _counted(self, counts: Float[Tensor, "*r b K longest"]) -> Float[Tensor, "*r K D"]:
         """The numbers of segments of all sequences by duration, without those that have no end."""

@@ -196,11 +196,11 @@ def _of_rows(factor: Factor, name: str, rows: slice, k: int) -> Factor:
 
     def to_block(paths: MarkovTables, statistics: Tensor) -> Tensor:
         count = factor.messages[block](paths, table(statistics))
-        whole = torch.zeros_like(statistics)
-        whole[..., :-N_HYPER].unflatten(-1, (k + 1, k))[..., rows, :] = (
+        message = torch.zeros_like(statistics)
+        message[..., :-N_HYPER].unflatten(-1, (k + 1, k))[..., rows, :] = (
             count.unsqueeze(-2) if name == "initial" else count
         )
-        return whole
+        return message
 
     return Factor(named(name, elog), factor.blocks, {PATHS: to_chain, block: to_block}, mask=factor.mask)
 
@@ -265,5 +265,5 @@ class HierarchicalBlock(Conjugate):
         return torch.cat([family.counts(eta)[..., rows, :][..., order].flatten(-2), eta[..., -N_HYPER:]], -1)
 
     def drawn(self, eta: Tensor, values: Parameters, at: Parameters = NOTHING) -> Parameters:
-        whole = {name: values[name] for name in self.parameters}
-        return whole if at.keys() == whole.keys() else draw_concentrations(eta, whole, at)
+        tables = {name: values[name] for name in self.parameters}
+        return tables if at.keys() == tables.keys() else draw_concentrations(eta, tables, at)

@@ -74,8 +74,8 @@ class Bucketing:
             packed = _taken(into_steps, self.where, n_lead, 0.0)
             assert packed is not None
             tables["leaving"] = packed.narrow(n_lead + 1, 1, packed.shape[n_lead + 1] - 1)
-        whole = ("initial", "transition", "gates", "drawn", "moves", "duration", "first_duration")
-        for name in whole:
+        joined = ("initial", "transition", "gates", "drawn", "moves", "duration", "first_duration")
+        for name in joined:
             tables_of = [getattr(part, name) for part in groups]
             if name not in tables and tables_of[0] is not None:
                 tables[name] = torch.cat(self.source.dynamics.alike(name, tables_of, values), n_lead)

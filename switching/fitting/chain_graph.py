@@ -174,8 +174,8 @@ class ChainGraph(SeriesGraph):
             if part.block not in self.blocks:  # its parameters are in the block of the other part
                 continue
             prefix, block = self.blocks[part.block]
-            begun = block.begin(with_prefix(values, prefix), partial(rows_read, part.emission, series))
-            etas |= {} if begun is None else {part.block: begun}
+            eta = block.near(with_prefix(values, prefix), partial(rows_read, part.emission, series))
+            etas |= {} if eta is None else {part.block: eta}
         return etas
 
     def point(self, values: Parameters) -> Etas:
@@ -211,7 +211,7 @@ def blocks_of(dynamics: Dynamics, emission: Emission, fixed: Parameters | None =
     }
 
 
-def check_held(problem: Problem) -> None:
+def check_fixed(problem: Problem) -> None:
     """Raise TypeError if message passing cannot hold the known entries of a problem beside its free ones."""
     if not problem.fixed:
         return

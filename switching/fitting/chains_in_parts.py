@@ -116,7 +116,7 @@ def _visit(problem: Problem, whole: Whole, values: Parameters, add: Callable[[Pi
     """Call a function with each piece of the data of this process."""
     # of a step, in the widest table
     numbers = _lead(problem, values).numel() * problem.n_states * whole.series.n_features
-    size = max(2, chunked.room(whole.like) // numbers)
+    size = max(2, chunked.max_numbers(whole.like) // numbers)
     for members, later in ahead(consecutive(whole.lengths, size)):
         n_rows = int(whole.lengths[members].sum())
         if len(members) == 1 and n_rows * numbers > chunked.LONG:

@@ -1,4 +1,4 @@
-"""The file of a fit that was begun: where its loops stand, so that the same call goes on from there.
+"""The file of a fit that has begun: where its loops stand, so that the same call goes on from there.
 
 A fit is a sequence of loops: a batch of restarts, a chain of draws. Between loops everything follows from the data, the
 options and the results of earlier loops. The file has the result of each loop that has ended and the newest state of
@@ -83,7 +83,7 @@ class Checkpoint:
         self._place += 1
         return copied(loop.tree, deep=False)
 
-    def begun(self, name: str) -> Any:
+    def start_loop(self, name: str) -> Any:
         """Begin the next loop; its newest state if there is one, otherwise None."""
         if not self._keeps:
             return None
@@ -113,7 +113,7 @@ class Checkpoint:
         """The result of a loop without states: that of the file, or a new one."""
         known = self.finished(name)
         if known is None:
-            self.begun(name)
+            self.start_loop(name)
             known = make()
             self.end(lambda: copied(known, deep=False))
         return known

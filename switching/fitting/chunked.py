@@ -34,7 +34,7 @@ from .chain_graph import ChainGraph
 from .graph import Etas, Graph
 from .series_graph import SeriesGraph
 
-ROOM = 2**20  # numbers in one table of a chunk on the CPU, whose caches hold it
+MAX_NUMBERS = 2**20  # numbers in one table of a chunk on the CPU, whose caches hold it
 ON_GPU = 16  # times as many there, where each kernel takes some time to begin
 LONG = 2**24  # numbers in one table beyond which a single sequence is cut
 
@@ -62,7 +62,7 @@ class ChunkedVMP:
     etas: Etas | dict[str, Tensor | Stats]
 
     def __init__(self, graph: SeriesGraph, etas: Etas, linear: frozenset[str], under: Etas | None = None):
-        self._size = max(1, _room(graph) // (_restarts(etas) * graph.problem.n_states))  # steps of a chunk
+        self._size = max(1, _max_size(graph) // (_restarts(etas) * graph.problem.n_states))  # steps of a chunk
         self._take(graph, etas)
         self._paths: list[Stats] = []  # of each group, if an evaluation continues from the previous one
         self.linear, self._fresh = linear, True
@@ -320,17 +320,17 @@ def is_large(graph: SeriesGraph, restarts: int) -> bool:
     if graph.whole is not None:
         return True
     numbers = series.n_sequences * restarts * series.n_steps * graph.problem.n_states
-    return is_long(graph, restarts, series.n_steps) or (series.n_sequences > 1 and numbers > _room(graph))
+    return is_long(graph, restarts, series.n_steps) or (series.n_sequences > 1 and numbers > _max_size(graph))
 
 
-def _room(graph: SeriesGraph) -> int:
+def _max_size(graph: SeriesGraph) -> int:
     """Steps of a chunk, times restarts and states."""
-    return room(graph.problem.series.like) // graph.width
+    return max_numbers(graph.problem.series.like) // graph.width
 
 
-def room(like: Tensor) -> int:
+def max_numbers(like: Tensor) -> int:
     """The numbers in one table of a chunk, on the device of a tensor."""
-    return ROOM if like.device.type == "cpu" else ON_GPU * ROOM
+    return MAX_NUMBERS if like.device.type == "cpu" else ON_GPU * MAX_NUMBERS
 
 
 def occupancy_of(engine: VMP | ChunkedVMP, counted: Tensor | None = None) -> Tensor:

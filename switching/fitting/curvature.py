@@ -272,11 +272,11 @@ def _stepped(support: constraints.Constraint, value: Tensor, step: Tensor, free:
     if is_real(support):
         return value + step
     if is_simplex(support):
-        held = value == 0 if free is None else (value == 0) | ~free
-        part = torch.where(held, 0.0, value)
+        constant = value == 0 if free is None else (value == 0) | ~free
+        part = torch.where(constant, 0.0, value)
         raised = part * step.exp()
         share = raised / raised.sum(-1, keepdim=True).clamp_min(torch.finfo(value.dtype).tiny)
-        return torch.where(held, value, part.sum(-1, keepdim=True) * share)
+        return torch.where(constant, value, part.sum(-1, keepdim=True) * share)
     ends = _ends(support)
     if ends is None:
         transform = free_coordinates(support)

@@ -149,7 +149,7 @@ class Density(FreeDensity):
         self.start = {name: cast(Tensor, to.inv(near[name])) for name, to in self._transforms.items()}
 
     def values(self, free: Parameters) -> Parameters:
-        return self.problem.hold(self.units.back(self._values(free)))
+        return self.problem.admitted(self.units.back(self._values(free)))
 
     def _values(self, free: Parameters) -> Parameters:
         values = {name: cast(Tensor, to(free[name])) for name, to in self._transforms.items()}

@@ -82,7 +82,7 @@ class EM:
         """The parameters moved on by `by` times their change since `before`, in coordinates without bounds."""
         known, by = self.problem.parameters, by.to(next(iter(self.tables.values())))
         ahead = {n: _ahead(before[n], now, by, known[n].support) for n, now in self.tables.items()}
-        return self.problem.hold(ahead)
+        return self.problem.admitted(ahead)
 
     def at(self, tables: Parameters) -> "EM":
         there = copy(self)
@@ -99,14 +99,14 @@ class EM:
         selected = copy(self)
         selected._begin(values, None if self._marginals is None else self._some(self._marginals, restarts))
         selected.collapsed = self.collapsed[restarts]
-        whole, rows = (self.tables, restarts) if self._rows is None else (self._rows[0], self._rows[1][restarts])
-        selected._rows = whole, rows
+        tables, rows = (self.tables, restarts) if self._rows is None else (self._rows[0], self._rows[1][restarts])
+        selected._rows = tables, rows
         return selected
 
     def state(self) -> dict[str, Any]:
         """The tables of all restarts of the last E-step, which is made again: its rounding depends on all of them."""
-        whole, rows = (self.tables, None) if self._rows is None else self._rows
-        return {"tables": whole, "rows": rows, "known": self._marginals is not None, "collapsed": self.collapsed}
+        tables, rows = (self.tables, None) if self._rows is None else self._rows
+        return {"tables": tables, "rows": rows, "known": self._marginals is not None, "collapsed": self.collapsed}
 
     def resumed(self, state: dict[str, Any]) -> "EM":
         there = self.at(state["tables"])

@@ -78,7 +78,7 @@ class EMInParts(EM):
         problem = self.problem
         moved = problem.dynamics.maximize_counts(now.counts, problem.prior, self.tables, problem.fixed)
         best = problem.emission.maximize_parts_sums(now.sums, self.tables, problem.prior, self._floor)
-        values = problem.hold(moved | best.values)
+        values = problem.admitted(moved | best.values)
         return values, collapsed_at(problem, values, self._floor)
 
     def _occupancy(self, now: Totals) -> Float[Tensor, "R K"]:

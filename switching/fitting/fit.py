@@ -18,7 +18,7 @@ from ..parameters import Parameters, reordered
 from ..problem import Problem
 from .alignment import match_states, state_levels
 from .ascent_in_parts import AscentInParts
-from .chain_graph import check_held, is_curved, renumbered
+from .chain_graph import check_fixed, is_curved, renumbered
 from .climbs import Climb
 from .em import EM
 from .em_in_parts import EMInParts, adds_up
@@ -62,12 +62,12 @@ def fit(problem: Problem, options: Options, whole: Whole | None = None) -> Resul
                     block.check_mode(problem.prior)
         by_messages = options.method == "vmp" or (options.method != "em" and _passes_messages(problem))
         if options.method == "vmp":
-            check_held(problem)
+            check_fixed(problem)
         if options.method == "gibbs":
             check_gibbs(problem)
         by_draws = options.method in ("svi", *SAMPLERS)
-        begin = Initialization.of(problem, options, near_prior=by_messages, whole=whole, of_sample=by_draws)
-        result = _by_draws(begin, options, by_messages, whole) if by_draws else _climb(by_messages)(begin, options)
+        initial = Initialization.of(problem, options, near_prior=by_messages, whole=whole, of_sample=by_draws)
+        result = _by_draws(initial, options, by_messages, whole) if by_draws else _climb(by_messages)(initial, options)
         return replace(result, fixed=tuple(problem.fixed), held=problem.fixed)
 
 
@@ -83,7 +83,7 @@ def _passes_messages(problem: Problem) -> bool:
     if not conjugate or dynamics.not_conjugate or dynamics.any_priors or problem.series.noise is not None:
         return False
     try:
-        check_held(problem)
+        check_fixed(problem)
     except TypeError:
         return False
     return True
@@ -93,27 +93,30 @@ def _climb(by_messages: bool) -> Callable[[Initialization, Options], Result]:
     return _by_message_passing if by_messages else _by_em
 
 
-def _by_draws(begin: Initialization, options: Options, by_messages: bool, whole: Whole | None) -> Result:
+def _by_draws(initial: Initialization, options: Options, by_messages: bool, whole: Whole | None) -> Result:
     """Samplers continue from a fit by message passing, or by EM if the emission has no conjugate prior; of more data,
     from that of the sample."""
 
-    def begun() -> tuple[Result, Parameters]:
-        start = _climb(by_messages)(begin, options.before_draws("vmp" if by_messages else "em"))
-        problem = begin.problem.about_inputs(start.origin)
+    def first_fit() -> tuple[Result, Parameters]:
+        start = _climb(by_messages)(initial, options.before_draws("vmp" if by_messages else "em"))
+        problem = initial.problem.about_inputs(start.origin)
         # the mode may have probabilities of 0, which are infinitely far away in free coordinates
-        return start, start.values if by_messages else problem.hold(opened(problem, start.values))
+        return start, start.values if by_messages else problem.admitted(opened(problem, start.values))
 
-    start, near = jointly(whole, begun)
+    start, near = jointly(whole, first_fit)
     if whole is not None:
         there = whole.ranks.gathered(lambda: (near, start.origin, start.interrupted))
         near, origin = there[0][:2]  # see `continued`
-        near, problem = {name: table.to(whole.like) for name, table in near.items()}, begin.problem.about_inputs(origin)
+        near, problem = (
+            {name: table.to(whole.like) for name, table in near.items()},
+            initial.problem.about_inputs(origin),
+        )
         interrupted = any(one for _, _, one in there)
         sampled = None if interrupted else fit_svi(problem, options, near, whole.about_inputs(problem.series))
         if sampled is None:
             raise KeyboardInterrupt  # nothing of all data has been reached yet
         return replace(sampled, origin=origin)
-    here = begin.problem.about_inputs(start.origin)
+    here = initial.problem.about_inputs(start.origin)
     sampled = None if start.interrupted else SAMPLED[options.method](here, options, near)
     if sampled is None:
         return replace(start, **only_start(options.method, start.method))
@@ -136,11 +139,11 @@ def explains_singularity() -> Iterator[None]:
         ) from error
 
 
-def _by_em(begin: Initialization, options: Options) -> Result:
-    problem, units, scaled, whole = begin.problem, begin.units, begin.scaled, begin.whole
+def _by_em(initial: Initialization, options: Options) -> Result:
+    problem, units, scaled, whole = initial.problem, initial.units, initial.scaled, initial.whole
     check_modes(problem)
     prior_volume = units.log_prior_volume(problem)
-    volume = begin.volume + prior_volume
+    volume = initial.volume + prior_volume
     optimizer: Callable[[Parameters], EM | AscentInParts] = partial(EM, scaled)
 
     def end(values: Parameters) -> End:
@@ -150,22 +153,24 @@ def _by_em(begin: Initialization, options: Options) -> Result:
         return shows_points(scaled, sound.tables, narrow.tables)
 
     with reported(options, -volume, whole) as report:
-        begun = spread(optimizer, begin.sharing)
-        found = jointly(begin.sharing, lambda: search(scaled, begun, end, options, report, begin.start, points))
+        make_optimizer = spread(optimizer, initial.sharing)
+        found = jointly(
+            initial.sharing, lambda: search(scaled, make_optimizer, end, options, report, initial.start, points)
+        )
         if whole is not None:
             optimizer = partial(AscentInParts, scaled, whole, rest=RESTS * options.tol)
             optimizer = partial(EMInParts, scaled, whole) if adds_up(scaled) else optimizer
             found = continued(found, lambda climb: climb.tables, optimizer, options, whole, report)
-    climbs = found.raised(-volume, -begin.sample_volume - prior_volume)
+    climbs = found.raised(-volume, -initial.sample_volume - prior_volume)
     best = climbs.best
-    order = order_of(scaled, begin.start, best.tables)
+    order = order_of(scaled, initial.start, best.tables)
     ended = {name: table.to(problem.series.like) for name, table in best.tables.items()}
     values = reordered(problem.parameters, ended, order)
     occupancy = best.occupancy
     if occupancy is None:
         occupancy = optimizer({name: value.unsqueeze(0) for name, value in ended.items()}).counted()[0]
     origin = units.stated(values)
-    back = problem.about_inputs(origin).hold(units.about_inputs(origin).back(values))
+    back = problem.about_inputs(origin).admitted(units.about_inputs(origin).back(values))
     return result_of(
         climbs,
         "em",
@@ -176,23 +181,23 @@ def _by_em(begin: Initialization, options: Options) -> Result:
     )
 
 
-def _by_message_passing(begin: Initialization, options: Options) -> Result:
-    problem, units, scaled = begin.problem, begin.units, begin.scaled
-    wide, start = scaled, begin.start
+def _by_message_passing(initial: Initialization, options: Options) -> Result:
+    problem, units, scaled = initial.problem, initial.units, initial.scaled
+    wide, start = scaled, initial.start
     if is_curved(scaled.emission):
         wide = scaled.double()
         start = None if start is None else {name: value.double() for name, value in start.items()}
-    with reported(options, -begin.volume, begin.whole) as report:
-        ended = fit_vmp(wide, options, report, start, begin.whole, begin.sharing)
-    known = problem if begin.whole is None else None  # the density of draws would take all data
+    with reported(options, -initial.volume, initial.whole) as report:
+        ended = fit_vmp(wide, options, report, start, initial.whole, initial.sharing)
+    known = problem if initial.whole is None else None  # the density of draws would take all data
     centered = VariationalPosterior.of_chain(ended.etas, ended.graph.blocks, units.centered)
     mean = units.centered.values(centered.mean)
-    order, origin = order_of(scaled, begin.start, mean), units.stated(mean)
+    order, origin = order_of(scaled, initial.start, mean), units.stated(mean)
     units, known = units.about_inputs(origin), known and known.about_inputs(origin)
     posterior = VariationalPosterior.of_chain(ended.etas, ended.graph.blocks, units, known)
     posterior = replace(posterior, blocks=renumbered(ended.graph.blocks, ended.etas, order))
     empty = ended.occupancy[order] < 1.0
-    climbs = ended.search.raised(-begin.volume, -begin.sample_volume)
+    climbs = ended.search.raised(-initial.volume, -initial.sample_volume)
     return result_of(climbs, "vmp", posterior.mean, empty, posterior, origin=origin)
 
 

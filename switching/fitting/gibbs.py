@@ -142,15 +142,15 @@ class _Run:
         """Draw the chains; whether they were interrupted."""
         saving, total = options.saving, options.n_warmup + options.n_draws
         finished = saving.finished("gibbs")
-        known, begin = saving.begun("gibbs") if finished is None else finished, 0
+        known, first = saving.start_loop("gibbs") if finished is None else finished, 0
         if known is not None:
-            begin = self._set(known, problem)
+            first = self._set(known, problem)
         if finished is not None:
             return False
         with Progress("Gibbs", total, options.progress) as shown:
             try:
                 with may_interrupt():
-                    for sweep in range(begin, total):
+                    for sweep in range(first, total):
                         sampled = self._sweep()
                         if sweep >= options.n_warmup:
                             self._keep(sampled, problem)
@@ -172,7 +172,7 @@ class _Run:
         return sampled
 
     def _keep(self, sampled: Sampled, problem: Problem) -> None:
-        draw = problem.hold(
+        draw = problem.admitted(
             {name: table.to(problem.series.like) for name, table in self.units.back(self.values).items()}
         )
         self.draws.append({name: table.clone() for name, table in draw.items()})

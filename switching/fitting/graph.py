@@ -99,10 +99,10 @@ class Graph:
         priors = {name: point.nothing(self.priors[name]) + RIDGE * self.priors[name] for name, point in free.items()}
         return replace(self, families=self.families | free, priors=self.priors | (priors if flat else {}))
 
-    def held(self: SomeGraph, points: Points) -> SomeGraph:
+    def fixed_at(self: SomeGraph, points: Points) -> SomeGraph:
         """The graph with some blocks of parameters held at points, whose NaN entries are free."""
-        held = {name: given_entries(self.families[name], point) for name, point in points.items()}
-        return replace(self, families=self.families | held)
+        known = {name: given_entries(self.families[name], point) for name, point in points.items()}
+        return replace(self, families=self.families | known)
 
     def start(self, restarts: int) -> Etas:
         """Natural parameters of all blocks of parameters at their priors."""

@@ -166,9 +166,9 @@ def best_population(
         return gained.sum(-1).nan_to_num(-math.inf, posinf=-math.inf)
 
     def step(free: Tensor) -> tuple[Tensor, Tensor]:
-        whole, gain = uphill(height, free)
-        inside = known.limited(free + whole, MOST) - free
-        return inside, gain * inside.norm(dim=-1) / whole.norm(dim=-1).clamp_min(TINY)
+        ascent, gain = uphill(height, free)
+        inside = known.limited(free + ascent, MOST) - free
+        return inside, gain * inside.norm(dim=-1) / ascent.norm(dim=-1).clamp_min(TINY)
 
     end = newton(height, step, known.start if anew else known.limited(known.fitted, MOST), STEPS)
     higher = height(end) > height(known.fitted)

@@ -63,10 +63,10 @@ class Initialization:
         units = units.near_prior(problem) if near_prior else units
         start = None if options.start is None else start_values(problem, units, options.start)
         volume = float(units.log_volume(problem.series).sum())
-        begin = Initialization(problem, units, units.problem(problem), start, volume, sharing=whole)
+        initial = Initialization(problem, units, units.problem(problem), start, volume, sharing=whole)
         if whole is None or of_sample:
-            return begin
-        return replace(begin, volume=whole.log_volume(units), sample_volume=volume, whole=replace(whole, units=units))
+            return initial
+        return replace(initial, volume=whole.log_volume(units), sample_volume=volume, whole=replace(whole, units=units))
 
 
 def with_fixed(problem: Problem, fixed: Any) -> Problem:
@@ -81,8 +81,8 @@ def with_fixed(problem: Problem, fixed: Any) -> Problem:
     tables = {name: read_table(value, f"fixed[{name!r}]") for name, value in fixed.items()}
     tables = {name: table for name, table in tables.items() if not bool(table.isnan().all())}
     free = {name: table.isnan() for name, table in tables.items()}
-    whole, called = _completed(problem, units, "fixed", tables)
-    known = {name: whole[name][0] for name in called}
+    completed, called = _completed(problem, units, "fixed", tables)
+    known = {name: completed[name][0] for name in called}
     for name, given in called.items():
         if bool(free[given].any()):
             known[name] = _with_gaps(problem.parameters[name].support, known[name], free[given])
@@ -110,10 +110,10 @@ def start_values(problem: Problem, units: Units, start: Any) -> Parameters:
     """
     other, start = getattr(getattr(start, "model", start), "origin", None), values_of_model(start)
     if isinstance(start, Mapping):
-        whole = _completed(problem, units, "start", start)[0]
+        completed = _completed(problem, units, "start", start)[0]
         if problem.prior is not None:
-            check_start(problem.dynamics.any_priors, whole, problem.fixed)
-        return units.about_inputs(_apart(other, problem.series)).values(whole)
+            check_start(problem.dynamics.any_priors, completed, problem.fixed)
+        return units.about_inputs(_apart(other, problem.series)).values(completed)
     return from_labels(units.problem(problem), _labels(problem, start))
 
 
@@ -157,10 +157,10 @@ def _completed(
             name: _filled(name, value, known[name_of[name]].support, shown[name]) if shown else value
             for name, value in some.items()
         }
-        whole = problem.values_of(guess | filled)
+        completed = problem.values_of(guess | filled)
     except ValueError as error:
         raise ValueError(f"{argument}: {error}") from None
-    return {name: value.detach().to(problem.series.like)[None] for name, value in whole.items()}, called
+    return {name: value.detach().to(problem.series.like)[None] for name, value in completed.items()}, called
 
 
 def _filled(name: str, value: Any, support: Constraint, guess: Tensor) -> Any:
@@ -170,7 +170,7 @@ def _filled(name: str, value: Any, support: Constraint, guess: Tensor) -> Any:
     if table.shape != guess.shape or not bool(free.any()):
         return value
     if support in SYMMETRIC and bool((free.flatten(-2).any(-1) != free.flatten(-2).all(-1)).any()):
-        raise ValueError(f"{name}: got a matrix of which some entries are NaN; a matrix is known or free as a whole.")
+        raise ValueError(f"{name}: got a matrix with some NaN entries; give all of its entries, or none.")
     if not is_simplex(support):
         return torch.where(free, guess.to(table), table)
     if isinstance(support, PossibleRows):

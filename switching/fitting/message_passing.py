@@ -79,14 +79,14 @@ class Passing:
     def select(self, restarts: Tensor) -> "Passing":
         selected = Passing(self.engine.select(restarts), self.graph, self.fresh)
         if isinstance(self.engine, VMP):
-            whole, rows = (self.engine.state(self.graph.kept), restarts) if self._rows is None else self._rows
-            selected._rows = whole, rows if self._rows is None else rows[restarts]
+            state, rows = (self.engine.state(self.graph.kept), restarts) if self._rows is None else self._rows
+            selected._rows = state, rows if self._rows is None else rows[restarts]
         return selected
 
     def state(self) -> dict[str, Any]:
         """That of the engine of all restarts of the last step, on which the rounding of the paths depends."""
-        whole, rows = (self.engine.state(self.graph.kept), None) if self._rows is None else self._rows
-        return {"engine": whole, "rows": rows, "fresh": self.fresh}
+        state, rows = (self.engine.state(self.graph.kept), None) if self._rows is None else self._rows
+        return {"engine": state, "rows": rows, "fresh": self.fresh}
 
     def resumed(self, state: dict[str, Any]) -> "Passing":
         there = Passing(engine_in(self.graph, state["engine"]), self.graph, state["fresh"])
@@ -186,7 +186,7 @@ def continued_graph(
     report: Reporting,
     n_kept: int,
     finish: Callable[[MultiStart], Any],
-    begin: Callable[[Etas], VMP | ChunkedVMP] | None = None,
+    make_engine: Callable[[Etas], VMP | ChunkedVMP] | None = None,
 ) -> SearchResult:
     """`search.continued` of a graph of all data.
 
@@ -194,13 +194,13 @@ def continued_graph(
     paths follow from the parameters.
 
     Arguments:
-        begin: makes the engine from natural parameters of the blocks of parameters.
+        make_engine: makes the engine from natural parameters of the blocks of parameters.
     """
-    begin = partial(_near, graph) if begin is None else begin
+    make_engine = partial(_near, graph) if make_engine is None else make_engine
     return continued(
         found,
         lambda climb: {name: climb.tables[name] for name in graph.families},
-        lambda etas: Passing(begin(etas), graph, fresh=False),
+        lambda etas: Passing(make_engine(etas), graph, fresh=False),
         options if graph.follow else replace(options, saving=Checkpoint()),
         whole,
         report,
@@ -246,12 +246,12 @@ def fit_vmp(
         user_start = opened(problem, user_start)
     graph = ChainGraph.of(problem, options.factorization == "mean_field")
 
-    def begin(values: Parameters, graph: ChainGraph = graph) -> Passing:
+    def make_optimizer(values: Parameters, graph: ChainGraph = graph) -> Passing:
         return Passing(engine_from(graph, values), graph)
 
     def values_of(etas: Etas) -> Parameters:
         points = {name: graph.families[name].expected(eta) for name, eta in etas.items()}
-        return problem.hold(graph.collect(points))
+        return problem.admitted(graph.collect(points))
 
     def end(etas: Etas) -> End:
         return End(values_of(etas), graph.chain(etas).smooth().state)
@@ -262,14 +262,16 @@ def fit_vmp(
         guesses = first_guesses(problem, options.restarts, options.number, user_start)
         result = _by_batches(graph, guesses, options, report)
     else:
-        result = jointly(sharing, lambda: search(problem, spread(begin, sharing), end, options, report, user_start))
+        result = jointly(
+            sharing, lambda: search(problem, spread(make_optimizer, sharing), end, options, report, user_start)
+        )
         if by_batches:
             ends = best_ends(result.best, result.climbs, options.n_kept)
             tables = [{n: v.unsqueeze(0) for n, v in values_of(climb.tables).items()} for climb in ends]
             guesses = Starts(stacked(problem, tables), tuple(climb.kind for climb in ends))
             result = replace(_by_batches(whole_graph, guesses, options, report), sample=result)
         elif whole is not None:
-            go_on = partial(begin, graph=whole_graph)
+            go_on = partial(make_optimizer, graph=whole_graph)
             result = continued(result, lambda climb: values_of(climb.tables), go_on, options, whole, report)
     return ended(whole_graph, result)
 

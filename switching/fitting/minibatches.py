@@ -69,7 +69,7 @@ class Passes:
     interrupted: bool = False
 
     @staticmethod
-    def begun(graph: ChainGraph, starts: Starts, options: Options) -> "Passes":
+    def first(graph: ChainGraph, starts: Starts, options: Options) -> "Passes":
         """Before the first pass: starts learn from a sample of the sequences."""
         first = engine_from(graph.to(sample_of(graph.problem.series, options.number)), starts.values)
         first.run(1, 0.0)
@@ -117,10 +117,10 @@ def run_batches(
         return Passes(**finished)
     n, tol = data.n_sequences, options.tol * data.n_observed
     n_batches = -(-n // (options.batch_size or n))
-    known = saving.begun(LOOP)
+    known = saving.start_loop(LOOP)
     if known is not None:
         generator.set_state(known.pop("generator"))
-    passes = Passes.begun(graph, starts, options) if known is None else Passes(**known)
+    passes = Passes.first(graph, starts, options) if known is None else Passes(**known)
     try:
         with may_interrupt():
             while len(passes.objective) < options.max_steps and not passes.converged:

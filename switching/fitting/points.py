@@ -76,7 +76,7 @@ def finish(search: MultiStart, climbs: Sequence[Climb], graph: Graph, max_steps:
 
 
 def _climb(search: MultiStart, climbs: Sequence[Climb], graph: Graph, max_steps: int) -> None:
-    known, steps = search.saving.begun(ENDS), len(climbs[0].trace)
+    known, steps = search.saving.start_loop(ENDS), len(climbs[0].trace)
     if known is None:
         going = _apart(climbs, range(len(climbs)), STRIDE)
     else:

@@ -179,16 +179,16 @@ def without_populations(tables: Etas) -> Etas:
     return {name: eta for name, eta in tables.items() if not name.startswith(OF_POPULATION)}
 
 
-def fit_population(problem: Problem, options: Options, begin: VariationalPosterior, partial: Sequence[str]) -> Result:
+def fit_population(problem: Problem, options: Options, pooled: VariationalPosterior, partial: Sequence[str]) -> Result:
     """The fit by message passing of parameters by subject and of their population, from a fit without one.
 
     The hyperparameters of the result are those of its posterior's problem.
     """
-    units = begin.units
+    units = pooled.units
     assert units is not None
     scaled = units.problem(problem.double())  # data are differences from a population that may hardly vary
     graph = ChainGraph.of(scaled)
-    engine = engine_of(graph, {name: eta.double().unsqueeze(0) for name, eta in begin.blocks.items()})
+    engine = engine_of(graph, {name: eta.double().unsqueeze(0) for name, eta in pooled.blocks.items()})
     volume = float(units.log_volume(problem.series).sum())
     with reported(options, -volume) as report:
         search = MultiStart(options, scaled.series, report)

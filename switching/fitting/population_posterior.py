@@ -104,5 +104,5 @@ class PopulationPosterior(VariationalPosterior):
                 priors = graph.priors | {name: some.natural.unsqueeze(1) for name, some in walkers.items()}
                 values = draw_blocks(graph, {name: priors[name] + by for name, by in natural.items()}, values)
                 if sweep >= WARMUP:
-                    kept.append(problem.hold({name: table.to(like) for name, table in units.back(values).items()}))
+                    kept.append(problem.admitted({name: table.to(like) for name, table in units.back(values).items()}))
         return {name: torch.stack([draw[name] for draw in kept], 1) for name in kept[0]}

@@ -129,8 +129,8 @@ class ParameterPosterior(ABC):
                 dependence between the parameters and the paths.
 
         90 % intervals of short series contain the true value in about 80 to 95 % of the cases, by parameter: see
-        docs/quality/interval_coverage.md. Those of `state_probs` of short copy series contained it in 75 to 77 % in
-        one measurement, in which exact Gibbs sampling had 78 %: this is a property of the posterior.
+        docs/quality/interval_coverage.md. Intervals of `state_probs` of short copy series contained it in 75 to 77 % in
+        one measurement. Exact Gibbs sampling had 78 % there, so this is a property of the posterior.
         """
         level, n = check_probability("level", level, proper=True), check_integer("n", n)
         draws = (self.refined if check_flag("correct", correct) else self).sample(n, seed)
@@ -166,8 +166,7 @@ class Posterior(ParameterPosterior):
     def _reader(self) -> Reader:
         if self.model is None:
             raise TypeError(
-                "posterior: it does not belong to a SwitchingSSM, so it has no predictions; "
-                "use the methods of the fit, which are those of its model."
+                "posterior: it does not belong to a SwitchingSSM, so it has no predictions; use the methods of the fit."
             )
         return self.model
 
@@ -361,7 +360,7 @@ def _in_data(
     values = units.back(inner(points))
     if problem is None:
         return values
-    return problem.hold({name: value.to(problem.series.like) for name, value in values.items()})
+    return problem.admitted({name: value.to(problem.series.like) for name, value in values.items()})
 
 
 class DrawnParameters(ParameterPosterior):

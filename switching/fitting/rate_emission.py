@@ -33,7 +33,7 @@ class RateEmission(LinkedEmission):
     of_constants = "shape"
     is_curved = True
 
-    def begin(self, values: Parameters, rows: Callable[[], Tensor]) -> Tensor:
+    def near(self, values: Parameters, rows: Callable[[], Tensor]) -> Tensor:
         loc = self.point(values | {"rate": values["rate"].clamp_min(LEAST_RATE)})
         design = self.emission.design(self.emission.split(rows())[1].nan_to_num(0.0))
         of_columns = design.square().flatten(0, -2).mean(0)

@@ -8,15 +8,15 @@ from ..data.series import Series
 
 @dataclass(frozen=True, repr=False)
 class Report:
-    """What a fit took in this process; printed, a line.
+    """Time and work of a fit in this process; it prints as one line.
 
     Attributes:
-        seconds: from the call of `fit` to its end. Those before a checkpoint was resumed are not known.
-        reading: seconds in which parts of the data came out of files, into the units of the fit. While one part is
-            computed the system reads the next, so these are the seconds for which the fit had to wait for it.
-        waiting: seconds in which other processes computed their sums, or these were sent.
-        rows: the rows of this process that went through steps of the fit, each as often as it did, without those of
-            the search on a sample. Data in memory that are not shared count once, with padding.
+        seconds: from the call of `fit` to its end. Time before a checkpoint was resumed is not counted.
+        reading: seconds spent reading parts of the data from files and scaling them. The system reads the next part
+            during computation, so this is only the time that the fit waited.
+        waiting: seconds spent waiting for the sums of other processes.
+        rows: rows processed in steps of the fit, in this process. A row counts once for each step that uses it. The
+            search on a sample is not counted. Data in memory that are not shared count once, with padding.
         steps: see `Fit`.
 
     Example:

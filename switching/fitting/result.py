@@ -37,14 +37,15 @@ class Result:
             has no maximum there, so the variance is kept at a floor.
         interrupted: whether Ctrl-C ended the fit; the best so far is kept.
         posterior: the parameters' distribution, and predictions that average over it; None for a fit by EM.
-        paths: for a model of several chains, the marginals of each chain under q; those of sequences of different
-            lengths are padded each time that they are read.
-        fixed: the names of the parameters of which all or some entries were held.
+        paths: for a model of several chains, the marginals of each chain under q. If sequences differ in length, each
+            access pads them anew.
+        fixed: the names of the parameters with fixed entries, all or some.
         held: the tables of these, with NaN where an entry was free.
         updates: the number of batches with which `Fit.update` has continued the fit.
         shared: whether several processes shared the data.
         report: the time that the fit took, and the rows that it went through: see `Report`.
-        origin: the inputs at which the constants of `values` are stated, in those of the model; None: inputs 0.
+        origin: the inputs at which the constants of `values` are stated, a number for each input of the model; None:
+            inputs 0.
         kept: of a fit that was saved without its data, what it knows of them: see `stored_fit.Kept`.
         running: of a continued fit by EM, its statistics of all data so far: see `fitting.streaming`.
     """
@@ -108,15 +109,15 @@ def _unused(empty: Tensor | tuple[Tensor, ...]) -> str:
     return f"; {states} less than one expected step: try fewer states, or more restarts"
 
 
-def only_start(asked: str, method: str) -> dict[str, Any]:
-    """The fields that say that a fit was interrupted before its method had a result, so it is that of another method.
+def only_start(cut_off: str, method: str) -> dict[str, Any]:
+    """The fields of a fit that was interrupted before its method had a result, so it has the result of another method.
 
     Arguments:
-        asked: the method, such as a sampler without a draw.
-        method: that of the fit from which it starts.
+        cut_off: the method that was interrupted, such as a sampler without a draw.
+        method: the method of the fit from which it starts.
     """
     reason = (
-        f"not converged: interrupted before the first result of {asked}; this is the fit by {method} where it starts"
+        f"not converged: interrupted before the first result of {cut_off}; this is the fit by {method} where it starts"
     )
     return {"method": method, "converged": False, "reason": reason, "interrupted": True}
 

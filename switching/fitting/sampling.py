@@ -69,7 +69,7 @@ def fit_svi(problem: Problem, options: Options, start: Parameters, whole: Whole 
             return None
         fixed = {name: v.expand(1, DRAWS, *v.shape) for name, v in whole_parameters(problem.fixed).items()}
         free = {name: draw_guide(guide, name)[None] for name in start if name not in fixed}
-    every = problem.hold(units.back(free)) | fixed
+    every = problem.admitted(units.back(free)) | fixed
     draws = {name: every[name] for name in start}
     posterior = DrawnPosterior(draws, problem if whole is None else None)  # whose density would take all data
     return result_of_draws(problem, "svi", posterior, sampled_diagnostics(*bound_of(losses), interrupted), whole)
@@ -115,7 +115,7 @@ def climb_guide(
     optimiser = ClippedAdam({"lr": LEARNING_RATE, "lrd": DECAY ** (1 / options.max_steps)})
     svi, saving = SVI(program, guide, optimiser, Bound()), options.saving
     finished = saving.finished("svi")
-    known = saving.begun("svi") if finished is None else finished
+    known = saving.start_loop("svi") if finished is None else finished
     if known is not None:
         losses = set_guide(guide, optimiser, known)
     if finished is not None:
@@ -264,7 +264,7 @@ class Chained:
             self.set(finished)
             return
         sampler = Sampler(density.potential, density.start, options.n_warmup)
-        known, i = saving.begun("chain"), 0
+        known, i = saving.start_loop("chain"), 0
         if known is not None:
             self.set(known["chain"])
             sampler.set(known["sampler"])
@@ -360,7 +360,7 @@ def result_of_draws(
     problem: Problem, method: str, posterior: DrawnPosterior, how: dict[str, Any], whole: Whole | None = None
 ) -> Result:
     """A result by draws, whose values are the posterior means."""
-    values = problem.hold(posterior.mean)
+    values = problem.admitted(posterior.mean)
     empty = (problem.occupancy(values) if whole is None else occupancy(problem, whole, values)) < 1.0
     collapsed = torch.zeros_like(empty)
     return Result(

@@ -60,7 +60,7 @@ SURE = 3  # kinds of first guesses that reach one optimum, above which little mo
 PARENTS = 6  # ends from which perturbations start
 WORK = 2**16  # numbers in the tables of all restarts, below which more restarts cost little
 MORE = 4, 256  # if they cost little, so many times as many at most, and so many at most
-ROOM = 2**25  # numbers in one table of all restarts
+MAX_NUMBERS = 2**25  # numbers in one table of all restarts
 ROUNDING = {torch.float64: 2e-13, torch.float32: 1e-6}  # relative rounding error of an objective
 
 
@@ -119,7 +119,7 @@ class Optimizer(Protocol):
 
 def search(
     problem: Problem,
-    begin: Callable[[Parameters], Optimizer],
+    make_optimizer: Callable[[Parameters], Optimizer],
     end: Callable[[dict[str, Tensor]], End],
     options: Options,
     report: Reporting,
@@ -131,16 +131,16 @@ def search(
     Arguments:
         shows_points: whether a higher end with states on single points is preferred to the best one without.
         user_start: the user's start `[1, ...]`.
-        begin: makes a batch of restarts from parameters `[R, ...]`.
+        make_optimizer: makes a batch of restarts from parameters `[R, ...]`.
         end: maps the final tables of a restart to its parameters and smoothed states.
     """
     size = problem.series.n_sequences * problem.series.n_steps
     numbers = int((problem.series.last + 1).sum()) * problem.n_states
-    n = max(min(options.n_tried, ROOM // numbers), options.restarts)
+    n = max(min(options.n_tried, MAX_NUMBERS // numbers), options.restarts)
     multi = MultiStart(options, problem.series, report)
     if not multi.replayed():
         starts = first_guesses(problem, n, options.number, user_start, VARIED * options.restarts)
-        multi.run(begin(starts.values), starts.kinds, options.n_kept)
+        multi.run(make_optimizer(starts.values), starts.kinds, options.n_kept)
     if problem.n_states == 1 or options.restarts == 1:
         return multi.result()
     sure = multi.result().agreement[0] >= SURE
@@ -149,10 +149,10 @@ def search(
             more = 0 if sure or multi.interrupted else _widened(n, numbers) - n
             if more and not multi.replayed():
                 starts = first_guesses(problem, more, options.number + 1, None, 0)
-                multi.run(begin(starts.values), starts.kinds, options.n_kept)
+                multi.run(make_optimizer(starts.values), starts.kinds, options.n_kept)
             if size <= SAMPLE:
                 n = math.ceil(options.restarts / 2) if sure else _widened(options.restarts, numbers)
-                _perturb(multi, problem, begin, end, options, n)
+                _perturb(multi, problem, make_optimizer, end, options, n)
     except KeyboardInterrupt:
         multi.interrupted = True
         multi.saving.stop()
@@ -165,7 +165,7 @@ def search(
 def continued(
     found: SearchResult,
     values: Callable[[Climb], Parameters],
-    begin: Callable[[Parameters], Optimizer],
+    make_optimizer: Callable[[Parameters], Optimizer],
     options: Options,
     whole: Whole,
     report: Reporting,
@@ -185,15 +185,17 @@ def continued(
     if interrupted:
         multi.max_steps = 1
 
-    def begun() -> tuple[Parameters, list[str]]:
+    def best_values() -> tuple[Parameters, list[str]]:
         ends = best_ends(found.best, found.climbs, n_kept)
         tables = [values(climb) for climb in ends]
         starts = {name: torch.stack([table[name] for table in tables]) for name in tables[0]}
         return starts, [climb.kind for climb in ends]
 
     if not multi.replayed():
-        starts, kinds = whole.ranks.gathered(begun)[0]  # the rounding of another machine may have led to other ends
-        multi.run(begin({name: table.to(whole.like) for name, table in starts.items()}), kinds, n_kept)
+        starts, kinds = whole.ranks.gathered(best_values)[
+            0
+        ]  # the rounding of another machine may have led to other ends
+        multi.run(make_optimizer({name: table.to(whole.like) for name, table in starts.items()}), kinds, n_kept)
     if not interrupted:
         finish(multi)
     return replace(multi.result(), interrupted=multi.interrupted or interrupted > 0, sample=found)
@@ -202,7 +204,7 @@ def continued(
 def _perturb(
     multi: "MultiStart",
     problem: Problem,
-    begin: Callable[[Parameters], Optimizer],
+    make_optimizer: Callable[[Parameters], Optimizer],
     end: Callable[[dict[str, Tensor]], End],
     options: Options,
     n: int,
@@ -219,7 +221,7 @@ def _perturb(
         if not multi.replayed():
             ends = [end(climb.tables) for climb in multi.ends(PARENTS)]
             starts = perturbed(problem, ends, n, options.number + number)
-            multi.run(begin(starts.values), starts.kinds, options.n_kept, independent=False)
+            multi.run(make_optimizer(starts.values), starts.kinds, options.n_kept, independent=False)
         if multi.best.ended != "converged":  # further rounds would only raise it by further steps
             return
         fruitless = 0 if multi.best.final > before + multi.tol else fruitless + 1
@@ -228,7 +230,7 @@ def _perturb(
 
 
 def _widened(n: int, numbers: int) -> int:
-    """A number of restarts, raised where they cost little; `numbers`: those in the tables of one."""
+    """More restarts, if they are cheap. `numbers`: entries in the tables of one restart."""
     return max(n, min(MORE[0] * n, MORE[1], WORK // numbers))
 
 
@@ -343,7 +345,7 @@ class MultiStart:
 
     def _climb(self, optimizer: Optimizer, batch: list[Climb], n_kept: int, beside: Climb | None) -> None:
         going, steps, look, stride = batch, 0, FIRST_LOOK, optimizer.stride
-        known = self.saving.begun(BATCH)
+        known = self.saving.start_loop(BATCH)
         if known is not None:
             self.set(batch, known["climbs"])
             going, steps, look = [climb for climb in batch if not climb.ended], known["steps"], known["look"]

@@ -26,9 +26,9 @@ Members = list[list[int]]
 """The numbers of the restarts of each process. One with none runs a restart of another, whose numbers count."""
 
 
-def spread(begin: Callable[[Parameters], Optimizer], whole: Whole | None) -> Callable[[Parameters], Optimizer]:
+def spread(make_optimizer: Callable[[Parameters], Optimizer], whole: Whole | None) -> Callable[[Parameters], Optimizer]:
     """What makes a batch of restarts from parameters `[R, ...]`, of which each process runs some."""
-    return begin if whole is None or whole.ranks.n == 1 else partial(Spread.begun, whole.ranks, begin)
+    return make_optimizer if whole is None or whole.ranks.n == 1 else partial(Spread.of, whole.ranks, make_optimizer)
 
 
 class Spread:
@@ -50,10 +50,10 @@ class Spread:
         self._height: Tensor | None = None
 
     @staticmethod
-    def begun(ranks: Ranks, begin: Callable[[Parameters], Optimizer], values: Parameters) -> "Spread":
+    def of(ranks: Ranks, make_optimizer: Callable[[Parameters], Optimizer], values: Parameters) -> "Spread":
         """The batch that starts from parameters `[R, ...]`."""
         members = shares(_number(values), ranks.n)
-        mine = begin(_part(values, members[ranks.rank]))
+        mine = make_optimizer(_part(values, members[ranks.rank]))
         there = Spread(ranks, members, mine, mine.tables, mine.collapsed)
         there._take(list)
         return there
@@ -79,7 +79,7 @@ class Spread:
     def extrapolated(self, before: dict[str, Any], by: Tensor) -> dict[str, Any] | None:
         def ahead() -> dict[str, Any] | None:
             with deferred():
-                there = self._mine.extrapolated(_part(before, self._own), by[self._own])
+                there = self._mine.extrapolated(_part(before, self._ours), by[self._ours])
             return None if there is None else _sent(there)
 
         parts = self._ranks.gathered(ahead)
@@ -89,11 +89,11 @@ class Spread:
         members = self._members if _number(tables) == _number(self.tables) else shares(_number(tables), self._ranks.n)
         there = Spread(self._ranks, members, self._mine, tables, None)
 
-        def begin() -> list[Tensor]:
-            there._mine = self._mine.at(_part(tables, there._own))
+        def placed() -> list[Tensor]:
+            there._mine = self._mine.at(_part(tables, there._ours))
             return [there._mine.height()]
 
-        (there._height,) = there._take(begin)
+        (there._height,) = there._take(placed)
         return there
 
     def height(self) -> Tensor:
@@ -106,7 +106,7 @@ class Spread:
         tables, collapsed = _part(self.tables, chosen), None if self.collapsed is None else self.collapsed[chosen]
         stay = [[chosen.index(i) for i in own if i in chosen] for own in self._members]
         if all(0 < len(own) <= math.ceil(len(chosen) / self._ranks.n) for own in stay):
-            own = torch.tensor([place for place, i in enumerate(self._own) if i in chosen], device=restarts.device)
+            own = torch.tensor([place for place, i in enumerate(self._ours) if i in chosen], device=restarts.device)
             return Spread(self._ranks, stay, self._mine.select(own), tables, collapsed)
         return self._moved(tables, collapsed)
 
@@ -115,8 +115,8 @@ class Spread:
 
     def resumed(self, state: dict[str, Any]) -> "Spread":
         """The batch with a state that one process alone had."""
-        whole = self._mine.resumed(state)
-        return self._moved(whole.tables, whole.collapsed)
+        alone = self._mine.resumed(state)
+        return self._moved(alone.tables, alone.collapsed)
 
     def _moved(self, tables: dict[str, Any], collapsed: Tensor | None) -> "Spread":
         """Restarts at these tables, in equal shares."""
@@ -127,7 +127,7 @@ class Spread:
     # ---- what all processes know -------------------------------------------------------------------------------------
 
     @property
-    def _own(self) -> list[int]:
+    def _ours(self) -> list[int]:
         return self._members[self._ranks.rank]
 
     def _take(self, compute: Callable[[], list[Tensor]]) -> list[Tensor]:

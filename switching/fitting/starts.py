@@ -36,7 +36,7 @@ from ..emissions.clusters import clusters_among
 from ..emissions.contract import Emission
 from ..emissions.driven import rows_read
 from ..entries import Entries, PossibleRows
-from ..known import KnownEntries, held
+from ..known import KnownEntries, with_known
 from ..parameters import Parameters, prefixed
 from ..problem import Problem
 from .spectral import predictive_states
@@ -44,7 +44,7 @@ from .spectral import predictive_states
 KINDS = ("clusters", "contexts", "few steps", "pairs", "soft", "stretches", "spreads", "free")
 CHEAP = ("few steps", "soft")  # kinds without clusters
 SHARPNESS = 0.3, 3.0  # of soft shares: minimum and maximum
-ROOM = 2**24  # numbers in the weights of starts that are computed together
+MAX_NUMBERS = 2**24  # numbers in the weights of starts that are computed together
 AROUND = 3  # the context of a step has at most this many steps on either side
 OPEN = 1e-3  # the total probability that a start spreads evenly over all events
 SAMPLE = 2**18  # steps from which a start is computed
@@ -139,7 +139,7 @@ def guessed(problem: Problem, guesses: Iterable[Guess], kinds: Sequence[str]) ->
     """The parameters of guesses, many at a time."""
     size = problem.series.inside.numel() * problem.n_states
     near, like, waiting, tables = typical(problem), problem.series.observations, iter(guesses), []
-    while some := list(itertools.islice(waiting, max(1, ROOM // size))):
+    while some := list(itertools.islice(waiting, max(1, MAX_NUMBERS // size))):
         moves = {name: torch.cat([guess.moves[name].to(like) for guess in some]) for name in some[0].moves}
         tables.append(_from_weights(problem, near, torch.cat([guess.weights for guess in some]), moves))
     return Starts(stacked(problem, tables), tuple(kinds))
@@ -175,15 +175,17 @@ def _from_shares(problem: Problem, near: Parameters, weights: Float[Tensor, "R *
     """The emission after an M-step without a prior."""
     series, n = problem.series, len(weights)
     rows = rows_read(problem.emission, replace(series, noise=None)).flatten(0, -2)
-    begin = {name: value.expand(n, *value.shape[1:]) for name, value in near.items()}
+    start = {name: value.expand(n, *value.shape[1:]) for name, value in near.items()}
     flat = [
         series.powered(table.reshape(n, len(rows), -1)) for table in problem.emission.weights(weights, 0.1 * weights)
     ]
     floor, fixed = variance_floor(series), problem.fixed
-    values = problem.emission.maximize_parts(rows, flat, begin, None, floor).values
+    values = problem.emission.maximize_parts(rows, flat, start, None, floor).values
     beside = [name for one in problem.emission.responses if one.constant in fixed for name in one.coefficients]
     if beside:  # coefficients beside another constant would lead far from the data
-        plain = held(values | {name: torch.zeros_like(values[name]) for name in beside}, fixed, problem.parameters)
+        plain = with_known(
+            values | {name: torch.zeros_like(values[name]) for name in beside}, fixed, problem.parameters
+        )
         values = problem.emission.maximize_parts(rows, flat, plain, None, floor, fixed).values
     return values
 
@@ -208,14 +210,14 @@ def drawn_moves(problem: Problem, generator: torch.Generator) -> Parameters:
     """Parameters of the dynamics, drawn from their default prior."""
     prior, values = problem.dynamics.default_prior(problem.series), {}
     for block in problem.dynamics.blocks.values():
-        values |= block.begun(prior, generator)
+        values |= block.drawn_start(prior, generator)
     return values
 
 
 def stacked(problem: Problem, guesses: list[Parameters]) -> Parameters:
     """All guesses `[R, ...]`, with the fixed parameters at their values."""
     tables = {name: torch.cat([guess[name] for guess in guesses]) for name in guesses[0]}
-    return problem.hold(tables)
+    return problem.admitted(tables)
 
 
 def from_labels(problem: Problem, labels: Int[Tensor, "*b T"]) -> Parameters:
@@ -253,7 +255,7 @@ def _directed(weights: Float[Tensor, "1 *b T K"], problem: Problem) -> Float[Ten
 
 def opened(problem: Problem, values: Parameters) -> Parameters:
     """The values without probabilities of 0, so that every probability can rise."""
-    return problem.hold({name: _opened(value, problem.parameters[name].support) for name, value in values.items()})
+    return problem.admitted({name: _opened(value, problem.parameters[name].support) for name, value in values.items()})
 
 
 # ---- labels and weights of the steps ---------------------------------------------------------------------------------

@@ -42,7 +42,7 @@ from ...inference.numerics.threads import one_thread_if_small
 from ..data.series import Series
 from ..parameters import Parameters
 from ..problem import Problem
-from .chain_graph import ChainGraph, Earlier, check_held
+from .chain_graph import ChainGraph, Earlier, check_fixed
 from .chunked import engine_of, messages_of, occupancy_of
 from .climbs import Climb, SearchResult
 from .fit import explains_singularity
@@ -139,8 +139,8 @@ def _by_em(fit: Any, problem: Problem, rule: StepRule) -> Result:
     if running is None:
         first = problem.of(_informative(fit.series).to(problem.series.like))  # pyright: ignore[reportOptionalMemberAccess]
         units = Units.of_problem(first).near_prior(first)
-        begun = _expected(_scaled(first, units), units.values(values))
-        running = RunningStatistics(units, begun.sums, begun.n)
+        earlier = _expected(_scaled(first, units), units.values(values))
+        running = RunningStatistics(units, earlier.sums, earlier.n)
     units = running.units
     units.check(problem.series, next(iter(fit.values.values())).dtype)
     scaled = _scaled(problem, units)
@@ -149,7 +149,7 @@ def _by_em(fit: Any, problem: Problem, rule: StepRule) -> Result:
     step = (batch.n / n) ** rule.exponent
     kept, added = (1 - step) * n / running.n, step * n / batch.n
     sums = {name: kept * old + added * batch.sums[name] for name, old in running.sums.items()}
-    values = problem.hold(units.back(_maximized(scaled, sums, flat=problem.prior is None)))
+    values = problem.admitted(units.back(_maximized(scaled, sums, flat=problem.prior is None)))
     evidence = batch.evidence - float(units.log_volume(problem.series).sum())
     unused = batch.occupancy < 1.0
     empty, collapsed = fit.empty_states & unused, fit.collapsed_states & unused
@@ -270,8 +270,7 @@ def _check_names(fit: Any, series: Series) -> None:
     here, there = series.features_of(), () if fit.series is None else fit.series.features_of()
     if any(name in there and there.index(name) != place for place, name in enumerate(here)):
         raise ValueError(
-            f"x: got the columns {', '.join(here)}, but those of the fit are {', '.join(there)}; give them in this "
-            "order."
+            f"x: got the columns {', '.join(here)}, but the fit has {', '.join(there)}; give them in this order."
         )
 
 
@@ -297,7 +296,7 @@ def _check_conjugate(fit: Any, problem: Problem) -> None:
     first = fit.series.part(torch.zeros(1, dtype=torch.long, device="cpu")).stretch(0, 2)
     problem = _with_prior(problem.of(first.to(problem.series.like)))
     try:
-        check_held(problem)
+        check_fixed(problem)
         graph = ChainGraph.of(problem)
     except TypeError as error:
         raise TypeError(f"{str(error).partition('; use')[0]}, as does update; {AGAIN}.") from None

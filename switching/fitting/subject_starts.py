@@ -25,7 +25,7 @@ from .units import Units
 
 GUESSES = 8  # of each subject
 STEPS = 40  # of EM
-ROOM = 2**20  # numbers in the likelihood tables of all guesses, above which there are fewer
+MAX_NUMBERS = 2**20  # numbers in the likelihood tables of all guesses, above which there are fewer
 
 
 def best_of_subjects(problem: Problem, options: Options, start: Parameters) -> Parameters:
@@ -40,19 +40,19 @@ def best_of_subjects(problem: Problem, options: Options, start: Parameters) -> P
     except ValueError:  # EM has no end there
         return start
     units = Units.of_problem(problem)
-    scaled, begin = units.problem(problem), {n: value.unsqueeze(0) for n, value in units.values(start).items()}
+    scaled, common = units.problem(problem), {n: value.unsqueeze(0) for n, value in units.values(start).items()}
     singles = [_single(scaled, number) for number in range(len(problem.series.subject_names or ()))]
-    n = 1 if options.restarts == 1 else max(1, min(GUESSES, ROOM // max(1, scaled.size)))
+    n = 1 if options.restarts == 1 else max(1, min(GUESSES, MAX_NUMBERS // max(1, scaled.size)))
     guesses = [
-        _guessed(one, problem.parameters, begin, number, n, options.number) for number, one in enumerate(singles)
+        _guessed(one, problem.parameters, common, number, n, options.number) for number, one in enumerate(singles)
     ]
     own = [name for name, parameter in problem.parameters.items() if parameter.dims[:1] == ("subject",)]
-    tables = {name: torch.stack([guess[name] for guess in guesses], 1) for name in begin}
+    tables = {name: torch.stack([guess[name] for guess in guesses], 1) for name in common}
     tables = {name: table if name in own else table.mean(1) for name, table in tables.items()}
-    batch = EM(scaled, {name: torch.cat([begin[name], table]) for name, table in tables.items()})
+    batch = EM(scaled, {name: torch.cat([common[name], table]) for name, table in tables.items()})
     batch.run(STEPS)
     heights = _heights(scaled, singles, batch.tables)
-    if len(own) < len(begin):  # the common values of an end belong to all of it
+    if len(own) < len(common):  # the common values of an end belong to all of it
         heights = heights.sum(1, keepdim=True).expand_as(heights)
     best = torch.where(heights.amax(0) > heights[0] + SAME, heights.argmax(0), 0)
     every = torch.arange(len(singles), device=best.device)
@@ -73,17 +73,17 @@ def _single(problem: Problem, subject: int) -> Problem:
 
 
 def _guessed(
-    one: Problem, known: Mapping[str, Parameter], begin: Parameters, subject: int, n: int, seed: int
+    one: Problem, known: Mapping[str, Parameter], common: Parameters, subject: int, n: int, seed: int
 ) -> Parameters:
     """First guesses `[n, ...]` of a subject, with states in order; the common values if it has too few observations."""
     rows = one.series.rows
     if len(rows) < one.n_states or bool(rows.isnan().all(0).any()):
-        values = of_subject(known, begin, subject, lead=1)
+        values = of_subject(known, common, subject, lead=1)
         return {name: value.expand(n, *value.shape[1:]) for name, value in values.items()}
     first = first_guesses(one, n, seed).values
     guesses = [{name: value[i] for name, value in first.items()} for i in range(n)]
     ordered = [reordered(one.parameters, guess, order_of(one, None, guess)) for guess in guesses]
-    return {name: torch.stack([guess[name] for guess in ordered]) for name in begin}
+    return {name: torch.stack([guess[name] for guess in ordered]) for name in common}
 
 
 def _heights(problem: Problem, singles: list[Problem], values: Parameters) -> Tensor:

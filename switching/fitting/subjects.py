@@ -143,7 +143,7 @@ def check_populations(problem: Problem, pooling: Pooling, options: Options) -> N
     partial_blocks(problem, pooling.partial)
     if options.method == "em":
         raise ValueError(
-            'method: got "em", whose points have no spread from which a population could be fitted; use method="vmp" '
+            'method: got "em", whose estimates have no spread, so no population can be fitted; use method="vmp" '
             'with pooled="partial".'
         )
 
@@ -170,24 +170,24 @@ def fit_subjects(
     """
     known = problem.parameters
     fixed = None if options.fixed is None else spread_out(known, options.fixed, n_subjects)
-    begin = spread_out(known, start, n_subjects)
+    values = spread_out(known, start, n_subjects)
     if not partial and options.start is None:
         with suppress(KeyboardInterrupt), may_interrupt():
-            begin = best_of_subjects(with_fixed(problem, fixed), options, begin)
-    alone = replace(options, restarts=1, start=begin, fixed=fixed, pooled="complete")
+            values = best_of_subjects(with_fixed(problem, fixed), options, values)
+    alone = replace(options, restarts=1, start=values, fixed=fixed, pooled="complete")
     if not partial:
         return fit(problem, alone), problem.prior
     quiet = alone if options.method == "vmp" else alone.before_draws("vmp")
     first = fit(problem, quiet)
     here = problem.about_inputs(first.origin)
-    whole = fit_population(replace(here, fixed=first.held), quiet, first.posterior, partial)
-    whole = replace(whole, origin=first.origin)
-    here = replace(here, prior=whole.posterior.problem.prior)
+    found = fit_population(replace(here, fixed=first.held), quiet, first.posterior, partial)
+    found = replace(found, origin=first.origin)
+    here = replace(here, prior=found.posterior.problem.prior)
     assert here.prior is not None
     prior = here.prior | ({CENTER: problem.prior[CENTER]} if problem.prior and CENTER in problem.prior else {})
-    if options.method == "vmp" or whole.interrupted:
-        as_asked = options.method == whole.method
-        return whole if as_asked else replace(whole, **only_start(options.method, whole.method)), prior
-    result = fit(here, replace(alone, start=whole.values))
+    if options.method == "vmp" or found.interrupted:
+        as_asked = options.method == found.method
+        return found if as_asked else replace(found, **only_start(options.method, found.method)), prior
+    result = fit(here, replace(alone, start=found.values))
     origins = [origin for origin in (first.origin, result.origin) if origin is not None]
     return replace(result, origin=sum(origins) if origins else None), prior

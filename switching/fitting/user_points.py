@@ -49,9 +49,9 @@ class UnderPrior(Point):
         super().__init__(family)
         self.max_steps = max_steps
         self.ratio, self.known = ratio, None if known is None else _parts(known)
-        whole = getattr(family, "family", family)
-        self._to: list[Transform] = [SoftmaxTransform()] if isinstance(whole, Dirichlet) else [identity_transform]
-        self._to += [DefiniteTransform()] if isinstance(whole, MatrixNormalWishart) else []
+        inner = getattr(family, "family", family)
+        self._to: list[Transform] = [SoftmaxTransform()] if isinstance(inner, Dirichlet) else [identity_transform]
+        self._to += [DefiniteTransform()] if isinstance(inner, MatrixNormalWishart) else []
 
     def kl_of(self, statistics: Float[Tensor, "*plates P"], eta0: Float[Tensor, "*#plates P"]) -> Tensor:
         ratio = self.ratio(statistics)
@@ -59,31 +59,31 @@ class UnderPrior(Point):
 
     def expected(self, eta: Float[Tensor, "*plates P"]) -> Any:
         inside = isinstance(self._to[0], SoftmaxTransform)  # a mode may be at the edge, from where no slope leads
-        begin = self.family.expected(eta) if inside else super().expected(eta)
-        wide, weights = [part.double() for part in _parts(begin)], self.family.tilted(eta).double()
-        free = [cast(Tensor, to.inv(part)) for to, part in zip(self._to, wide, strict=True)]
+        point = self.family.expected(eta) if inside else super().expected(eta)
+        wide, weights = [table.double() for table in _parts(point)], self.family.tilted(eta).double()
+        free = [cast(Tensor, to.inv(table)) for to, table in zip(self._to, wide, strict=True)]
         groups = self.ratio(self.family.statistics(_point(wide))).shape
-        shapes = [part.shape[len(groups) :] for part in free]
+        shapes = [table.shape[len(groups) :] for table in free]
 
         def point(flat: Tensor) -> list[Tensor]:
             parts = flat.split([shape.numel() for shape in shapes], -1)
             lead = flat.shape[:-2]
-            made = [part.reshape(*lead, *groups, *shape) for part, shape in zip(parts, shapes, strict=True)]
-            parts = [cast(Tensor, to(part)) for to, part in zip(self._to, made, strict=True)]
+            made = [table.reshape(*lead, *groups, *shape) for table, shape in zip(parts, shapes, strict=True)]
+            parts = [cast(Tensor, to(table)) for to, table in zip(self._to, made, strict=True)]
             if self.known is None:
                 return parts
             pairs = zip(parts, self.known, strict=True)
-            return [torch.where(known.isnan(), part, known) for part, known in pairs]
+            return [torch.where(known.isnan(), table, known) for table, known in pairs]
 
         def height(flat: Tensor) -> Tensor:
             statistics = self.family.statistics(_point(point(flat)))
             ratio = self.ratio(statistics)
             return (summed((weights * statistics).sum(-1), ratio.ndim) + ratio).reshape(flat.shape[:-1])
 
-        start = torch.cat([part.reshape(groups.numel(), -1) for part in free], -1)
+        start = torch.cat([table.reshape(groups.numel(), -1) for table in free], -1)
         with torch.no_grad():
             best = newton(height, lambda flat: uphill(height, flat), start, self.max_steps)
-        return _point([part.to(eta) for part in point(best)])
+        return _point([table.to(eta) for table in point(best)])
 
 
 def _parts(point: Any) -> list[Tensor]:

@@ -19,7 +19,7 @@ from torch import Tensor
 from ...inference.numerics.checks import ImpossibleError
 from ...inference.numerics.interrupts import importing, interruptible, may_interrupt
 from ...inference.numerics.randomness import Seed
-from ...inference.numerics.scalars import check_integer, check_probability, what
+from ...inference.numerics.scalars import check_integer, check_probability, kind_of
 from ..data.series import Series
 from ..data.timeline import time_index
 from ..emissions.contract import ByGate
@@ -45,15 +45,15 @@ class Backtest:
             and for each feature `observed`, `mean`, `lower`, `upper`, `covered`, `pit` and `crps` (lower is better);
             the names of several features follow, as `crps_price`. Scores are NaN where the observation is missing.
         states: a row for each origin t, with the most probable `state` and the filtered probabilities `state_0`, ...,
-            P(s_t | x_1..t), under the last fit before. States keep the numbers of the first fit: those of each later
-            fit are matched to those of the fit before it, by the steps that they explain. Empty for models without a
-            single chain of states.
+            P(s_t | x_1..t), under the last fit before. States keep the numbers of the first fit: each later fit's
+            states are matched to the previous fit's, by the steps that they explain. Empty for models without a single
+            chain of states.
         refits: a row for each fit, by its origin: the number of its steps, `converged`, `agreeing`, `n_kinds`, and its
             own numbers of the states 0, 1, ... in `order`.
         fits: the fits.
         level: probability of the intervals.
         series: the whole series.
-        interrupted: whether Ctrl-C ended it; then the origins are those of the fits that were complete.
+        interrupted: whether Ctrl-C ended it; then only origins with a complete fit remain.
     """
 
     forecasts: pd.DataFrame
@@ -109,10 +109,10 @@ def backtest(
     """Walk forward through one series: refit, filter the states, forecast, and score the forecasts.
 
     Nothing after an origin enters its fit, its states or its forecasts, except inputs and gaps of the steps that are
-    forecast, which are treated as known. Forecasts are those of the fitted values, or averages over the posterior if
-    the method has one that forecasts. Scores are exact, except `crps` where neither a mixture of normals nor whole
-    numbers are forecast, and `pit` of emissions without a distribution function: these come from 10,000 draws. After
-    lags, the scores of horizons above 1 are those of a mixture over 2,000 drawn paths; means are exact.
+    forecast, which are treated as known. Forecasts average over the posterior if the method has one that can forecast;
+    otherwise they use the fitted values. Scores are exact, except `crps` where neither a mixture of normals nor whole
+    numbers are forecast, and `pit` of emissions without a distribution function: these come from 10,000 draws. If the
+    model has lags, scores at horizons above 1 come from 2,000 drawn paths; means are exact.
 
     Arguments:
         model: any model with `fit` and `forecast`.
@@ -123,7 +123,7 @@ def backtest(
         first: the number of steps before the first origin; by default `window`, or half of the series.
         level: probability of the intervals.
         seed: of the fits, and of draws.
-        options: those of `fit` (`method`, `restarts`, `prior`, ...), and data beside x (`inputs`, `dt`, ...).
+        options: options of `fit` (`method`, `restarts`, `prior`, ...), and data beside x (`inputs`, `dt`, ...).
             `checkpoint` is a folder here, with a file for each fit.
 
     Ctrl-C ends the walk and keeps the origins of the fits that are complete. With a checkpoint the same call then goes
@@ -138,7 +138,7 @@ def backtest(
     Gneiting & Raftery 2007, for `crps`; Brockwell 2007, *Universal residuals*, for `pit`.
 
     See Also:
-        `select`, which chooses a model; `Forecast`, what is scored; docs/how_to/forecast_and_backtest.md, a worked
+        `select`, which chooses a model; `Forecast`, which is scored; docs/how_to/forecast_and_backtest.md, a worked
         case.
 
     >>> import samplehold as sh
@@ -148,7 +148,7 @@ def backtest(
     (4, ['state', 'state_0', 'state_1'])
     """
     if not is_model(model):
-        raise TypeError(f"model: got {what(model)}, expected a model such as a SwitchingSSM.")
+        raise TypeError(f"model: got {kind_of(model)}, expected a model such as a SwitchingSSM.")
     refit_every, level = check_integer("refit_every", refit_every), check_probability("level", level, proper=True)
     horizons = _horizons(horizon)
     given, options = split(options)
@@ -251,7 +251,7 @@ class Block:
     Attributes:
         order: see `_order`.
         start: the first step that the fit and the forecasts know.
-        origins: the numbers of steps before each origin; the first are those of the fit.
+        origins: the numbers of steps before each origin; the steps of the fit end at the first one.
     """
 
     fit: Any

@@ -69,12 +69,12 @@ class Diagnosis:
 
 def diagnose(fit: Any, series: Series, seed: Seed = 0) -> Diagnosis:
     """The diagnosis of a fit: see `Fit.diagnose`."""
-    of_states, whole = bool(fit.model.chain_sizes) and not fit.model.latents, fit.has_all
-    findings = [*_search(fit), _size(fit, series) if whole else LAST if fit.updates else SHARE]
-    if of_states and whole:
+    of_states, has_all = bool(fit.model.chain_sizes) and not fit.model.latents, fit.has_all
+    findings = [*_search(fit), _size(fit, series) if has_all else LAST if fit.updates else SHARE]
+    if of_states and has_all:
         findings.append(_rare(fit, series))
     findings.append(_boundaries(fit))
-    if of_states and whole:
+    if of_states and has_all:
         findings.append(_durations(fit, series))
     if of_states:
         findings.append(_certainty(fit, series))
@@ -156,7 +156,7 @@ def _tests(found: Residuals) -> Iterator[Finding]:
     if not lags:
         yield Finding("autocorrelation", "unknown, because too few residuals follow each other", True)
         return
-    squared = replace(found, table=found.table**2, sequences=tuple(part**2 for part in found.sequences))
+    squared = replace(found, table=found.table**2, sequences=tuple(one**2 for one in found.sequences))
     for subject, series in (("autocorrelation", found), ("of squares", squared)):
         p = series.ljung_box(lags)["p_value"]
         yield Finding(

@@ -74,9 +74,9 @@ class Residuals:
 
     def lags_with_pairs(self, most: int) -> int:
         """The number of first lags, up to `most`, at which every feature has pairs."""
-        seen = [~np.isnan(part) for part in self.sequences]
+        seen = [~np.isnan(one) for one in self.sequences]
         for lag in range(1, most + 1):
-            if not np.any([(part[lag:] & part[: max(0, len(part) - lag)]).any(0) for part in seen], 0).all():
+            if not np.any([(one[lag:] & one[: max(0, len(one) - lag)]).any(0) for one in seen], 0).all():
                 return lag - 1
         return most
 
@@ -101,10 +101,9 @@ class Residuals:
 
     def _products(self, lags: int) -> tuple[pd.DataFrame, np.ndarray]:
         """The autocorrelations, and the number of pairs at each lag `[lags, F]`."""
-        centred = [part - np.nanmean(self.table.to_numpy(), 0) for part in self.sequences]
+        centred = [one - np.nanmean(self.table.to_numpy(), 0) for one in self.sequences]
         products = [
-            np.concatenate([part[lag:] * part[: max(0, len(part) - lag)] for part in centred])
-            for lag in range(1, lags + 1)
+            np.concatenate([one[lag:] * one[: max(0, len(one) - lag)] for one in centred]) for lag in range(1, lags + 1)
         ]
         pairs = np.stack([(~np.isnan(product)).sum(0) for product in products])
         if (pairs == 0).any():
@@ -139,11 +138,11 @@ def residuals(model: Any, x: Any, seed: Seed = 0, **given: Unpack[Given]) -> Res
     """The pseudo-residuals of x under a model with values: see `Fit.residuals`."""
     problem = model.problem(x, **given)
     if not has_residuals(problem):
-        raise TypeError(f"model: got a {model.name}, but pseudo-residuals are those of a SwitchingSSM or of Segments.")
-    whole = problem.double()
-    values = model.product_of(model.values_like(whole.series.like))
-    with naming("x"), seeded(seed, whole.series.like):
-        ends = whole.steps(lambda part: limits_before(part, values))
+        raise TypeError(f"model: got a {model.name}, but only a SwitchingSSM or Segments have pseudo-residuals.")
+    double = problem.double()
+    values = model.product_of(model.values_like(double.series.like))
+    with naming("x"), seeded(seed, double.series.like):
+        ends = double.steps(lambda part: limits_before(part, values))
     below, at = (ends[name].cpu().numpy() for name in ("below", "at"))
     share = torch.rand(below.shape, dtype=torch.float64, generator=generator_of(seed), device="cpu").numpy()
     scores = ndtri(np.clip(below + share * (at - below), LEAST, 1 - LEAST))

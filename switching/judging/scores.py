@@ -45,8 +45,8 @@ def crps(mixture: StateMixture, x: Float[Tensor, "*b F"]) -> Float[Tensor, "*b F
         return _of_normals(*mixture.components, x)
     first, last = _range(mixture, x)
     if emission.support.is_discrete and last - first <= MOST_VALUES:  # False if the range is not finite
-        score, whole = _of_whole_numbers(mixture, x, first, last)
-        return score if bool(whole.all()) else torch.where(whole, score, _of_draws(mixture.sample((DRAWS,)), x))
+        score, exact = _of_whole_numbers(mixture, x, first, last)
+        return score if bool(exact.all()) else torch.where(exact, score, _of_draws(mixture.sample((DRAWS,)), x))
     return _of_draws(mixture.sample((DRAWS,)), x)
 
 
@@ -102,14 +102,14 @@ def _expected_distance(mean: Tensor, variance: Tensor) -> Tensor:
 def _of_whole_numbers(mixture: StateMixture, x: Tensor, first: float, last: float) -> tuple[Tensor, Tensor]:
     """The score of each feature as a sum, and whether it takes whole numbers alone: its distribution function is then
     constant between them."""
-    total, whole = torch.zeros_like(x), torch.ones_like(x, dtype=torch.bool)
+    total, exact = torch.zeros_like(x), torch.ones_like(x, dtype=torch.bool)
     numbers = torch.arange(first, last + 1, dtype=x.dtype, device=x.device)
     for some in numbers.split(max(1, AT_ONCE // max(1, x.numel() * mixture.weights.redrawn.shape[-1]))):
         values = some.reshape(-1, *[1] * x.ndim).expand(-1, *x.shape)
         below = mixture.cdf(values)
-        whole &= (mixture.cdf(values + 0.5) == below).all(0)
+        exact &= (mixture.cdf(values + 0.5) == below).all(0)
         total = total + (below - (values >= x).to(x)).square().sum(0)
-    return total.masked_fill(x.isnan(), torch.nan), whole
+    return total.masked_fill(x.isnan(), torch.nan), exact
 
 
 def _of_draws(draws: Float[Tensor, "n *b F"], x: Tensor) -> Float[Tensor, "*b F"]:

@@ -23,7 +23,7 @@ from torch.distributions import constraints
 
 from ...inference.numerics.interrupts import importing, interruptible, may_interrupt
 from ...inference.numerics.ranks import Ranks
-from ...inference.numerics.scalars import check_choice, check_integer, what
+from ...inference.numerics.scalars import check_choice, check_integer, kind_of
 from ..data.series import Series
 from ..fitting.agreement import check_equal
 from ..problem import Problem
@@ -49,7 +49,7 @@ class Selection:
         fits: the fit of each to all data.
         table: a row for each candidate: `candidate`, `loglik`, `n_parameters`, the criteria that its fit has (and
             `heldout` if it was asked for), `converged`, `agreeing` and `n_kinds` (see `Fit`).
-        interrupted: whether Ctrl-C ended it; then the candidates are those that were complete.
+        interrupted: whether Ctrl-C ended it; then only complete candidates remain.
     """
 
     criterion: str
@@ -116,8 +116,8 @@ def select(
         folds: of "heldout". Several sequences are left out in turn, every `folds`-th at once. One series is fitted to
             its first half and more, and `folds` blocks of the second half are predicted, each after a fit to all
             steps before it.
-        options: those of `fit` (`method`, `restarts`, `seed`, `prior`, ...), and data beside x (`inputs`, ...), of
-            which each model has what it reads. `checkpoint` is a folder here, with a file for each fit.
+        options: options of `fit` (`method`, `restarts`, `seed`, `prior`, ...), and data beside x (`inputs`, ...). Each
+            model gets the inputs that it reads. `checkpoint` is a folder here, with a file for each fit.
 
     Ctrl-C ends the search and keeps the candidates that are complete. With a checkpoint the same call then goes on.
 
@@ -152,13 +152,13 @@ def select(
         models = [_model(make, one) for one in tried]
         return tried, models, _same_data(models, tried, x, given)
 
-    tried, models, whole = ranks.together(prepared)
+    tried, models, every_series = ranks.together(prepared)
     named = re.sub(r" at 0x[0-9a-fA-F]+", "", repr(tried))  # addresses of functions, which differ between processes
     arguments = {"candidates": named, "criterion": criterion, "folds": str(folds)}
     check_equal(ranks.gathered(lambda: arguments))
     done: list[tuple[Any, dict[str, Any]]] = []
     with suppress(KeyboardInterrupt):
-        for number, (one, model, series) in enumerate(zip(tried, models, whole, strict=True)):
+        for number, (one, model, series) in enumerate(zip(tried, models, every_series, strict=True)):
             with may_interrupt():
                 try:
                     fit = fitted(model, series, options, file=str(number))
@@ -206,7 +206,7 @@ def _model(make: Any, candidate: Any) -> Any:
         )
     model = make(candidate)
     if not is_model(model):
-        raise TypeError(f"make: got {what(model)} for {candidate!r}, expected a model such as a SwitchingSSM.")
+        raise TypeError(f"make: got {kind_of(model)} for {candidate!r}, expected a model such as a SwitchingSSM.")
     return model
 
 
@@ -226,13 +226,13 @@ def _same_data(models: list[Any], tried: tuple[Any, ...], x: Any, given: dict[st
     supports = [getattr(getattr(model, "emission", None), "support", constraints.real) for model in models]
     kinds = ["probabilities of whole numbers" if support.is_discrete else "densities" for support in supports]
     same(kinds, str, "compare models of counts with each other, and models of measurements with each other")
-    whole = [model.read(x, **_read_by(model, given, models)).detached() for model in models]
+    every_series = [model.read(x, **_read_by(model, given, models)).detached() for model in models]
     if not any(model.order for model in models):
-        return whole
-    seen = [model.scored(series) for model, series in zip(models, whole, strict=True)]
+        return every_series
+    seen = [model.scored(series) for model, series in zip(models, every_series, strict=True)]
     cure = "give the observations before x by before=, enough for the most lags"
     same(seen, lambda table: f"{int(table.any(-1).sum())} step(s) with a density", cure)
-    return whole
+    return every_series
 
 
 def _read_by(model: Any, given: dict[str, Any], models: list[Any]) -> dict[str, Any]:
@@ -254,9 +254,9 @@ def _row(fit: Any, criterion: str, ranks: Ranks) -> dict[str, Any]:
         parts = ranks.gathered(lambda: Criteria.of(fit, {*names, criterion}))
     except TypeError as error:  # with the cure
         raise ValueError(f"criterion: {error}") from None
-    whole = Criteria.total(parts)
-    row = {"loglik": whole.loglik, "n_parameters": whole.n_parameters}
-    return row | {name: getattr(whole, name) for name in names}
+    total = Criteria.total(parts)
+    row = {"loglik": total.loglik, "n_parameters": total.n_parameters}
+    return row | {name: getattr(total, name) for name in names}
 
 
 def _heldout(model: Any, series: Series, folds: int, options: dict[str, Any], ranks: Ranks, candidate: int) -> float:

@@ -60,14 +60,14 @@ def n_bases(values: Parameters, fixed: Iterable[str]) -> int:
     entry is free."""
     n = values["initial_mean"].shape[-1]
     size, values = n * n + n, {name: value.double().cpu() for name, value in values.items()}
-    held = {name: ~free for name, free in free_entries(values, fixed).items() if not bool(free.all())}
-    if not held:
+    fixed_entries = {name: ~free for name, free in free_entries(values, fixed).items() if not bool(free.all())}
+    if not fixed_entries:
         return size
 
     def moved(step: Tensor) -> Tensor:
         matrix = torch.eye(n).to(step) + step[: n * n].reshape(n, n)
         there = turned(values, matrix, step[n * n :])
-        return torch.cat([there[name][entries.cpu()] for name, entries in held.items()])
+        return torch.cat([there[name][entries.cpu()] for name, entries in fixed_entries.items()])
 
     table = torch.autograd.functional.jacobian(moved, torch.zeros(size, dtype=torch.float64, device="cpu"))
     sizes = torch.linalg.svdvals(cast(Tensor, table))

@@ -64,7 +64,7 @@ class LinearDynamics(Named, ABC):
 
     @property
     def shown(self) -> tuple[int, ...]:
-        """The entries with a panel in figures: those that are not lags or rotations of others."""
+        """The entries with a panel in figures: all except lags and rotations of others."""
         return tuple(range(self.n_latent))
 
     @abstractmethod

@@ -133,14 +133,14 @@ class TableCoordinates:
     def of(self, values: Parameters) -> Float[Tensor, "*r P"]:
         """The coordinates of parameters."""
         at, lead = one_point(values, self.emission), values["initial_mean"].ndim - 1
-        parts = [part for name in self.free for part in (at[name].loc, DefiniteTransform().inv(at[name].precision))]
-        return torch.cat([cast(Tensor, part).flatten(lead) for part in parts], -1)
+        parts = [table for name in self.free for table in (at[name].loc, DefiniteTransform().inv(at[name].precision))]
+        return torch.cat([cast(Tensor, table).flatten(lead) for table in parts], -1)
 
     def values(self, at: Float[Tensor, "*r P"]) -> Parameters:
         """Parameters at coordinates."""
-        held, lead = one_point(self.near | self.fixed, self.emission), at.shape[:-1]
+        point_of, lead = one_point(self.near | self.fixed, self.emission), at.shape[:-1]
         points, used = {}, 0
-        for name, point in held.items():
+        for name, point in point_of.items():
             if name not in self.free:
                 points[name] = LocPrecision(
                     point.loc.expand(*lead, *point.loc.shape), point.precision.expand(*lead, *point.precision.shape)
@@ -157,9 +157,9 @@ class TableCoordinates:
 
     def log_volume(self, at: Float[Tensor, "*r P"]) -> Float[Tensor, "*r"]:
         """How densities of coefficients and precisions change, or of a noise under a prior of the user."""
-        held, used, total = one_point(self.near, self.emission), 0, torch.zeros_like(at[..., 0])
+        point_of, used, total = one_point(self.near, self.emission), 0, torch.zeros_like(at[..., 0])
         for name in self.free:
-            point = held[name]
+            point = point_of[name]
             used += point.loc.numel()
             inner = DefiniteTransform().inverse_shape(point.precision.shape)
             rest = at[..., used : used + inner.numel()].unflatten(-1, inner)

@@ -16,7 +16,7 @@ from ..fitting.units import Units
 from ..fitting.whole import Whole
 from ..parameters import Parameters
 from .emission import Irregular
-from .fixed import held, inverse_in_groups, open_values, read_fixed
+from .fixed import inverse_in_groups, known_points, open_values, read_fixed
 from .learning import learn
 from .maximum import maximum, mode_of_tables
 from .priors import NAMES, one_point
@@ -134,7 +134,7 @@ def fixed_values(problem: LinearProblem, options: Options) -> Parameters:
         return tables
     lengths = sizes(problem.dynamics, problem.emission)
     tables = read_fixed(problem.parameters, lengths, fixed, problem.series.like)
-    held(one_point(open_values(problem.parameters, lengths, tables), problem.emission, inverse_in_groups))
+    known_points(one_point(open_values(problem.parameters, lengths, tables), problem.emission, inverse_in_groups))
     if options.method not in ("em", "vmp") or under_user_priors(problem):
         some = [name for name, table in tables.items() if bool(table.isnan().any())]
         if some:

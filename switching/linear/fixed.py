@@ -103,14 +103,14 @@ def open_values(known: Mapping[str, Parameter], sizes: Mapping[str, int], tables
     return {name: tables.get(name, like.new_full(shape, torch.nan)) for name, shape in shapes.items()}
 
 
-def held(points: Points) -> Points:
+def known_points(points: Points) -> Points:
     """The points of blocks with known entries.
 
     Raises:
         ValueError: outputs of one group, with a covariance that is free, for which different inputs are known.
     """
     some = {
-        name: point for name, point in points.items() if not all(bool(part.isnan().all()) for part in _parts(point))
+        name: point for name, point in points.items() if not all(bool(table.isnan().all()) for table in _parts(point))
     }
     for name, names in NAMES.items():
         if name in some:

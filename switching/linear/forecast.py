@@ -41,8 +41,8 @@ class LinearForecast(AfterSeries):
     @property
     def observation(self) -> StateMixture:
         """The distribution of the observations."""
-        whole = self.mean.new_ones(*self.mean.shape[:-1], 1)
-        return normal_mixture(whole, self.mean.unsqueeze(-2), self.covariance.unsqueeze(-3))
+        weight = self.mean.new_ones(*self.mean.shape[:-1], 1)
+        return normal_mixture(weight, self.mean.unsqueeze(-2), self.covariance.unsqueeze(-3))
 
     @property
     def variance(self) -> Float[Tensor, "*b H F"]:

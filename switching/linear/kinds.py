@@ -139,7 +139,7 @@ def changed(density: LinearDensity, point: Float[Tensor, "P"]) -> Starts:
 
 def _changes(form: StructureCoordinates, point: Tensor) -> Iterator[tuple[str, Tensor]]:
     n = len(form.variances)
-    whole = float(point[:n].norm())
+    norm = float(point[:n].norm())
 
     def with_entries(places: list[int], numbers: list[float]) -> Tensor:
         start = point.clone()
@@ -147,10 +147,10 @@ def _changes(form: StructureCoordinates, point: Tensor) -> Iterator[tuple[str, T
         return start
 
     for i, name in enumerate(form.variances):
-        absent = abs(float(point[i])) < NEAR_ZERO * whole
-        yield f"{'with' if absent else 'without'} {name}", with_entries([i], [(HIGH / 2 if absent else OFF) * whole])
+        absent = abs(float(point[i])) < NEAR_ZERO * norm
+        yield f"{'with' if absent else 'without'} {name}", with_entries([i], [(HIGH / 2 if absent else OFF) * norm])
     for i, j in itertools.combinations(range(n), 2):
-        exchanged = [max(abs(float(point[k])), OFF * whole) for k in (j, i)]
+        exchanged = [max(abs(float(point[k])), OFF * norm) for k in (j, i)]
         yield f"{form.variances[i]} and {form.variances[j]} exchanged", with_entries([i, j], exchanged)
     first = n
     for names in form.weights:

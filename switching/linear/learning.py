@@ -27,7 +27,7 @@ from ..parameters import Parameters
 from .bases import axes_of, turned
 from .emission import LinearEmission
 from .factors import of_blocks
-from .fixed import Known, held, in_states, inverse_in_groups, open_values
+from .fixed import Known, in_states, inverse_in_groups, known_points, open_values
 from .priors import families, one_point, one_value, prior_volume, weak
 from .problem import LinearProblem, sizes
 from .rebasing import rebase
@@ -73,8 +73,8 @@ def _as_known(graph: Graph, problem: LinearProblem, known: Known, options: Optio
     if known.tables:
         emission = problem.emission
         assert isinstance(emission, LinearEmission)
-        whole = open_values(problem.parameters, sizes(problem.dynamics, emission), known.inner)
-        return graph.held(held(one_point(whole, emission, inverse_in_groups)))
+        tables = open_values(problem.parameters, sizes(problem.dynamics, emission), known.inner)
+        return graph.fixed_at(known_points(one_point(tables, emission, inverse_in_groups)))
     if options.prior is None:
         return graph
     return replace(graph, rebase=partial(rebase, paths=[block.name for block in graph.paths]))
@@ -139,7 +139,7 @@ class LinearGraph(SeriesGraph):
 def paths_at(graph: Graph, known: Points) -> list[GaussianTables]:
     """Natural parameters of each block of paths given parameters, `[1, *b, 1, T, ...]`."""
     paths = [replace(block, eta=tree_map(lambda part: part[:1], block.eta)) for block in graph.paths]
-    engine = replace(graph, paths=paths).held(known).engine(graph.start(1), check=False)
+    engine = replace(graph, paths=paths).fixed_at(known).engine(graph.start(1), check=False)
     for block in paths:
         engine.update(block.name)
     return [engine.blocks[block.name].eta for block in paths]

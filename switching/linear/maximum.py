@@ -81,7 +81,7 @@ def _searched(
 def _gone_on(found: SearchResult, density: SharedDensity, options: Options, shift: float) -> SearchResult:
     """The best ends on the sample, run on with all data."""
 
-    def begin(tables: Parameters) -> Ascent:
+    def make_optimizer(tables: Parameters) -> Ascent:
         n = len(density.variances)
         sizes, others = tables["y"].tensor_split([n], -1)
         sizes = sizes.where(sizes.abs() >= LEAST, LEAST)  # the slope is 0 at 0, also if 0 is best for the sample alone
@@ -93,7 +93,7 @@ def _gone_on(found: SearchResult, density: SharedDensity, options: Options, shif
 
     with reported(options, shift) as report:
         return continued(
-            found, lambda climb: climb.tables, begin, options, density.whole, report, options.n_kept, finish
+            found, lambda climb: climb.tables, make_optimizer, options, density.whole, report, options.n_kept, finish
         )
 
 

@@ -344,7 +344,7 @@ class LinearSSM(Model):
     def forecast(self, x: Any, horizon: int, **given: Unpack[Given]) -> LinearForecast:
         """Latents and observations at each of the `horizon` steps after the end of x.
 
-        With inputs, pass those of the future too: `[*batch, T + horizon, C]`. All sequences must then have equal
+        If the model reads inputs, pass future ones too: `[*batch, T + horizon, C]`. All sequences must then have equal
         lengths.
         """
         horizon = check_integer("horizon", horizon)
@@ -523,10 +523,10 @@ class LinearSSM(Model):
                 under "em" unless some were set. Then "em" finds the mode, and parameters without a distribution have
                 the default prior of the other methods. None: no prior, for "em".
             start: an additional start; with `restarts=1`, the only one. It is a model, a fit, or all values by name.
-            fixed: parameters that are held at these values, by name; tables have NaN where an entry is free. Zeros in
-                a covariance part the latents into groups, each of which is held or free as a whole; latents of one
-                group with a free covariance have the same entries held. "svi" and "nuts" hold whole tables: those of
-                the transition together, and those of the emission and of the first state. The weights of an
+            fixed: parameters that are held at these values, by name; tables have NaN where an entry is free. Zeros in a
+                covariance separate the latents into groups. Each group is fixed or free as a unit; latents of one group
+                with a free covariance have the same fixed entries. "svi" and "nuts" fix complete tables only, and
+                together the tables of the transition, of the emission, or of the first state. The weights of an
                 autoregression are held together.
             num_samples, warmup_steps, group, checkpoint, every: as in `SwitchingSSM.fit`; a group for "em" and "vmp".
             lengths, inputs, input_names: as in every method; inputs for a structure with a `Regression`.
@@ -587,10 +587,10 @@ class LinearSSM(Model):
         structured = isinstance(self.emission, Irregular) and not has_posterior
         return StructureFit if structured else super()._kind_of_fit(has_posterior)
 
-    def _panels(self, whole: Series, sequence: int, level: float) -> "Panels":
+    def _panels(self, full_data: Series, sequence: int, level: float) -> "Panels":
         from ..views.panels import given_all
 
-        series = whole.one(sequence).cpu()
+        series = full_data.one(sequence).cpu()
         smoothed = self.smooth(series)
         emission, noise, offset = self.emission.sights(self.values_like(series.observations), series.drive.inputs)
         mean = (emission @ smoothed.mean.unsqueeze(-1)).squeeze(-1) + (0.0 if offset is None else offset)

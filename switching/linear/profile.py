@@ -90,8 +90,8 @@ class StructureFit(Fit[Any]):
         series = self._given(None)
         problem = self.model.problem(series)
         prior = None if self.prior is None else problem.prior
-        held = {name: table.to(series.like.device) for name, table in self.held.items()}
-        problem = replace(problem, prior=prior, fixed=held).double()
+        fixed = {name: table.to(series.like.device) for name, table in self.held.items()}
+        problem = replace(problem, prior=prior, fixed=fixed).double()
         values = {name: value.double() for name, value in self.model.values_like(series.like).items()}
         with one_thread_if_small(N_PLACES * series.like.numel()), torch.no_grad():
             profiled = Profiled(problem, values, float(ndtri((1 + level) / 2)) ** 2 / 2)
@@ -108,8 +108,8 @@ class StructureFit(Fit[Any]):
         names = [parameters] if isinstance(parameters, str) else list(parameters)
         unknown = [name for name in names if name not in free]
         if unknown:
-            held = f", and holds {list(self.fixed)}" if self.fixed else ""
-            raise ValueError(f"parameters: got {unknown}, but this fit estimates {free}{held}; name some of these.")
+            beside = f", and holds {list(self.fixed)}" if self.fixed else ""
+            raise ValueError(f"parameters: got {unknown}, but this fit estimates {free}{beside}; name some of these.")
         return names
 
 
@@ -134,55 +134,57 @@ class Profiled:
 
     def ends(self, name: str) -> tuple[float, float]:
         """The interval of a parameter."""
-        held = Held.of(self.density, name)
-        targets = held.grid(self.best)
-        ends, heights = self._profile(held, targets)
+        number = FixedNumber.of(self.density, name)
+        targets = number.grid(self.best)
+        ends, heights = self._profile(number, targets)
         self.top = max(self.top, float(heights.max()))
         inside = (heights >= self.top - self.drop).nonzero().flatten().tolist()
-        lower = self._end(held, targets, ends, inside[0], -1)
+        lower = self._end(number, targets, ends, inside[0], -1)
         if name in self.density.variances and inside[-1] == len(targets) - 1:
             return lower, math.inf
-        return lower, self._end(held, targets, ends, inside[-1], 1)
+        return lower, self._end(number, targets, ends, inside[-1], 1)
 
-    def _profile(self, held: "Held", targets: Float[Tensor, "n"]) -> tuple[Float[Tensor, "n P"], Float[Tensor, "n"]]:
+    def _profile(
+        self, number: "FixedNumber", targets: Float[Tensor, "n"]
+    ) -> tuple[Float[Tensor, "n P"], Float[Tensor, "n"]]:
         """The best coordinates at each target, and their heights."""
         least = self.top - self.drop
-        others = torch.stack([self._best_change(held, target) for target in targets])
-        ends, heights = held.maximum(targets, torch.stack([self.best.expand_as(others), others]), least)
+        others = torch.stack([self._best_change(number, target) for target in targets])
+        ends, heights = number.maximum(targets, torch.stack([self.best.expand_as(others), others]), least)
         for _ in range(ROUNDS):
             before = heights
-            ends, heights = held.maximum(targets, torch.stack([ends, ends.roll(1, 0), ends.roll(-1, 0)]), least)
+            ends, heights = number.maximum(targets, torch.stack([ends, ends.roll(1, 0), ends.roll(-1, 0)]), least)
             if bool((heights <= before + HIGHER).all() | (heights >= least).all()):
                 break
         return ends, heights
 
-    def _best_change(self, held: "Held", target: Tensor) -> Float[Tensor, "P"]:
-        points = held.moved(self.others, target)
+    def _best_change(self, number: "FixedNumber", target: Tensor) -> Float[Tensor, "P"]:
+        points = number.moved(self.others, target)
         return points[int(self.density.at(points).argmax())]
 
-    def _end(self, held: "Held", targets: Tensor, ends: Tensor, place: int, step: int) -> float:
+    def _end(self, number: "FixedNumber", targets: Tensor, ends: Tensor, place: int, step: int) -> float:
         """The end of the interval between a place of the grid inside of it and the next one outside."""
         outside = place + step
         if not 0 <= outside < len(targets):
-            return held.value(ends[place])
+            return number.value(ends[place])
         near = ends[[place, outside]].unsqueeze(1)
 
         @cache
         def above(target: float) -> float:
-            _, heights = held.maximum(near.new_tensor([target]), near)
+            _, heights = number.maximum(near.new_tensor([target]), near)
             return float(heights) - (self.top - self.drop)
 
         inner, outer = float(targets[place]), float(targets[outside])
         if above(inner) <= 0:
-            return held.value(ends[place])
+            return number.value(ends[place])
         if above(outer) >= 0:
-            return held.value(ends[outside])
+            return number.value(ends[outside])
         root = near.new_tensor([brentq(above, inner, outer, xtol=PRECISION)])
-        return held.value(held.maximum(root, near)[0][0])
+        return number.value(number.maximum(root, near)[0][0])
 
 
 @dataclass(frozen=True)
-class Held:
+class FixedNumber:
     """The density at points [y, c]: of coordinates y of which one number is held at c.
 
     If the number is a coordinate, it is set to c. The first coefficients of an autoregression are functions of several
@@ -200,21 +202,21 @@ class Held:
     block: tuple[slice, int] = (slice(0), 0)
 
     @staticmethod
-    def of(density: LinearDensity, name: str) -> "Held":
+    def of(density: LinearDensity, name: str) -> "FixedNumber":
         """The density with this parameter held."""
         form = density.coordinates
         assert isinstance(form, StructureCoordinates)
         first = len(form.variances)
         if name in form.variances:
-            return Held(density, name, form.variances.index(name))
+            return FixedNumber(density, name, form.variances.index(name))
         for names in form.weights:
             last = first + len(names) - 1
             if name in names[:-1]:
-                return Held(density, name, None, (slice(first, last + 1), names.index(name)))
+                return FixedNumber(density, name, None, (slice(first, last + 1), names.index(name)))
             if name == names[-1]:
-                return Held(density, name, last)
+                return FixedNumber(density, name, last)
             first = last + 1
-        return Held(density, name, first + list(form.ranges).index(name))
+        return FixedNumber(density, name, first + list(form.ranges).index(name))
 
     def grid(self, best: Float[Tensor, "P"]) -> Float[Tensor, "n"]:
         """Values of c over the whole range, that of the maximum among them."""

@@ -91,17 +91,17 @@ class Basis(NamedTuple):
 
     matrix: Tensor  # M
     offset: Tensor  # b
-    whole: Tensor  # [[M, b], [0, 1]]
+    affine: Tensor  # [[M, b], [0, 1]]
     back: Tensor  # the inverse of M
-    back_whole: Tensor  # the inverse of the whole
+    back_affine: Tensor  # the inverse of `affine`
 
 
 def basis_of(steps: Tensor, n: int) -> Basis:
     """$M = e^S$ and b; `steps` [R, C, L (L + 1)] has the entries of S and b."""
     matrix, offset = torch.linalg.matrix_exp(steps[..., : n * n].unflatten(-1, (n, n))), steps[..., n * n :]
     rows = torch.cat([matrix, offset.unsqueeze(-1)], -1)
-    whole = torch.cat([rows, _last(n, steps).expand(*rows.shape[:-2], 1, n + 1)], -2)
-    return Basis(matrix, offset, whole, torch.linalg.inv(matrix), torch.linalg.inv(whole))
+    affine = torch.cat([rows, _last(n, steps).expand(*rows.shape[:-2], 1, n + 1)], -2)
+    return Basis(matrix, offset, affine, torch.linalg.inv(matrix), torch.linalg.inv(affine))
 
 
 def in_basis(basis: Basis, name: str, family: Any, eta: Tensor) -> Tensor:
@@ -110,14 +110,14 @@ def in_basis(basis: Basis, name: str, family: Any, eta: Tensor) -> Tensor:
     Tables of moves and sights are [R, K, ...], with as many regimes as chains, or any number with one chain.
     """
     family = family.family if isinstance(family, Point) else family
-    q, whole = family.usual(eta), basis.whole
+    q, affine = family.usual(eta), basis.affine
     if name == "recurrence":
         there = _of_regimes(basis, q.loc.shape[-1])
         return family.natural(_moved_loc(basis, name, q.loc), there @ q.precision @ there.mT)
     loc, scale_matrix = _moved_loc(basis, name, q.loc), _moved_precision(basis, name, q.scale_matrix)
     if name == "first":
         return family.natural(loc, q.kappa, q.df, scale_matrix)
-    wide = whole if q.loc.ndim == whole.ndim else whole.unsqueeze(-3)
+    wide = affine if q.loc.ndim == affine.ndim else affine.unsqueeze(-3)
     return family.natural(loc, wide @ q.weight @ wide.mT, q.df, scale_matrix)
 
 
@@ -128,11 +128,11 @@ def _moved_point(basis: Basis, name: str, point: Any) -> Any:
 
 
 def _moved_loc(basis: Basis, name: str, loc: Tensor) -> Tensor:
-    matrix, offset, _, _, back_whole = basis
+    matrix, offset, _, _, back_affine = basis
     if name == "moves":
-        return back_whole.mT @ loc @ matrix.mT + _last(matrix.shape[-1], loc).mT * offset.unsqueeze(-2)
+        return back_affine.mT @ loc @ matrix.mT + _last(matrix.shape[-1], loc).mT * offset.unsqueeze(-2)
     if name == "sights":
-        return (back_whole if loc.ndim == back_whole.ndim else back_whole.unsqueeze(-3)).mT @ loc
+        return (back_affine if loc.ndim == back_affine.ndim else back_affine.unsqueeze(-3)).mT @ loc
     if name == "first":
         return (matrix @ loc.unsqueeze(-1)).squeeze(-1) + offset
     return (torch.linalg.inv(_of_regimes(basis, loc.shape[-1])).mT @ loc.unsqueeze(-1)).squeeze(-1)

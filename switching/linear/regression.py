@@ -25,7 +25,7 @@ class Regression(Diffuse):
     """A regression on inputs: the coefficients `beta.x1`, `beta.x2`, ..., or `beta.` and the names of inputs, are
     latents.
 
-    Methods then need `inputs [*batch, T, C]`; a forecast needs those of the steps to come too.
+    Methods then need `inputs [*batch, T, C]`; a forecast also needs the inputs of future steps.
 
     Arguments:
         inputs: the names of C inputs, or their number.

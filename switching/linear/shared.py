@@ -41,7 +41,7 @@ class SharedDensity(LinearDensity):
 
         def local() -> list[Tensor]:
             total = zeros
-            for series in whole.parts(max(1, chunked.room(whole.like) // problem.n_states)):
+            for series in whole.parts(max(1, chunked.max_numbers(whole.like) // problem.n_states)):
                 part = copy(self)
                 part.problem = replace(problem, series=series, prior=None)
                 total = [before + more for before, more in zip(total, compute(part), strict=True)]

@@ -73,9 +73,9 @@ class SegmentDensity(FreeDensity):
     def values(self, free: Parameters) -> Parameters:
         name, value = next(iter(free.items()))
         lead = value.shape[: value.ndim - self.start[name].ndim]
-        held = {name: table.expand((*lead, *table.shape)) for name, table in self.problem.fixed.items()}
+        fixed = {name: table.expand((*lead, *table.shape)) for name, table in self.problem.fixed.items()}
         values = {name: to(free[name]) for name, to in self._transforms.items()}
-        return {name: (values | held)[name] for name in self.problem.parameters}
+        return {name: (values | fixed)[name] for name in self.problem.parameters}
 
     def log_prob(self, free: Parameters) -> Float[Tensor, "*r"]:
         values = self.values(free)
@@ -164,7 +164,7 @@ def starts(
     return {name: torch.stack([table[name] for table in tables]) for name in problem.parameters}, [k for _, k in made]
 
 
-def held(model: Any, fixed: Any) -> Parameters:
+def fixed_tables(model: Any, fixed: Any) -> Parameters:
     """Tables of the parameters of a model that a fit holds.
 
     Raises:
@@ -182,7 +182,7 @@ def held(model: Any, fixed: Any) -> Parameters:
     return checked
 
 
-def begun(model: Any, start: Any) -> Parameters:
+def start_values(model: Any, start: Any) -> Parameters:
     """The values from which a fit begins: those that the user gives, or those of the model, if it has some."""
     if start is None:
         return model.values

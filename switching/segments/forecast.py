@@ -32,8 +32,8 @@ from .rows import natural
 class SegmentsForecast(Forecast):
     """Observations at horizons 1..H after the last step of each sequence.
 
-    `state [*b, H, R + 1]` has the probabilities of the segment in force at the end, by its beginning, and in the last
-    column that of a later segment, `redraw`: P(a change after the end of x, up to the horizon).
+    `state [*b, H, R + 1]` has P(the segment at the end of x still holds), by the step where it began, and in the last
+    column P(a later segment). `redraw`: P(a change after the end of x, up to the horizon).
 
     Example:
         >>> import pyro.distributions as dist

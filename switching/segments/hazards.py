@@ -6,7 +6,7 @@ r"""The hazard of a `Segments` model: P(change) before each step after the first
 | names of inputs | `hazard_intercept`, `hazard_weights [C]` |
 | a distribution of the steps of a segment after the first | none: see `durations` |
 
-By inputs $c_t$ a change is a gate as that of `Copy` dynamics, with the same priors:
+With inputs $c_t$ a change is a gate as in `Copy` dynamics, with the same priors:
 $\text{logit}\,h_t = b + w^\top c_t$. A gap of d steps has no change with probability $(1 - h_t)^d$.
 """
 

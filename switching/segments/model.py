@@ -102,8 +102,8 @@ class Segments(Model):
 
     The values are the hazard and the hyperparameters of the prior of a segment's parameters: see
     `switching.segments.hyperparameters`. The emission's `prior` gives them, or `with_prior`, or a fit. Methods accept x
-    as those of `SwitchingSSM`, with `lengths`, `dt`, and `inputs` of the hazard or a `LinearRegression`. Missing values
-    are NaN.
+    as in `SwitchingSSM`, with `lengths`, `dt`, and `inputs` of the hazard or a `LinearRegression`. Missing values are
+    NaN.
 
     Raises:
         TypeError: an emission without a conjugate prior; a hazard of another kind.
@@ -171,7 +171,7 @@ class Segments(Model):
 
     @property
     def inputs(self) -> Inputs:
-        """The inputs that the model reads: those of the hazard, then the others of the emission."""
+        """The inputs that the model reads: first the hazard's inputs, then the emission's other ones."""
         return all_inputs((inputs_of(self.hazard), self.emission.inputs))
 
     @property
@@ -529,7 +529,7 @@ class Segments(Model):
         """The belief about each step given the whole sequence, a row for each step.
 
         Returns:
-            A frame as that of `SwitchingSSM.states`, with the columns `change`, P(a segment begins at t | x), 0 at the
+            A frame as in `SwitchingSSM.states`, with the columns `change`, P(a segment begins at t | x), 0 at the
             first step; and for each parameter its mean and standard deviation, such as `loc` and `loc_sd`. Those of
             several features have the names of the features, as `loc_level`.
         """
@@ -547,8 +547,8 @@ class Segments(Model):
 
         They are exact mixtures of predictive distributions, whose parameters are integrated out.
 
-        With inputs or gaps, pass those of the future too: `[*batch, T + horizon, C]` and `[*batch, T + horizon]`. All
-        sequences must then have equal lengths.
+        If the model reads inputs or gaps, pass future ones too: `[*batch, T + horizon, C]` and `[*batch, T + horizon]`.
+        All sequences must then have equal lengths.
         """
         horizon = check_integer("horizon", horizon)
         series = self.read(x, horizon=horizon, **given)
@@ -568,7 +568,8 @@ class Segments(Model):
 
         Arguments:
             batch_shape: the batch axes of the streams; () for a single stream.
-            tol: what each update may leave out, as a bound of the total variation of the belief; with 0 memory grows.
+            tol: how much each update may leave out: a bound on the belief's change in total variation. With 0, memory
+                grows.
             most: beginnings of the segment in force that are kept at most.
         """
         batch_shape, most = check_batch_shape("batch_shape", batch_shape), check_integer("most", most)
@@ -579,8 +580,8 @@ class Segments(Model):
     ) -> tuple[SegmentsStreamState, SegmentsStreamOutput]:
         """Add one observation of each stream: `x_t [*batch, F]` (or `[*batch]` for one feature), NaN where missing.
 
-        `inputs [*batch, C]` and `dt [*batch]` are those of this step. The result equals `filter` on the whole series,
-        to what is left out, of which `state.runs.left_out` has a bound.
+        `inputs [*batch, C]` and `dt [*batch]` are those of this step. The result equals `filter` on the whole series up
+        to the mass left out; `state.runs.left_out` bounds it.
 
         Arguments:
             dt: the gap before this step, `[*batch]`.
@@ -595,7 +596,7 @@ class Segments(Model):
         """Add several observations of each stream, `x [*batch, S, F]`, at once: as `update` for each, and much faster.
 
         `inputs [*batch, S, C]` and `dt [*batch, S]` are those of these steps. Returns the state after them, and the
-        belief after each, whose `log_normalizer` and `left_out` are those of the stream so far.
+        belief after each; `log_normalizer` and `left_out` cover the stream so far.
 
         Arguments:
             x: the observations of S steps, NaN where missing.
@@ -671,11 +672,11 @@ class Segments(Model):
 
     def _fitted(self, series: Series, options: Options) -> "Fit[Any]":
         from ..fitting.fit import check_enough
-        from .fit import begun, fit_segments, held
+        from .fit import fit_segments, fixed_tables, start_values
 
         check_enough(series, 1)
         check_rank(series, inputs_of(self.hazard), "the hazard", INTERCEPT)
-        fixed, start = held(self, options.fixed), begun(self, options.start)
+        fixed, start = fixed_tables(self, options.fixed), start_values(self, options.start)
         model = self.without_values()._scaled(series, fixed)
         kept = {CENTER: INTERCEPT, SCALE: OF_LOCATION}  # what is fixed is that of before, so the prior is too
         model = model._copy(
@@ -699,14 +700,14 @@ class Segments(Model):
 
         return SegmentFit
 
-    def _panels(self, whole: Series, sequence: int, level: float) -> "Panels":
+    def _panels(self, full_data: Series, sequence: int, level: float) -> "Panels":
         """Colours alternate between the segments of the most probable segmentation. The bands of parameters include the
         uncertainty of the segmentation."""
         from ..views.panels import MOST_CURVES, TWO_COLORS, Curve, Panels, curves_of, ends_of, within_support
         from ..views.segment_tables import columns
 
-        smoothed, best = self._of_one(whole, sequence)
-        series, seen, curves = whole.one(sequence), SEEN.get(self.emission.name), {}
+        smoothed, best = self._of_one(full_data, sequence)
+        series, seen, curves = full_data.one(sequence), SEEN.get(self.emission.name), {}
         look: dict[str, Any] = {"best": best.path % 2, "colors": TWO_COLORS}
         begins, gates = best.redraw.nonzero().flatten().tolist()[1:], {"change": smoothed.change}
         about = " and its most probable segments, with "
@@ -725,17 +726,17 @@ class Segments(Model):
         about += f"means and {100 * level:g}% bands of parameters"
         return Panels(about, features, curves=curves, gates=gates, begins=begins)
 
-    def _of_one(self, whole: Series, sequence: int) -> tuple[Any, Any]:
+    def _of_one(self, full_data: Series, sequence: int) -> tuple[Any, Any]:
         """The belief and the most probable segmentation of one sequence; if changes are shared, given all sequences."""
         if not self.shared:
-            one = whole.one(sequence)
+            one = full_data.one(sequence)
             return self.smooth(one), self.viterbi(one)
-        n = len(whole.batch_shape)
+        n = len(full_data.batch_shape)
 
         def part(table: Tensor) -> Tensor:
-            return table.flatten(0, n - 1)[sequence][: int(whole.last.flatten()[sequence]) + 1] if n else table
+            return table.flatten(0, n - 1)[sequence][: int(full_data.last.flatten()[sequence]) + 1] if n else table
 
-        smoothed, best = self.smooth(whole), cast(Any, self.viterbi(whole))
+        smoothed, best = self.smooth(full_data), cast(Any, self.viterbi(full_data))
         mean, sd = ({name: part(table) for name, table in tables.items()} for tables in (smoothed.mean, smoothed.sd))
         one = replace(smoothed, change=part(smoothed.change), mean=mean, sd=sd)
         return one, replace(best, path=part(best.path), redraw=part(best.redraw))

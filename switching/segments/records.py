@@ -1,4 +1,4 @@
-"""What a `Segments` model says about a series."""
+"""Results of a `Segments` model on a series."""
 
 from dataclasses import dataclass
 

@@ -54,7 +54,7 @@ def fit_by_evidence(problem: SwitchingLinearProblem, known: Known, users: InFit,
             "smoothed, not fitted; give small variances instead."
         )
     scaled, volume = known.units.series(series), float(known.units.log_volume(series).sum())
-    surface = Surface.of(layout, scaled, known, users, _own(problem, known, options), options.prior is not None)
+    surface = Surface.of(layout, scaled, known, users, _user_start(problem, known, options), options.prior is not None)
     starts = surface.starts(options)
     kinds = ["random"] * len(starts) if options.start is None else ["own", *["random"] * (len(starts) - 1)]
     with multi_start(options, series, -volume) as search:
@@ -74,7 +74,7 @@ def fit_by_evidence(problem: SwitchingLinearProblem, known: Known, users: InFit,
     return result_of(result.raised(-volume), "em", values, occupancy < 1.0, **known.fields)
 
 
-def _own(problem: SwitchingLinearProblem, known: Known, options: Options) -> Parameters | None:
+def _user_start(problem: SwitchingLinearProblem, known: Known, options: Options) -> Parameters | None:
     """The user's start in the units of the fit."""
     values = values_of_model(options.start)
     if options.start is None:
@@ -123,11 +123,11 @@ class Surface:
         flat, steps = x.reshape(-1, *x.shape[-2:]), torch.arange(x.shape[-2], device=x.device)
         inside = steps < (series.last + 1).reshape(-1, 1)
         prior = under_conjugate(users, prior)
-        held = layout.held(_regular(layout, known.inner, known.inner)) if known.inner else {}
+        known_at = layout.known_points(_regular(layout, known.inner, known.inner)) if known.inner else {}
         families = dict(families_of(layout))
-        families |= {name: given_entries(families[name], point) for name, point in held.items()}
+        families |= {name: given_entries(families[name], point) for name, point in known_at.items()}
         points = {name: Point(family) for name, family in families.items()}
-        points = families_under(users, points, prior, held)
+        points = families_under(users, points, prior, known_at)
         return Surface(layout, flat, inside, coordinates, known.inner, prior if with_prior else None, points)
 
     def starts(self, options: Options) -> Float[Tensor, "R P"]:
@@ -200,11 +200,11 @@ def _regular(layout: LinearRegimes, tables: Parameters, values: Parameters) -> P
     """Values with 1 instead of known variances and noises, and 0 instead of known covariances."""
     regular = dict(values)
     for name, table in tables.items():
-        held, support = ~table.isnan(), layout.known[name].support
+        is_known, support = ~table.isnan(), layout.known[name].support
         if support in SYMMETRIC:
-            regular[name] = torch.where(held, torch.eye(table.shape[-1]).to(table), values[name])
+            regular[name] = torch.where(is_known, torch.eye(table.shape[-1]).to(table), values[name])
         elif support is constraints.nonnegative:
-            regular[name] = torch.where(held, 1.0, values[name])
+            regular[name] = torch.where(is_known, 1.0, values[name])
         elif values is not tables:
-            regular[name] = torch.where(held, table, values[name])
+            regular[name] = torch.where(is_known, table, values[name])
     return regular

@@ -73,8 +73,8 @@ def fit_switching_linear(problem: SwitchingLinearProblem, options: Options, whol
     priors = under_conjugate(users, priors_of(layout, step_variance(path, scaled)))
     rebased = options.prior is not None and not known.tables
     graph = graph_of(layout, scaled, priors, *paths, _collect(layout, known), rebased, users.shifts)
-    held = layout.held(known.inner)
-    graph, brief = _in_fit(graph.held(held), users, options)
+    known_at = layout.known_points(known.inner)
+    graph, brief = _in_fit(graph.fixed_at(known_at), users, options)
     start = {name: learned[name].expand(len(kinds), *priors[name].shape) for name in ALONE}
     engine = brief.engine(graph.start(len(kinds)) | start, check=False, linear=LINEAR)
     search = partial(_searched, engine, graph, kinds, users, problem, options, -volume)
@@ -88,7 +88,7 @@ def fit_switching_linear(problem: SwitchingLinearProblem, options: Options, whol
             None if layout.n_regimes == 1 else blank.linear.new_zeros(*everywhere.inside.shape, layout.n_regimes)
         )
         graph = graph_of(layout, everywhere, priors, blank, log_weight, _collect(layout, known), rebased, users.shifts)
-        graph, _ = _in_fit(replace(graph, ranks=whole.ranks, alike=True).held(held), users, options)
+        graph, _ = _in_fit(replace(graph, ranks=whole.ranks, alike=True).fixed_at(known_at), users, options)
         everything = -whole.log_volume(units)
         result = _gone_on(found, graph, problem, options, whole, everything).raised(everything, -volume)
         scaled = everywhere
@@ -158,7 +158,7 @@ def _gone_on(
     here, ranks = replace(problem, series=whole.series), whole.ranks
     newton = options.method == "em" and points.repays(graph)
 
-    def begin(etas: Etas) -> VMP:
+    def make_engine(etas: Etas) -> VMP:
         engine = graph.engine(
             etas | ranks.together(lambda: _paths_under(etas, graph, here)), check=False, linear=LINEAR
         )
@@ -172,7 +172,7 @@ def _gone_on(
 
     some = replace(options, max_steps=min(options.max_steps, BEFORE)) if newton else options
     with reported(options, shift) as report:
-        result = continued_graph(graph, found, some, whole, report, options.n_kept, finish, begin)
+        result = continued_graph(graph, found, some, whole, report, options.n_kept, finish, make_engine)
         ends = [climb for climb in result.climbs if climb.ended not in ("left behind", "merged", "failed")]
         if len(ends) == 1 or result.interrupted:
             return result
@@ -194,8 +194,8 @@ def _in_fit(graph: Graph, users: InFit, options: Options) -> tuple[Graph, Graph]
     """The graph of a fit, at points by "em", and the one while starts are annealed."""
     if options.method != "em":
         return graph, graph
-    points, held = _at_points(graph, options.prior is None), users.layout.held(users.known.inner)
-    under = partial(families_under, users, points.families, graph.priors, held)
+    points, known_at = _at_points(graph, options.prior is None), users.layout.known_points(users.known.inner)
+    under = partial(families_under, users, points.families, graph.priors, known_at)
     return replace(points, families=under()), replace(points, families=under(max_steps=BRIEF))
 
 
@@ -250,14 +250,14 @@ def _evidence(climbs: Sequence[Climb], graph: Graph, problem: SwitchingLinearPro
     series, layout = problem.series.double(), problem.layout
     means = [VariationalPosterior.of(graph, climb.tables).mean for climb in climbs]
 
-    def own() -> list[Tensor]:
+    def compute() -> list[Tensor]:
         if not series.n_sequences:
             return [zero]
         regimes = [layout.regimes(mean) for mean in means]
         return [torch.tensor(evidences(regimes, series.observations, ORDER, series.lengths)).to(zero)]
 
     zero = torch.zeros(len(means), dtype=torch.float64, device="cpu")
-    filtered = graph.ranks.summed(own, [zero])[0].tolist()
+    filtered = graph.ranks.summed(compute, [zero])[0].tolist()
     return [one + float(layout.log_user_prior(mean)) for one, mean in zip(filtered, means, strict=True)]
 
 
@@ -284,8 +284,8 @@ def _user_labels(problem: SwitchingLinearProblem, options: Options) -> Tensor:
         with torch.no_grad():
             return infer(layout, values, series).state.argmax(-1)
     table, expected = to_tensor(start, "start"), tuple(problem.series.observations.shape[:-1])
-    whole = tuple(table.shape) == expected and bool((table % 1 == 0).all())
-    if not whole or bool((table < 0).any()) or bool((table >= layout.n_regimes).any()):
+    are_labels = tuple(table.shape) == expected and bool((table % 1 == 0).all())
+    if not are_labels or bool((table < 0).any()) or bool((table >= layout.n_regimes).any()):
         raise ValueError(
             f"start: got labels of shape {tuple(table.shape)}, expected {expected}, a regime from 0 to "
             f"{layout.n_regimes - 1} for each step; or give a model, or values by name."

@@ -85,10 +85,10 @@ def look_ahead(regimes: Regimes, belief: SwitchingBelief, horizon: int, order: i
         for tables, n in zip(zip(*steps, strict=True), (2, 3, 4, 2, 3), strict=True)
     )
     share = weight.unsqueeze(-1)
-    whole = (share * mean).sum(-2)
+    mixed = (share * mean).sum(-2)
     variance = covariance.diagonal(dim1=-2, dim2=-1)
-    spread = (share * (variance + (mean - whole.unsqueeze(-2)).square())).sum(-2)
-    return SwitchingForecast(weight, state_mean, state_covariance, whole, spread, mean, covariance)
+    spread = (share * (variance + (mean - mixed.unsqueeze(-2)).square())).sum(-2)
+    return SwitchingForecast(weight, state_mean, state_covariance, mixed, spread, mean, covariance)
 
 
 def _seen(regimes: Regimes, belief: SwitchingBelief, k: int) -> tuple[Tensor, Tensor, Tensor]:

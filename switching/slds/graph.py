@@ -83,7 +83,7 @@ def graph_at(
     points = {name: points[name] for name in layout.blocks}
     known = {name: family.statistics(points[name]) for name, family in families_of(layout).items()}
     priors = {name: eta.nan_to_num(neginf=0.0) for name, eta in known.items()}
-    return graph_of(layout, series, priors, states, log_weight, layout.values).held(points)
+    return graph_of(layout, series, priors, states, log_weight, layout.values).fixed_at(points)
 
 
 def families_of(layout: LinearRegimes) -> dict[str, VectorFamily[Any]]:

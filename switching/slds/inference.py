@@ -71,7 +71,7 @@ def infer(
     States and regimes that are independent have no density if a noise is singular; then Kim's smoother serves.
     """
     if layout.singular(values):
-        return backward(layout, values, series)
+        return kim_paths(layout, values, series)
     engine = _engine(layout, values, series, starts, seed, apart=False)
     run = engine.run(max_steps, tol)
     return _best(layout, engine, series, run.elbo, run.converged)
@@ -100,7 +100,7 @@ def infer_apart(
 ) -> tuple[SwitchingPaths, list[tuple[Tensor, bool]]]:
     """`infer` of each sequence `[N]` alone, computed together, and for each its trace and whether it converged."""
     if layout.singular(values):
-        paths = backward(layout, values, series)
+        paths = kim_paths(layout, values, series)
         return paths, [(paths.trace, paths.converged)] * series.n_sequences
     engine = _engine(layout, values, series, starts, seed, apart=True)
     ends = run_apart(engine, 2, max_steps, tol)
@@ -143,9 +143,9 @@ def _best(layout: LinearRegimes, engine: VMP, series: Series, trace: Tensor, con
     )
 
 
-def backward(layout: LinearRegimes, values: Parameters, series: Series, order: int | None = None) -> SwitchingPaths:
-    """The paths of Kim's smoother of some order, in the same form, without a bound; None: one more than the states have
-    numbers, or less."""
+def kim_paths(layout: LinearRegimes, values: Parameters, series: Series, order: int | None = None) -> SwitchingPaths:
+    """Kim's smoother. `order`: how many past regimes are kept; default: one more than the dimension of the state, or
+    less."""
     if order is None:
         most = int(math.log(HISTORIES, max(2, layout.n_regimes)))
         order = max(2, min(layout.n_latent + 1, most))

@@ -23,7 +23,7 @@ from ...inference.numerics.scalars import check_flag, check_integer
 from ..fitting.graph import Points
 from ..linear.bases import n_bases
 from ..linear.emission import IN_ANY_BASIS, LinearEmission
-from ..linear.fixed import held, inverse_in_groups, open_values
+from ..linear.fixed import inverse_in_groups, known_points, open_values
 from ..linear.priors import NAMES, values_at
 from ..linear.priors import points as linear_points
 from ..parameters import SYMMETRIC, Named, Parameter, Parameters
@@ -167,12 +167,12 @@ class LinearRegimes(Named):
         values |= {name: values[name].squeeze(-len(self.known[name].dims) - 1) for name in self._alone}
         return {name: values[name] for name in self.known}
 
-    def held(self, tables: Parameters) -> Points:
+    def known_points(self, tables: Parameters) -> Points:
         """The points of the blocks of which some entries are known, from tables with NaN where they are free."""
         if not tables:
             return {}
         points = self.points(open_values(self.known, self.sizes, tables), inverse_in_groups)
-        return held({name: points[name] for name in self.blocks})
+        return known_points({name: points[name] for name in self.blocks})
 
     def together(self, tables: Parameters) -> tuple["LinearRegimes", Parameters]:
         """The layout of a single linear model, and what is known of it: means over regimes."""

@@ -54,7 +54,7 @@ from ..user_priors import as_text, is_distribution
 from .forecast import SwitchingForecast, look_ahead
 from .gibbs import SwitchingSampled, gibbs
 from .gpb import SwitchingBelief, SwitchingFiltered, gpb_filter
-from .inference import STARTS, SwitchingPaths, backward, infer, infer_apart
+from .inference import STARTS, SwitchingPaths, infer, infer_apart, kim_paths
 from .joint import Regimes, Simulated
 from .layout import LinearRegimes
 from .problem import SwitchingLinearProblem
@@ -105,8 +105,8 @@ class SwitchingLinearSSM(Model):
         n_regimes: K.
         n_latent: L, the length of a state.
         n_features: F, the length of one observation.
-        shared: "one chain", whose transitions and emissions the switch chooses; or "chain per regime", K independent
-            chains of which the switch shows one.
+        shared: "one chain": the switch chooses its transitions and emissions. "chain per regime": K independent chains;
+            the switch chooses which one is observed.
         recurrent: whether the state chooses the next regime, by logistic regressions; only with one chain.
         common_emission: whether all regimes have the same emission; only with one chain.
         observation_noise: "diagonal", a variance for each feature; or "full", a covariance. Steps with some missing
@@ -353,7 +353,7 @@ class SwitchingLinearSSM(Model):
         with naming("x"), torch.no_grad():
             values = self.values_like(series.like)
             if order is not None:
-                return backward(self.layout, values, series, order)
+                return kim_paths(self.layout, values, series, order)
             return infer(self.layout, values, series, **options)
 
     def _smoothed(
@@ -364,7 +364,7 @@ class SwitchingLinearSSM(Model):
         with naming("x"), torch.no_grad():
             values = self.values_like(series.like)
             if order is not None:
-                return split(backward(self.layout, values, series, order), lengths)
+                return split(kim_paths(self.layout, values, series, order), lengths)
             paths, ends = infer_apart(self.layout, values, series, **options)
         pairs = zip(split(paths, lengths), ends, strict=True)
         return [replace(one, trace=trace, converged=converged) for one, (trace, converged) in pairs]
@@ -544,10 +544,10 @@ class SwitchingLinearSSM(Model):
                 a regime for every step `[*batch, T]`. Regimes then keep their numbers.
             fixed: known structure: tables by name, whose entries are held, with NaN where an entry is free, such as
                 `{"transition": [[nan, nan], [1, 0]]}`. A table for each regime may lack this axis; it then holds for
-                all. Zeros in a covariance part the coordinates into groups, each of which is held or free as a whole.
-                Coordinates of one group with a free covariance have the same entries held. If a held noise is
-                singular there is no bound; then "em" increases the evidence of a filter of order 2 from `restarts`
-                random starts, by quasi-Newton steps whose cost grows with their number and with T.
+                all. Zeros in a covariance separate the coordinates into groups. Each group is fixed or free as a unit.
+                Coordinates of one group with a free covariance have the same entries held. If a fixed noise is
+                singular, there is no bound. "em" then increases the evidence of a filter of order 2 from `restarts`
+                random starts, by quasi-Newton steps. Their cost grows with `restarts` and with T.
 
         Returns:
             `Fit`, with regimes ordered by their number of steps, the most frequent first; they keep their numbers if
@@ -582,10 +582,10 @@ class SwitchingLinearSSM(Model):
         result = fit_switching_linear(self.problem(sample), options, whole)
         return Fit.of(result, self._copy(result.values))
 
-    def _panels(self, whole: Series, sequence: int, level: float) -> "Panels":
+    def _panels(self, full_data: Series, sequence: int, level: float) -> "Panels":
         from ..views.panels import MOST_CURVES, curves_of, ends_of, given_all, strip
 
-        smoothed = self.smooth(whole.one(sequence).cpu())
+        smoothed = self.smooth(full_data.one(sequence).cpu())
         mean, variance = self._expected(smoothed)
         regimes, colors = strip(smoothed.state)
         latents, one = {}, self.layout.one_chain
@@ -609,8 +609,8 @@ class SwitchingLinearSSM(Model):
         noise = parts["observation_noise"].unsqueeze(1)
         variance = (emission @ smoothed.covariance @ emission.mT + noise).diagonal(dim1=-2, dim2=-1)
         share = smoothed.state.mT.unsqueeze(-1)
-        whole = (share * mean).sum(0)
-        return whole, (share * (variance + (mean - whole).square())).sum(0)
+        mixed = (share * mean).sum(0)
+        return mixed, (share * (variance + (mean - mixed).square())).sum(0)
 
 
 def _options(starts: str | Sequence[str], max_steps: int, tol: float, seed: Seed) -> dict[str, Any]:

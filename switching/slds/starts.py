@@ -46,10 +46,10 @@ def single(layout: LinearRegimes, series: Series, fixed: Parameters) -> tuple[Et
     path = components(layout.n_latent, series)
     priors = priors_of(alone, step_variance(path, series))
     start = near_path(path.unsqueeze(-3).unsqueeze(0), NEAR)
-    held = alone.held(known)
-    graph = graph_of(alone, series, priors, start, None, collect=dict).held(held)
+    points = alone.known_points(known)
+    graph = graph_of(alone, series, priors, start, None, collect=dict).fixed_at(points)
     engine = graph.engine(graph.start(1), check=False, linear=LINEAR)
-    for name in (CHAIN,) if "sights" in held else ("sights", CHAIN) if held else graph.families:
+    for name in (CHAIN,) if "sights" in points else ("sights", CHAIN) if points else graph.families:
         engine.update(name)
     if engine.run(SWEEPS, 0.0).interrupted:
         raise KeyboardInterrupt  # the model itself has no result yet
@@ -76,14 +76,14 @@ def warmed(engine: VMP, one_chain: bool, kinds: Sequence[str], saving: Checkpoin
     finished = saving.finished(LOOP)
     if finished is not None:
         return engine_in(engine, finished), False
-    known = saving.begun(LOOP)
-    held = CHAIN if one_chain else SWITCH
+    known = saving.start_loop(LOOP)
+    labelled = CHAIN if one_chain else SWITCH
     order = [CHAIN, *(name for name in engine.blocks if name != CHAIN)]
     try:
         with may_interrupt():
             for _ in range(WARM if SWITCH in engine.blocks and known is None else 0):
                 for name in order:
-                    if name != held:
+                    if name != labelled:
                         engine.update(name)
             hot = [1.0 if kind == "own" else HOT[_turn(place)] for place, kind in enumerate(kinds)]
             engine = annealed(engine, hot, COOLING, AT_ONCE, MEMORY, known, saving.note)
@@ -120,9 +120,9 @@ def _clustered(path: Tensor, inside: Tensor, k: int, turn: int, rng: np.random.G
     step = pad(path[..., 1:, :] - path[..., :-1, :], (0, 0, 1, 0))
     near = [_around(table, width) for table in (path, step, step.square())]
     parts = [near[0], near[1], (near[2] + 1e-6 * near[2].mean() + 1e-12).log()]
-    scaled = [(part - part.mean()) / part.std().clamp_min(1e-12) for part in parts]
+    scaled = [(feature - feature.mean()) / feature.std().clamp_min(1e-12) for feature in parts]
     weights = rng.dirichlet(np.ones(len(scaled))) + np.eye(len(scaled))[turn % len(scaled)]
-    points = torch.cat([part * weight for part, weight in zip(scaled, weights.tolist(), strict=True)], -1)
+    points = torch.cat([feature * weight for feature, weight in zip(scaled, weights.tolist(), strict=True)], -1)
     rows = points.double().reshape(-1, points.shape[-1])
     return clusters_among(rows, inside.flatten(), k, rng).reshape(inside.shape)
 

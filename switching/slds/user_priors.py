@@ -78,24 +78,24 @@ def users_of(layout: LinearRegimes, known: Known, method: str) -> InFit:
         ValueError: entries held where a prior has no density; a prior that is not conjugate beside entries of its
             parameter that are held, or for message passing; for a mode one with an infinite density.
     """
-    whole = {name: table for name, table in known.tables.items() if not bool(table.isnan().any())}
-    check_possible(layout, whole, "fixed")
-    users = {name: one for name, one in layout.user_priors.items() if name not in whole}
+    fully_known = {name: table for name, table in known.tables.items() if not bool(table.isnan().any())}
+    check_possible(layout, fully_known, "fixed")
+    users = {name: one for name, one in layout.user_priors.items() if name not in fully_known}
     if layout.n_regimes == 1:  # then there is no switch
         users = {name: one for name, one in users.items() if not name.endswith("_probs")}
     conjugate = {name: one for name, one in users.items() if is_conjugate(layout, one, known, method)}
     other = {name: one for name, one in users.items() if name not in conjugate}
     for name, one in other.items():
-        given = f"prior[{name!r}]: got {type(one.distribution).__name__}"
+        message = f"prior[{name!r}]: got {type(one.distribution).__name__}"
         if method != "em":
             raise ValueError(
-                f'{given}, but message passing accepts {_taken(layout, name)} there; use method="em", or give such a '
+                f'{message}, but message passing accepts {_taken(layout, name)} there; use method="em", or give such a '
                 "prior."
             )
         _check_mode(layout, one)
         if name in known.tables:
             raise ValueError(
-                f"{given} together with a table in fixed that is known in part; fix the whole table, or leave the "
+                f"{message} together with a table in fixed that is known in part; fix the whole table, or leave the "
                 "prior out."
             )
     return InFit(layout, known, conjugate, other)
@@ -175,10 +175,10 @@ def _recurrence_under(layout: LinearRegimes, prior: UserPrior, eta: Tensor, know
     d: Any = prior.distribution
     q, n, like = Gaussian().usual(eta), layout.n_latent, eta.new_zeros(layout.n_regimes, layout.n_regimes - 1)
     loc, scale = (expanded(prior.called, number, like).mT for number in (d.loc, d.scale))
-    whole = torch.cat([q.loc[..., :n], loc], -1)
+    joined = torch.cat([q.loc[..., :n], loc], -1)
     precision = q.precision.clone()
     precision.diagonal(dim1=-2, dim2=-1)[..., n:] = scale.square().reciprocal()
-    return Gaussian().natural(whole, precision)
+    return Gaussian().natural(joined, precision)
 
 
 def _sights_under(layout: LinearRegimes, prior: UserPrior, eta: Tensor, known: Known) -> Tensor:
@@ -190,10 +190,11 @@ def _sights_under(layout: LinearRegimes, prior: UserPrior, eta: Tensor, known: K
         for number in ((d.concentration, d.rate) if prior.name == "observation_noise" else (d.loc, d.scale))
     )
     if prior.name == "observation_noise":
-        scale_matrix, held = (unit.square() / (2 * second))[..., None, None], layout.held(known.inner).get("sights")
-        if held is None:
+        scale_matrix = (unit.square() / (2 * second))[..., None, None]
+        point = layout.known_points(known.inner).get("sights")
+        if point is None:
             return family.natural(q.loc, q.weight, 2 * first, scale_matrix)
-        rows = _known_rows(held)  # the prior beside known coefficients, whose own prior has no part in it
+        rows = _known_rows(point)  # the prior beside known coefficients, whose own prior has no part in it
         return family.natural(q.loc, q.weight * (1 - rows).unsqueeze(-1), 2 * first - rows.sum(-1), scale_matrix)
     noise = _noise(known)
     assert noise is not None  # the prior would not be conjugate
@@ -207,19 +208,19 @@ def _sights_under(layout: LinearRegimes, prior: UserPrior, eta: Tensor, known: K
 
 
 def families_under(
-    users: InFit, families: Mapping[str, Any], priors: Etas, held: Points, max_steps: int = MAX_STEPS
+    users: InFit, families: Mapping[str, Any], priors: Etas, known: Points, max_steps: int = MAX_STEPS
 ) -> dict[str, Any]:
     """The families of points, with the ratios of the user's priors to the default ones; see `UnderPrior`.
 
     Arguments:
         priors: natural parameters of the blocks, of the default priors where ratios replace these.
-        held: the points of blocks with known entries.
+        known: the points of blocks with known entries.
     """
     layout = users.layout
     under: dict[str, Any] = dict(families)
     for block in {BLOCK_OF[name] for name in users.other}:
         mine = {name: one for name, one in users.other.items() if BLOCK_OF[name] == block}
-        inner, point = under[block].family, held.get(block)
+        inner, point = under[block].family, known.get(block)
         if block == "sights":
             of_known = inner.log_normalizer(priors[block]) - _regression(layout).log_normalizer(priors[block])
             ratio: Any = partial(_ratio_of_sights, layout, users.known.units, mine, point, of_known)
@@ -247,7 +248,7 @@ def _ratio_of_recurrence(layout: LinearRegimes, users: Users, statistics: Tensor
 
 
 def _ratio_of_sights(
-    layout: LinearRegimes, units: Units, users: Users, held: LocPrecision | None, of_known: Tensor, statistics: Tensor
+    layout: LinearRegimes, units: Units, users: Users, known: LocPrecision | None, of_known: Tensor, statistics: Tensor
 ) -> Float[Tensor, "*groups"]:
     """`of_known` is the log density of known coefficients under the default prior, with the noise summed out."""
     first, _, _, precision = _regression(layout).parts(statistics)
@@ -265,8 +266,8 @@ def _ratio_of_sights(
         density = prior.log_prob(values[name], len(layout.forms[name].dims))
         terms.append(density.unsqueeze(lead) if layout.common_emission else density)
         terms.append(-log_default(name, sights, weight=WORTH, unexplained=SEEN, spare=SPARE))
-    if "observation_noise" in users and held is not None:  # it is the prior beside known coefficients
-        terms.append(of_known - (_known_rows(held) * log_coefficients(sights, WORTH)).sum(-1))
+    if "observation_noise" in users and known is not None:  # it is the prior beside known coefficients
+        terms.append(of_known - (_known_rows(known) * log_coefficients(sights, WORTH)).sum(-1))
     return _together(terms)
 
 
@@ -274,9 +275,9 @@ def _regression(layout: LinearRegimes) -> MatrixNormalWishart:
     return MatrixNormalWishart(layout.n_latent + 1)
 
 
-def _known_rows(held: LocPrecision) -> Float[Tensor, "*plates M"]:
+def _known_rows(known: LocPrecision) -> Float[Tensor, "*plates M"]:
     """1 for the inputs of which the coefficients are known, 0 for the others."""
-    return (~held.loc.isnan()).all(-1).to(held.loc)
+    return (~known.loc.isnan()).all(-1).to(known.loc)
 
 
 def _together(terms: list[Tensor]) -> Tensor:

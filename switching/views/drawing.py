@@ -79,8 +79,8 @@ class TimeAxis:
             last.xaxis.set_major_locator(locator)
             last.xaxis.set_major_formatter(dates.ConciseDateFormatter(locator))
             return
-        whole = self.kind == "text" or bool((self.at == np.round(self.at)).all())
-        last.xaxis.set_major_locator(MaxNLocator(8, integer=whole, steps=[1, 2, 5, 10]))
+        integer_valued = self.kind == "text" or bool((self.at == np.round(self.at)).all())
+        last.xaxis.set_major_locator(MaxNLocator(8, integer=integer_valued, steps=[1, 2, 5, 10]))
         if self.kind == "text":
             names = {round(at): label_text(label) for at, label in zip(self.at, self.labels, strict=True)}
             last.xaxis.set_major_formatter(FuncFormatter(lambda at, _: names.get(round(at), "")))
@@ -239,12 +239,12 @@ def draw_gate(panel: Axes, axis: TimeAxis, gate: ndarray, name: str, named: bool
     likely = np.flatnonzero(np.nan_to_num(later) >= 0.5)
     if named and len(likely) <= MAX_NAMED_GATES:
         spans: list[tuple[float, float]] = []  # start and end of each name
-        whole = axis.edges[-1] - axis.edges[0]
+        duration = axis.edges[-1] - axis.edges[0]
         for step in likely[np.argsort(-gate[likely], kind="stable")]:
             text = f" {label_text(axis.labels[step])}: {gate[step]:.2f} "
-            late = axis.at[step] - axis.edges[0] > LATE * whole
+            late = axis.at[step] - axis.edges[0] > LATE * duration
             side, at = "right" if late else "left", float(axis.edges[step if late else step + 1])
-            width = LETTER * len(text) * float(whole)
+            width = LETTER * len(text) * float(duration)
             span = (at - width, at) if late else (at, at + width)
             if any(span[0] < end and start < span[1] for start, end in spans):
                 continue

@@ -33,7 +33,7 @@ class Effect(NamedTuple):
 
 @torch.no_grad()
 def plot_effect(fit: Any, name: str, level: float = 0.9) -> Figure:
-    """What an input does to each part of the model that reads it, with the other inputs, and lags, at their means.
+    """The effect of an input on each part of the model that reads it, with other inputs and lags at their means.
 
     Panels show the probability of a redraw, or of each next state after each state; the probability of each first
     state; and the mean of each feature in each state. Bands are quantiles over draws of the parameters from their

@@ -125,17 +125,17 @@ def curvature_of(fit: Any, series: Series, forms: Mapping[str, Parameter]) -> Cu
 
     values = {name: value.detach().double().cpu() for name, value in model.values.items()}
     values = values if frame is None else frame.into(values)
-    held = {name: values.pop(name) for name in fit.fixed if name not in in_part(fit)}
+    fixed = {name: values.pop(name) for name in fit.fixed if name not in in_part(fit)}
     known = {name: forms[name] for name in values}
 
     def beside_held(free: Parameters) -> Tensor:
         n = len(next(iter(free.values())))
-        return objective(free | {name: value.expand(n, *value.shape) for name, value in held.items()})
+        return objective(free | {name: value.expand(n, *value.shape) for name, value in fixed.items()})
 
     free = {name: entries.cpu() for name, entries in in_part(fit).items()}
 
     def back(values: Parameters) -> Parameters:
-        return values if frame is None else frame.inverse.into(values | held)
+        return values if frame is None else frame.inverse.into(values | fixed)
 
     return Curvature.of(beside_held, problem.in_turns, known, values, _unit(problem), free, back)
 

@@ -56,11 +56,11 @@ def plot_fit(model: Any, x: Any, *, sequence: int = 0, level: float = 0.9, **giv
         ValueError: as `model.smooth`; no such sequence; level outside (0, 1).
     """
     level = check_probability("level", level, proper=True)
-    whole = model.read(x, **given)
-    series, panels = whole.one(sequence).cpu(), model._panels(whole, sequence, level)
+    full_data = model.read(x, **given)
+    series, panels = full_data.one(sequence).cpu(), model._panels(full_data, sequence, level)
     every = -(-series.n_steps // MOST_DRAWN)
-    part = "" if every == 1 else f", 1 step of {every} drawn"
-    title, axis = f"Observed series{panels.about}{part}{_which(whole, sequence)}", _time_axis(series)
+    note = "" if every == 1 else f", 1 step of {every} drawn"
+    title, axis = f"Observed series{panels.about}{note}{_which(full_data, sequence)}", _time_axis(series)
     thin, observed = axis.thinned(every), series.observations[::every]
     figure, axes = _drawn(title, panels.thinned(every), (series, observed, thin), thin, thin)
     for panel in axes[:-1]:

@@ -43,10 +43,10 @@ def plot_flow(model: Any, x: Any = None, *, sequence: int = 0, points: int = 20,
         path, regime_of = smoothed.mean[0].double(), smoothed.state.argmax(-1)
     one = like.new_ones(2)
     low, high = (path.amin(0), path.amax(0)) if path is not None else (-one, one)
-    room = MARGIN * (high - low).clamp_min(1e-9)
+    margin = MARGIN * (high - low).clamp_min(1e-9)
     sides = [
         torch.linspace(float(a - r), float(b + r), points, device="cpu")
-        for a, b, r in zip(low, high, room, strict=True)
+        for a, b, r in zip(low, high, margin, strict=True)
     ]
     grid = torch.cartesian_prod(*sides).double()
     steps = (values["transition"].unsqueeze(1) @ grid.unsqueeze(-1)).squeeze(-1) - grid

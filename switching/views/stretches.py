@@ -31,11 +31,11 @@ class Stretches:
         size: the steps of a stretch, without the first one, which it shares with the one before.
     """
 
-    def __init__(self, model: Any, whole: Series, size: int) -> None:
-        self._model, self._whole, self._size = model, whole, size
-        self._values = model.values_like(whole.like)
+    def __init__(self, model: Any, sequence: Series, size: int) -> None:
+        self._model, self._sequence, self._size = model, sequence, size
+        self._values = model.values_like(sequence.like)
         self._product = model.product_of(self._values)
-        self._firsts = range(0, whole.n_steps - 1, size)
+        self._firsts = range(0, sequence.n_steps - 1, size)
 
     @property
     def exist(self) -> bool:
@@ -83,7 +83,7 @@ class Stretches:
         steps in the whole sequence."""
         first = self._firsts[i]
         with numbered_from(0, first), naming("x"):
-            chain = self._model.problem(self._whole.stretch(first, self._size + 1)).chain(self._product)
+            chain = self._model.problem(self._sequence.stretch(first, self._size + 1)).chain(self._product)
             yield chain if before is None and after is None else chain.between(before, after)
 
     def _best_to_each(self, chain: Any) -> Float[Tensor, "1 K"]:
@@ -97,6 +97,6 @@ class Stretches:
 
     def _only(self, chain: Any, state: int) -> Float[Tensor, "1 K"]:
         """The log weights of an end in this state alone."""
-        weights = self._whole.like.new_full((1, chain.n_states), -torch.inf)
+        weights = self._sequence.like.new_full((1, chain.n_states), -torch.inf)
         weights[:, state] = 0.0
         return weights

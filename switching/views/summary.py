@@ -87,10 +87,10 @@ class Summary:
         width = max(24, *map(len, table.index))
         header = "".join(f"{name:>{wide}}" for name in names)
         lines.append(" " * width + header)
-        whole = "all states" if any(self.parameters["state"]) else "parameters"
-        for state, part in table.groupby(self.parameters["state"], sort=False):
-            lines.append(f"{state or whole} ".ljust(width + len(header), "-"))
-            for name, *row in part.itertuples():
+        of_all = "all states" if any(self.parameters["state"]) else "parameters"
+        for state, rows in table.groupby(self.parameters["state"], sort=False):
+            lines.append(f"{state or of_all} ".ljust(width + len(header), "-"))
+            for name, *row in rows.itertuples():
                 lines.append(f"{name:<{width}}" + "".join(f"{cell:>{wide}}" for cell in row))
         lines += ["=" * WIDTH, *self.states.map(number).to_string().splitlines(), "=" * WIDTH]
         return "\n".join([*lines, *(line for note in self.notes for line in wrap(note, WIDTH))])

@@ -93,8 +93,8 @@ def rows(model: Any, coords: dict[str, Any]) -> Iterator[Row]:
             labels = [str(coords[dim][index[axis]]) for axis, dim in named_axes]
             of_state = bool(named_axes) and named_axes[0][1].startswith("state")
             state = _state(model, named_axes[0][1], labels[0]) if of_state else ""
-            whole = f"{name}[{', '.join(labels)}]" if labels else name
-            numbered.append(Row(name, index, state, tuple(labels[1:] if of_state else labels), whole))
+            label = f"{name}[{', '.join(labels)}]" if labels else name
+            numbered.append(Row(name, index, state, tuple(labels[1:] if of_state else labels), label))
     order = {state: place for place, state in enumerate(dict.fromkeys(["", *states(model, coords.get("state"))]))}
     yield from sorted(numbered, key=lambda row: order[row.state])
 

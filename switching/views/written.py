@@ -117,16 +117,16 @@ def _tables(
 
 
 def _columns_of_one(
-    model: Any, whole: Series, table: Callable[[Series], Columns], result: str, names: tuple[str, ...] | None
+    model: Any, series: Series, table: Callable[[Series], Columns], result: str, names: tuple[str, ...] | None
 ) -> Iterator[Columns]:
     """The columns of a sequence longer than a part, those of some steps at a time."""
-    stretches = Stretches(model, whole, STEPS - 1)
+    stretches = Stretches(model, series, STEPS - 1)
     if result == "states" and stretches.exist:
         yield from (columns_of(model, steps, axes, names) for steps, axes in stretches.smoothed())
     elif result == "viterbi" and stretches.exist:
         yield from (_path_columns(steps, names) for steps in stretches.best())
     else:
-        yield table(whole)
+        yield table(series)
 
 
 def _beside(keys: Columns, columns: Columns) -> Columns:

@@ -226,7 +226,7 @@ def test_what_has_no_limit_is_refused():
         sh.automata.state_box(sh.MinGRU(2, 3), 1, 0)
     with pytest.raises(ValueError, match="cannot detect the end of the count"):
         sh.automata.counting_qrnn("anbnw")
-    with pytest.raises(ValueError, match=r"words\[0\]: got 'abc', in which 'c' is none of the letters 'ab'"):
+    with pytest.raises(ValueError, match=r"words\[0\]: got 'abc', but 'c' is not one of the letters 'ab'"):
         sh.automata.counting_lstm("anbn").accepts(["abc"])
     with pytest.raises(ValueError, match="language: got 'abab', expected one of"):
         sh.automata.counting_lstm("abab")

@@ -240,9 +240,9 @@ def test_faithfulness_is_counted_word_by_word():
             ValueError,
             r"readout: gave shape",
         ),
-        (lambda n: n(["ab", "axa"]), ValueError, r"words\[1\]: got 'axa', in which 'x' is none of the letters 'ab'"),
+        (lambda n: n(["ab", "axa"]), ValueError, r"words\[1\]: got 'axa', but 'x' is not one of the letters 'ab'"),
         (lambda n: n.states("ab"), TypeError, r"words: got the string 'ab', expected a list"),
-        (lambda n: sh.automata.extract_automaton(n, "abc"), ValueError, r"alphabet: got 'abc', in which 'c' is none"),
+        (lambda n: sh.automata.extract_automaton(n, "abc"), ValueError, r"alphabet: got 'abc', but 'c' is not one"),
         (
             lambda n: sh.automata.extract_automaton(n, method="kmeans"),
             ValueError,

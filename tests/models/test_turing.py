@@ -228,9 +228,9 @@ def test_a_machine_that_is_none_is_refused_by_name(options, error, message):
 
 def test_words_and_runs_that_cannot_be_are_refused():
     machine = sh.automata.TuringMachine(GOOD, "go", "yes")
-    with pytest.raises(ValueError, match=r"word: got '\w+', in which '1' is none of the letters"):
+    with pytest.raises(ValueError, match=r"word: got '\w+', but '1' is not one of the letters"):
         machine.run("001")
-    with pytest.raises(ValueError, match=r"word: got '\w+', in which '1' is none of the letters"):
+    with pytest.raises(ValueError, match=r"word: got '\w+', but '1' is not one of the letters"):
         sh.as_rnn(machine).start("1")
     with unchecked(), pytest.raises(TypeError, match="word: got int, expected a string"):
         machine.accepts(3)

@@ -144,7 +144,7 @@ GOOD = {"": 1.0, "a": 0.5, "aa": 0.25, "aaa": 0.125}
         (
             lambda: sh.automata.spectral(GOOD, 1, "b"),
             ValueError,
-            r"values: got 'a', in which 'a' is none of the letters 'b'",
+            r"values: got 'a', but 'a' is not one of the letters 'b'",
         ),
         (lambda: sh.automata.spectral(GOOD | {"a": float("nan")}, 1), ValueError, r"values\['a'\]: got nan"),
         (lambda: sh.automata.spectral({}, 1), ValueError, r"values: got no word"),

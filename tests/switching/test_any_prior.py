@@ -240,8 +240,14 @@ LOGISTIC = "prior['transition_probs']: got LogisticNormal"
     [
         (lambda: NARROW.fit(X, "vmp"), "dynamics: the prior of redraw_prob is a Uniform, not a Beta, so"),
         (lambda: ROWS.fit(X, "vmp"), "dynamics: the prior of transition_probs is a LogisticNormal, not a Dirichlet"),
-        (lambda: copy(redraw_prob=dist.Normal(0.0, 1.0)), "prior['redraw_prob']: got Normal, whose values are not"),
-        (lambda: copy(redraw_prob=dist.Uniform(0.0, 1.5)), "prior['redraw_prob']: got Uniform, whose values are not"),
+        (
+            lambda: copy(redraw_prob=dist.Normal(0.0, 1.0)),
+            "prior['redraw_prob']: got Normal, whose support does not fit",
+        ),
+        (
+            lambda: copy(redraw_prob=dist.Uniform(0.0, 1.5)),
+            "prior['redraw_prob']: got Uniform, whose support does not fit",
+        ),
         (lambda: copy(state_probs=dist.Dirichlet(torch.ones(3))), "prior['state_probs']: got shape (3,)"),
         (lambda: copy(state_probs=WIDE), "prior['state_probs']: got a distribution of shape [3]"),
         (lambda: copy(redraw=UNIFORM), "prior: got 'redraw', expected some of redraw_prob, state_probs"),

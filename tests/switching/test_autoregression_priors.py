@@ -147,7 +147,7 @@ def test_message_passing_refuses_other_priors_by_name() -> None:
     [
         ({"coefficient": dist.Normal(0.0, 1.0)}, "got 'coefficient', expected some of loc, coefficients, precision"),
         ({"intercept": dist.Normal(0.0, 1.0), "loc": dist.Normal(0.0, 1.0)}, "two names of one parameter"),
-        ({"scale": dist.Normal(0.0, 1.0)}, r"prior\['scale'\]: got Normal, whose values are not those of scale"),
+        ({"scale": dist.Normal(0.0, 1.0)}, r"prior\['scale'\]: got Normal, whose support does not fit scale"),
         ({"coefficients": 0.3}, r"prior\['coefficients'\]: got float"),
         ({"coefficients": dist.Delta(torch.zeros(()))}, r"prior\['coefficients'\]: got Delta"),
     ],

@@ -175,7 +175,7 @@ def test_a_search_may_die_in_all_its_parts(tmp_path, name):
 @pytest.mark.slow
 @pytest.mark.parametrize("method", ["em", "vmp"])
 def test_chunks_of_the_data_are_continued_too(tmp_path, monkeypatch, method):
-    monkeypatch.setattr(chunked, "ROOM", 100)
+    monkeypatch.setattr(chunked, "MAX_NUMBERS", 100)
     fit = fitting(TWO, SEVERAL, method, restarts=3, tol=0.0, max_steps=24)
     whole = fit(progress=False)
     again, died = pieced(fit, tmp_path / "fit", 2)
@@ -246,7 +246,7 @@ def test_what_a_loop_does_to_its_state_does_not_change_the_file(tmp_path):
     state = {"list": [1.0], "table": torch.ones(2)}
     saving = Checkpoint(tmp_path / "fit", loops=[Loop("batch", {"list": [1.0]}, True), Loop("passes", state)])
     saving.finished("batch")["list"].append(2.0)
-    known = saving.begun("passes")
+    known = saving.start_loop("passes")
     known["list"].append(2.0)
     known["table"] += 1
     assert [loop.tree["list"] for loop in saving.loops] == [[1.0], [1.0]]
@@ -449,4 +449,4 @@ def test_a_full_disk_ends_the_fit_and_keeps_the_state_before(tmp_path, monkeypat
 def test_a_file_of_other_loops_is_refused(tmp_path):
     saving = Checkpoint(tmp_path / "fit", loops=[Loop("svi")])
     with pytest.raises(ValueError, match="has the loop 'svi' where this fit has 'batch'; remove the file"):
-        saving.begun("batch")
+        saving.start_loop("batch")

@@ -227,7 +227,7 @@ def test_an_update_in_chunks_is_the_same(dynamics, monkeypatch):
     fit = made.fit(x, "vmp", start=made, max_steps=3, **QUICK, **keywords)
     _, batch, keywords = data_of(dynamics, "normal", seed=1)
     whole = fit.update(batch, forgetting=0.7, max_steps=8, **keywords)
-    monkeypatch.setattr(chunked, "ROOM", 24)
+    monkeypatch.setattr(chunked, "MAX_NUMBERS", 24)
     graph = ChainGraph.of(fit.posterior.units.problem(fit.posterior.problem))
     assert isinstance(engine_of(graph, graph.start(1)), ChunkedVMP)
     parts = fit.update(batch, forgetting=0.7, max_steps=8, **keywords)
@@ -235,14 +235,14 @@ def test_an_update_in_chunks_is_the_same(dynamics, monkeypatch):
     assert_close(parts.objective, whole.objective, rtol=1e-9, atol=1e-9)
 
 
-@pytest.mark.parametrize("name", ["ROOM", "LONG"])  # of a chunk; of a sequence that is not cut
+@pytest.mark.parametrize("name", ["MAX_NUMBERS", "LONG"])  # of a chunk; of a sequence that is not cut
 @pytest.mark.parametrize("method", ["em", "vmp"])
 def test_an_update_in_chunks_or_stretches_is_the_same(method, name, monkeypatch):
     fit, batch = small_fit(method), simulated(30, 3, seed=1)
     whole = fit.update(batch)
     monkeypatch.setattr(chunked, name, 24)
     if name == "LONG":
-        monkeypatch.setattr(chunked, "ROOM", 24)
+        monkeypatch.setattr(chunked, "MAX_NUMBERS", 24)
     parts = fit.update(batch)
     assert_close(parts.values, whole.values, rtol=1e-8, atol=1e-8)
     assert_close(parts.objective[-1], whole.objective[-1], rtol=1e-9, atol=1e-9)
@@ -408,7 +408,7 @@ def test_columns_of_the_fit_in_another_order_are_refused(method):
     x = simulated(12, 1)[0].flatten().numpy()
     frame = pd.DataFrame({"up": x, "down": -x})
     fit = sh.SwitchingSSM(sh.Markov(2), sh.Normal(2)).fit(frame, method, **QUICK)
-    with pytest.raises(ValueError, match="x: got the columns down, up, but those of the fit are up, down; give them"):
+    with pytest.raises(ValueError, match="x: got the columns down, up, but the fit has up, down; give them"):
         fit.update(frame[["down", "up"]])
     same = fit.update(frame)
     for other in (frame.rename(columns={"up": "rise"}), frame.to_numpy()):

@@ -145,7 +145,7 @@ def test_chunks_give_the_bound_of_the_whole(monkeypatch, form):
     model = sh.SwitchingSSM(sh.Markov(K), FORMS[form])
     given = {"inputs": inputs, "lengths": [20, 3, 7, 20, 1, 12], "restarts": 4, "progress": False}
     whole = model.fit(x, "vmp", **given)
-    monkeypatch.setattr(chunked, "ROOM", 2 * 20 * K)
+    monkeypatch.setattr(chunked, "MAX_NUMBERS", 2 * 20 * K)
     parts = model.fit(x, "vmp", **given)
     assert_close(parts.objective[-1], whole.objective[-1], rtol=0, atol=1e-3)
 

@@ -60,7 +60,7 @@ SUMS: dict[str, tuple[sh.Emission, Tensor, dict[str, Any]]] = {
 
 def small_parts(monkeypatch: pytest.MonkeyPatch, problem: Any, steps: int, cut: bool) -> None:
     numbers = 2 * problem.n_states * problem.series.n_features
-    monkeypatch.setattr(chunked, "ROOM", steps * numbers)
+    monkeypatch.setattr(chunked, "MAX_NUMBERS", steps * numbers)
     monkeypatch.setattr(chunked, "LONG", 8 * numbers if cut else chunked.LONG)
 
 
@@ -122,7 +122,7 @@ def climb_of(monkeypatch: pytest.MonkeyPatch, kind: str, n: int) -> tuple[Any, A
     prior, fixed = (None, {"df": DEGREES}) if fixed is None else (problem.prior, fixed)
     problem = replace(problem, prior=prior, fixed=fixed)
     assert not adds_up(problem)
-    start = problem.hold(first_guesses(problem, n, 0).values)
+    start = problem.admitted(first_guesses(problem, n, 0).values)
     small_parts(monkeypatch, problem, 20, cut=False)
     return problem, AscentInParts(problem, Whole.of(model.read(in_file(problem.series))), start, 1e-9)
 

@@ -124,7 +124,7 @@ def test_arguments_are_checked():
         sh.SwitchingSSM(sh.Markov(2), EMISSION).fit(observations(20), "vmp", progress=False)
     with pytest.raises(TypeError, match="expected one of independent features"):
         sh.ZeroInflated(EMISSION)
-    with pytest.raises(ValueError, match=r"prior\['loadings'\]: got Gamma, whose values are not those"):
+    with pytest.raises(ValueError, match=r"prior\['loadings'\]: got Gamma, whose support does not fit"):
         sh.FactorAnalysis(3, 1, prior={"loadings": dist.Gamma(1.0, 1.0)})
 
 

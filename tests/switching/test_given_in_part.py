@@ -244,7 +244,7 @@ def test_groups_stretches_and_the_whole_agree(monkeypatch, held):
     guesses = first_guesses(graph.problem, 2, 0).values
     expected = engine_from(graph, guesses).run(3, tol=0.0).elbo
     for room, long in ((100, 2**24), (200, 100)):
-        monkeypatch.setattr(chunked, "ROOM", room)
+        monkeypatch.setattr(chunked, "MAX_NUMBERS", room)
         monkeypatch.setattr(chunked, "LONG", long)
         engine = engine_from(graph, guesses)
         assert isinstance(engine, ChunkedVMP)

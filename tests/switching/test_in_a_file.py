@@ -82,7 +82,7 @@ def test_each_step_of_em_is_that_in_memory(monkeypatch, dynamics, emission, flat
     weights = torch.tensor([1.0, 2.0, 0.5, 1.0, 1.5, 1.0]).double()
     problem = model.problem(x, lengths=LENGTHS, weights=weights).double()
     start = first_guesses(problem, 3, 0).values
-    monkeypatch.setattr(chunked, "ROOM", 3 * 2 * 20 * 2)
+    monkeypatch.setattr(chunked, "MAX_NUMBERS", 3 * 2 * 20 * 2)
     one = type(problem)(problem.dynamics, problem.emission, problem.series, None if flat else problem.prior)
     expected, found = EM(one, start), EMInParts(one, Whole.of(in_file(one.series)), start)
     assert_close(found.run(3).elbo, expected.run(3).elbo, rtol=1e-10, atol=1e-10)
@@ -104,7 +104,7 @@ def test_a_long_sequence_is_taken_in_stretches(monkeypatch, order):
     problem = model.scaled_to(x).problem(x[None])
     assert order == 0 or torch.equal(stored.past.rows.nan_to_num(), problem.series.past[0].nan_to_num())
     start = first_guesses(problem, 2, 0).values
-    monkeypatch.setattr(chunked, "ROOM", 2 * 2 * 7)
+    monkeypatch.setattr(chunked, "MAX_NUMBERS", 2 * 2 * 7)
     monkeypatch.setattr(chunked, "LONG", 8)
     found, expected = EMInParts(problem, Whole.of(stored), start).run(3), EM(problem, start).run(3)
     assert_close(found.elbo, expected.elbo, rtol=1e-10, atol=1e-10)
@@ -137,7 +137,7 @@ GAPS = {"dt": 0.5 + torch.rand(30, 40, generator=torch.Generator().manual_seed(3
 def test_a_fit_from_a_sample_ends_where_the_fit_in_memory_does(monkeypatch, dynamics, options, given, close):
     monkeypatch.setattr(whole, "SAMPLE", 200)
     monkeypatch.setattr("samplehold.switching.data.series.TURN", 100)
-    monkeypatch.setattr(chunked, "ROOM", 2**9)
+    monkeypatch.setattr(chunked, "MAX_NUMBERS", 2**9)
     model, x = sh.SwitchingSSM(dynamics, sh.Normal(2)), data()
     model = model if "prior" in options else model.with_prior(dict(model.scaled_to(x).prior))
     options = {"restarts": 2, "tol": 1e-10, "progress": False} | options
@@ -194,7 +194,7 @@ from samplehold.switching.data.scratch import Scratch
 from samplehold.switching.data import series
 from samplehold.switching.data.series import Series
 from samplehold.switching.fitting import chunked
-chunked.ROOM, series.TURN = 2**17, 2**15
+chunked.MAX_NUMBERS, series.TURN = 2**17, 2**15
 def status(field):
     return next(int(line.split()[1]) for line in open("/proc/self/status") if line.startswith(field)) / 1024
 def fit(n):

@@ -63,7 +63,7 @@ def test_sums_over_groups_of_sequences_and_over_stretches_equal_the_whole(monkey
     graph = graph_of(model, x, lengths=torch.tensor([[13, 5, 1], [9, 10, 12]]), **keywords)
     start = start_of(graph)
     expected = stepped(graph, start)
-    monkeypatch.setattr(chunked, "ROOM", 2 * 4 * 2 * (1 if long else 13))  # stretches of 4 steps, or 4 sequences
+    monkeypatch.setattr(chunked, "MAX_NUMBERS", 2 * 4 * 2 * (1 if long else 13))  # stretches of 4 steps, or 4 sequences
     monkeypatch.setattr(chunked, "LONG", 8 if long else 10**6)
     assert isinstance(started(graph, start), ChunkedVMP)
     check_same(stepped(graph, start), expected)
@@ -79,7 +79,7 @@ def test_stretches_of_a_path_that_some_states_cannot_take_equal_the_whole(monkey
     values = {name: value.double() for name, value in model.values.items()}
     start = {name: statistics[None].clamp_min(-1e4) for name, statistics in graph.point(values).items()}
     expected = stepped(graph, start)
-    monkeypatch.setattr(chunked, "ROOM", 9)
+    monkeypatch.setattr(chunked, "MAX_NUMBERS", 9)
     monkeypatch.setattr(chunked, "LONG", 8)
     check_same(stepped(graph, start), expected)
 
@@ -89,7 +89,7 @@ def test_steps_on_their_own_in_groups_of_sequences_rise_to_the_same_bound(monkey
     graph = graph_of(model, model.simulate(10, (6,), seed=0).x, factorization="mean_field")
     start = start_of(graph)
     expected = started(graph, start).run(10, tol=0).elbo
-    monkeypatch.setattr(chunked, "ROOM", 2 * 10 * 2 * 2)
+    monkeypatch.setattr(chunked, "MAX_NUMBERS", 2 * 10 * 2 * 2)
     engine = started(graph, start)
     assert isinstance(engine, ChunkedVMP)
     assert_close(engine.run(10, tol=0).elbo, expected, rtol=1e-10, atol=0)
@@ -100,7 +100,7 @@ def test_a_fit_in_turns_is_the_fit_at_once(monkeypatch):
     x = truth.simulate(60, (5,), seed=0).x
     model = sh.SwitchingSSM(sh.Markov(2), sh.MultivariateNormal(2))
     expected = model.fit(x, method="vmp", restarts=3, tol=1e-12, progress=False)
-    monkeypatch.setattr(chunked, "ROOM", 3 * 60 * 2 * 2)
+    monkeypatch.setattr(chunked, "MAX_NUMBERS", 3 * 60 * 2 * 2)
     found = model.fit(x, method="vmp", restarts=3, tol=1e-12, progress=False)
     assert_close(found.objective[-1], expected.objective[-1], rtol=1e-9, atol=0)
     loc, other = (fit.model.loc.sort(0).values for fit in (found, expected))  # the best of equals may be another
@@ -137,7 +137,7 @@ def fit(n):
     open("/proc/self/clear_refs", "w").write("5")
     model.fit(x, method="vmp", restarts=2, max_steps=2, progress=False)
     return status("VmHWM") - before
-chunked.ROOM = starts.SAMPLE = 2**16
+chunked.MAX_NUMBERS = starts.SAMPLE = 2**16
 model = SwitchingSSM(Markov(4), Normal(1))
 fit(250)
 print(fit(500), fit(8000))

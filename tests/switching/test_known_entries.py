@@ -250,7 +250,7 @@ def test_entries_outside_their_space_are_named(fixed, said):
 def test_what_cannot_be_known_in_part_is_named():
     full = sh.SwitchingSSM(sh.Markov(2), sh.MultivariateNormal(2))
     y = torch.cat([X, X.flip(0)], -1)
-    with pytest.raises(ValueError, match=r"^fixed: covariance: .*as a whole"):
+    with pytest.raises(ValueError, match=r"^fixed: covariance: .*all of its entries, or none"):
         full.fit(y, fixed={"covariance": [[[1.0, N], [N, 1.0]]] * 2}, **QUIET)
     with pytest.raises(
         TypeError, match=r"^fixed: message passing cannot hold some features of loc .*give precision too"

@@ -337,7 +337,7 @@ def test_chunks_and_stretches_give_the_bound_of_the_whole(monkeypatch):
     graph = ChainGraph.of(problem)
     etas = graph.start(2)
     whole = chunked.engine_of(graph, etas)
-    monkeypatch.setattr(chunked, "ROOM", 60)
+    monkeypatch.setattr(chunked, "MAX_NUMBERS", 60)
     monkeypatch.setattr(chunked, "LONG", 60)
     parts = ChunkedVMP(graph, etas, graph.linear(etas))
     assert_close(parts.elbo(), whole.elbo(), rtol=1e-9, atol=1e-8)

@@ -68,7 +68,7 @@ def test_no_update_lowers_the_bound_beside_known_entries(kind: str, method: str)
     weights = torch.randn(2, 2, 12, layout.n_regimes, generator=generator, dtype=torch.float64)
     moved = torch.ones(layout.n_latent, dtype=torch.float64)
     graph = graph_of(layout, series, priors_of(layout, moved), blank_states(layout, series, 2), weights, layout.values)
-    graph = graph.held(layout.held(tables))
+    graph = graph.fixed_at(layout.known_points(tables))
     graph = graph.at_points(flat=False) if method == "em" else graph
     engine = graph.engine(graph.start(2))  # tests every message
     engine.update("chain")

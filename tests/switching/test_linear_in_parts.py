@@ -54,7 +54,7 @@ def graphs(monkeypatch: pytest.MonkeyPatch, method: str, flat: bool = False) -> 
     first, *both = [graph.at_points(flat) if method == "em" else graph for graph in (first, *both)]
     engine = first.engine(first.start(2))
     engine.run(3, 0.0)
-    monkeypatch.setattr(chunked, "ROOM", 2 * 20 * parts.width)
+    monkeypatch.setattr(chunked, "MAX_NUMBERS", 2 * 20 * parts.width)
     return both[0], both[1], {name: engine.blocks[name].eta for name in first.families}
 
 
@@ -109,7 +109,7 @@ def test_the_density_of_a_structure_is_that_in_memory(monkeypatch, kind):
     problem = replace(problem, prior=None) if kind == "level" else problem
     units = problem.units
     inner, near = problem.in_units(units), units.values(typical(problem.dynamics, problem.emission))
-    monkeypatch.setattr(chunked, "ROOM", 20 * problem.n_states)
+    monkeypatch.setattr(chunked, "MAX_NUMBERS", 20 * problem.n_states)
     sizes = noted(monkeypatch)
     expected = LinearDensity(inner, units, near, volume=False)
     found = SharedDensity(inner, Whole.of(file(model, x)), units, near)
@@ -141,7 +141,7 @@ def test_a_fit_of_a_file_goes_on_from_a_sample_with_all_data(monkeypatch, kind, 
     model = STRUCTURES.get(kind, sh.LinearSSM(1, 2))
     x = data(model.n_features).float()
     monkeypatch.setattr(whole, "SAMPLE", 20)
-    monkeypatch.setattr(chunked, "ROOM", 24)
+    monkeypatch.setattr(chunked, "MAX_NUMBERS", 24)
     sizes = noted(monkeypatch)
     options = {"restarts": 1, "max_steps": 4, "progress": False} | options
     fit = model.fit(file(model, x), **options)
@@ -157,6 +157,6 @@ def test_a_fit_of_a_file_goes_on_from_a_sample_with_all_data(monkeypatch, kind, 
 def test_a_structure_in_a_file_ends_at_the_maximum_in_memory(monkeypatch):
     model, x = STRUCTURES["level"], data(1)
     monkeypatch.setattr(whole, "SAMPLE", 40)
-    monkeypatch.setattr(chunked, "ROOM", 40)
+    monkeypatch.setattr(chunked, "MAX_NUMBERS", 40)
     expected, found = (model.fit(s, progress=False) for s in (model.read(x, lengths=LENGTHS), file(model, x)))
     assert float(found.objective[-1]) == pytest.approx(float(expected.objective[-1]), rel=1e-10)

@@ -288,8 +288,14 @@ def level(**prior: dist.Distribution) -> sh.LinearSSM:
 @pytest.mark.parametrize(
     ("make", "said"),
     [
-        (lambda: level(sigma2_level=dist.Normal(0.0, 1.0)), "prior['sigma2.level']: got Normal, whose values are not"),
-        (lambda: level(sigma_level=dist.Uniform(0.0, 9.0)), "prior['sigma.level']: got Uniform, whose values are not"),
+        (
+            lambda: level(sigma2_level=dist.Normal(0.0, 1.0)),
+            "prior['sigma2.level']: got Normal, whose support does not fit",
+        ),
+        (
+            lambda: level(sigma_level=dist.Uniform(0.0, 9.0)),
+            "prior['sigma.level']: got Uniform, whose support does not fit",
+        ),
         (lambda: level(sigma2_seasonal=INVERSE), "prior: got 'sigma2.seasonal', expected some of sigma2.irregular"),
         (lambda: level(ar_L1=WEIGHTS), "prior: got ['ar.L1'] without the rest of ['ar.L1', 'ar.L2']"),
         (lambda: level(sigma2_level=INVERSE, sigma_level=HALF), "prior: got sigma2.level twice, in two forms"),
@@ -304,7 +310,7 @@ def level(**prior: dist.Distribution) -> sh.LinearSSM:
         ),
         (
             lambda: sh.LinearSSM(sh.Cycle(damped=True)).with_prior({"frequency.cycle": dist.Uniform(4.0, 5.0)}),
-            "prior['frequency.cycle']: got Uniform, whose values are not those of frequency.cycle; give a distribution",
+            "prior['frequency.cycle']: got Uniform, whose support does not fit frequency.cycle; give a distribution",
         ),
         (
             lambda: sh.LinearSSM(sh.Cycle(damped=True)).with_prior({"damping.cycle": dist.Beta(0.5, 2.0)}),

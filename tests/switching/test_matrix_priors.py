@@ -199,7 +199,7 @@ def emission(**prior: Any) -> sh.SwitchingSSM:
     [
         (
             lambda: emission(covariance=dist.HalfNormal(1.0)),
-            "prior['covariance']: got HalfNormal, whose values are not",
+            "prior['covariance']: got HalfNormal, whose support does not fit",
         ),
         (lambda: emission(scale=dist.HalfNormal(1.0)), "prior: got 'scale' alone, expected 'scale', of the standard"),
         (lambda: emission(correlation=dist.LKJ(2, 1.0)), "prior: got 'correlation' alone"),

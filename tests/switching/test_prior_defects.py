@@ -84,9 +84,9 @@ def test_a_rescaled_prior_of_a_scale_is_taken_and_a_shifted_one_is_refused() -> 
     plain = dist.HalfNormal(torch.tensor(0.7, dtype=DOUBLE))
     fits = [sh.SwitchingSSM(sh.Copy(2), sh.Normal(1)).fit(X, prior={"scale": one}, **QUIET) for one in (wide, plain)]
     assert_close(fits[0].values["precision"], fits[1].values["precision"], rtol=1e-6, atol=0)
-    with pytest.raises(ValueError, match=r"prior\['scale'\]: got TransformedDistribution, whose values are not"):
+    with pytest.raises(ValueError, match=r"prior\['scale'\]: got TransformedDistribution, whose support does not fit"):
         sh.Normal(1, prior={"scale": rescaled(dist.HalfNormal(1.0), 1.0, 2.0)})
-    with pytest.raises(ValueError, match=r"prior\['loc'\]: got TransformedDistribution, whose values are not"):
+    with pytest.raises(ValueError, match=r"prior\['loc'\]: got TransformedDistribution, whose support does not fit"):
         sh.Normal(1, prior={"loc": rescaled(dist.HalfNormal(1.0), 1.0, 2.0)})
 
 

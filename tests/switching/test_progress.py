@@ -64,7 +64,7 @@ def test_reading_shows_rows_a_second_and_the_time_left(said, tmp_path, kind, mon
 
 
 def test_a_fit_over_files_shows_rows_a_second_and_the_time_left(said, monkeypatch):
-    monkeypatch.setattr(chunked, "ROOM", 2 * 2 * 40)
+    monkeypatch.setattr(chunked, "MAX_NUMBERS", 2 * 2 * 40)
     monkeypatch.setattr("samplehold.switching.fitting.whole.SAMPLE", 20)
     MODEL.fit(in_file(series()), restarts=1, max_steps=12, tol=0.0)
     rates = [rate for _, _, rate, _ in said if rate]
@@ -79,7 +79,7 @@ def test_a_fit_over_files_shows_rows_a_second_and_the_time_left(said, monkeypatc
 
 
 def test_a_report_has_the_rows_of_all_passes(monkeypatch):
-    monkeypatch.setattr(chunked, "ROOM", 2 * 2 * 20)
+    monkeypatch.setattr(chunked, "MAX_NUMBERS", 2 * 2 * 20)
     stored = MODEL.fit(in_file(series()), restarts=1, max_steps=4, progress=False, tol=0.0).report
     assert stored.steps == 4
     assert stored.rows >= 4 * 70
@@ -98,7 +98,7 @@ def test_passes_through_minibatches_and_stretches_are_counted(monkeypatch):
     options = {"method": "vmp", "restarts": 1, "progress": False}
     by_batches = MODEL.fit(in_file(series()), batch_size=3, max_steps=1, **options).report
     assert by_batches.rows in (70 * n for n in range(1, 9))
-    monkeypatch.setattr(chunked, "ROOM", 2 * 2 * 7)
+    monkeypatch.setattr(chunked, "MAX_NUMBERS", 2 * 2 * 7)
     monkeypatch.setattr(chunked, "LONG", 8)
     one = in_file(MODEL.read(torch.randn(1, 20, 1, generator=torch.Generator().manual_seed(1)).double()))
     assert MODEL.fit(one, max_steps=1, **options).report.rows in (20 * n for n in range(1, 9))
@@ -120,7 +120,7 @@ def test_the_next_part_is_fetched_while_one_is_in_use(monkeypatch):
     stored.fetch(torch.tensor([1, 2]), 15, 10)
     assert asked == [(0, 27), (40, 60), (61, 70), (22, 27)]
     asked.clear()
-    monkeypatch.setattr(chunked, "ROOM", 2 * 2 * 7)
+    monkeypatch.setattr(chunked, "MAX_NUMBERS", 2 * 2 * 7)
     monkeypatch.setattr(chunked, "LONG", 8)
     one = in_file(MODEL.read(torch.randn(1, 20, 1).double()))
     MODEL.fit(one, restarts=1, max_steps=1, progress=False)

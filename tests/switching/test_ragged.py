@@ -523,7 +523,7 @@ def test_a_table_that_is_nearly_all_padding_is_refused(monkeypatch):
     x = [np.zeros(1000), *[np.zeros(1)] * 150]
     refuse_padding(monkeypatch)
     assert len(model.smooth(x)) == 151
-    said = "x: got 151 sequences of 1 to 1000 steps, whose padded table has 151000 steps, 131 times those of the data"
+    said = "x: got 151 sequences of 1 to 1000 steps, whose padded table has 151000 steps, 131 times as many as the data"
     for call in (
         lambda: model.smooth(x, ragged=False),
         lambda: model.viterbi(np.concatenate(x), lengths=[len(part) for part in x]),

@@ -119,7 +119,7 @@ def test_restarts_go_on_as_in_one_batch():
         return said
 
     expected = steps(partial(EM, one))
-    for found in in_threads(2, lambda ranks: steps(partial(Spread.begun, ranks, partial(EM, one)))):
+    for found in in_threads(2, lambda ranks: steps(partial(Spread.of, ranks, partial(EM, one)))):
         assert_close(found, expected, rtol=1e-10, atol=1e-10)
 
 
@@ -131,9 +131,9 @@ def test_a_batch_goes_on_from_the_state_of_another_number_of_processes():
     state, expected = alone.select(torch.tensor([3, 1, 4])).state(), alone.select(torch.tensor([3, 1, 4])).run(2).elbo
 
     def go_on(ranks: Ranks) -> Any:
-        batch: Any = resumed(Spread.begun(ranks, begin, values), state)
+        batch: Any = resumed(Spread.of(ranks, begin, values), state)
         there = batch.state()
-        return batch.run(2).elbo, resumed(Spread.begun(ranks, begin, values), there).run(2).elbo, there
+        return batch.run(2).elbo, resumed(Spread.of(ranks, begin, values), there).run(2).elbo, there
 
     for found, again, there in in_threads(2, go_on):
         assert_close([found, again], [expected, expected], rtol=1e-10, atol=1e-10)
@@ -146,7 +146,7 @@ def test_an_error_of_one_process_between_its_steps_ends_all():
 
     def fails(ranks: Ranks) -> None:
         def compute() -> None:
-            batch = Spread.begun(ranks, partial(EM, one), values)
+            batch = Spread.of(ranks, partial(EM, one), values)
             if ranks.rank == 1:
                 raise ZeroDivisionError("no share")
             batch.run(1)
@@ -155,7 +155,7 @@ def test_an_error_of_one_process_between_its_steps_ends_all():
 
     def impossible(ranks: Ranks) -> None:
         tables = {name: table * (torch.nan if ranks.rank == 1 else 1) for name, table in values.items()}
-        ranks.jointly(lambda: Spread.begun(ranks, partial(EM, one), values).at(tables))
+        ranks.jointly(lambda: Spread.of(ranks, partial(EM, one), values).at(tables))
 
     here, there = in_threads(2, fails)
     assert isinstance(there, ZeroDivisionError)

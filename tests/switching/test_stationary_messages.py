@@ -156,6 +156,6 @@ def test_chunks_and_minibatches_end_near_the_whole(monkeypatch):
     whole = model.fit(x, "vmp", **FEW)
     batches = model.fit(x, "vmp", start=whole.model, batch_size=8, max_steps=100, **FEW)
     assert abs(float(batches.objective[-1]) - float(whole.objective[-1])) < 1
-    monkeypatch.setattr(chunked, "ROOM", 8 * 3 * 12 * 3)
+    monkeypatch.setattr(chunked, "MAX_NUMBERS", 8 * 3 * 12 * 3)
     parts = model.fit(x, "vmp", **FEW)
     assert_close(parts.objective[-1], whole.objective[-1], rtol=0, atol=1e-2)

@@ -548,7 +548,7 @@ def test_a_concentrated_prior_pools_and_a_vague_one_does_not(count, alike):
 @pytest.mark.parametrize(
     ("dynamics", "emission", "options", "message"),
     [
-        (sh.Markov(2), sh.Normal(1), {"method": "em"}, 'method: got "em", whose points have no spread'),
+        (sh.Markov(2), sh.Normal(1), {"method": "em"}, 'method: got "em", whose estimates have no spread'),
         (sh.Markov.left_right(2), sh.Normal(1), {"method": "vmp"}, "pooled: got 'partial' for 'transition'"),
         (sh.Markov(2), EMISSIONS["tied"], {"method": "vmp"}, "pooled: got 'partial' for 'emission'"),
         (sh.Markov(2), sh.AutoRegressive(1), {"method": "em"}, "pooled: got 'partial' for 'emission'"),

@@ -25,7 +25,7 @@ QUICK: dict[str, Any] = {"restarts": 1, "progress": False}
 
 def small_parts(monkeypatch: pytest.MonkeyPatch, numbers: int, longest: int = chunked.LONG) -> None:
     """Tables of so many numbers in a part, and sequences with more than `longest` numbers in stretches."""
-    monkeypatch.setattr(chunked, "ROOM", numbers)
+    monkeypatch.setattr(chunked, "MAX_NUMBERS", numbers)
     monkeypatch.setattr(chunked, "LONG", longest)
 
 
@@ -78,7 +78,7 @@ def test_knowledge_about_steps_and_lags_stay_in_their_places(monkeypatch, cut):
     for model, given in [(random_model("copy", "normal"), {"noise": x.square()}), (lagged, {})]:
         problem = model.problem(x, **known, **given)
         start = {name: table[0] for name, table in first_guesses(problem, 1, 0).values.items()}
-        check_evidence(problem, model.with_values(problem.hold(start)))
+        check_evidence(problem, model.with_values(problem.admitted(start)))
 
 
 @pytest.mark.parametrize(("dynamics", "emission"), [("markov", "normal"), ("copy", "gated"), ("inputs", "categorical")])
@@ -208,7 +208,7 @@ from samplehold.switching.data.scratch import Scratch
 from samplehold.switching.data import series
 from samplehold.switching.data.series import Series
 from samplehold.switching.fitting import chunked
-chunked.ROOM, series.TURN = 2**17, 2**15
+chunked.MAX_NUMBERS, series.TURN = 2**17, 2**15
 def status(field):
     return next(int(line.split()[1]) for line in open("/proc/self/status") if line.startswith(field)) / 1024
 def fit(n):

@@ -334,7 +334,7 @@ FLAT, VMP = dist.Wishart(torch.tensor(2.0), covariance_matrix=torch.eye(2)), {"m
         (RECURRENT, "recurrence", NORMAL, {}, "prior['recurrence']: got Normal, but a SwitchingLinearSSM accepts"),
         (MODEL, "recurrence_offset", NORMAL, {}, "prior['recurrence_offset']: got Normal, but a SwitchingLinearSSM"),
         (MODEL, "emission_offset", 1.0, {}, "prior: got 'emission_offset', expected hyperparameters of"),
-        (MODEL, "observation_noise", NORMAL, {}, NOISE + "Normal, whose values are not"),
+        (MODEL, "observation_noise", NORMAL, {}, NOISE + "Normal, whose support does not fit"),
         (MODEL, "emission_offset", dist.Normal(torch.zeros(3), 1.0), {}, OFFSET + "a distribution of shape [3]"),
         (
             MODEL,

@@ -149,8 +149,8 @@ def normal(**prior: dist.Distribution) -> sh.SwitchingSSM:
 @pytest.mark.parametrize(
     ("make", "said"),
     [
-        (lambda: normal(loc=dist.HalfNormal(1.0)), "prior['loc']: got HalfNormal, whose values are not those of"),
-        (lambda: normal(scale=dist.Normal(0.0, 1.0)), "prior['scale']: got Normal, whose values are not those of"),
+        (lambda: normal(loc=dist.HalfNormal(1.0)), "prior['loc']: got HalfNormal, whose support does not fit"),
+        (lambda: normal(scale=dist.Normal(0.0, 1.0)), "prior['scale']: got Normal, whose support does not fit"),
         (lambda: normal(loc=dist.Uniform(0.0, 9.0)), "prior['loc']: got Uniform"),
         (lambda: normal(mu=dist.Normal(0.0, 1.0)), "prior: got 'mu', expected some of loc, precision"),
         (lambda: normal(loc=3.0), "prior['loc']: got float, expected a distribution of Pyro"),
@@ -168,7 +168,7 @@ def normal(**prior: dist.Distribution) -> sh.SwitchingSSM:
         ),
         (
             lambda: normal().with_prior({"redraw_prob": dist.Uniform(0.0, 2.0)}),
-            "prior['redraw_prob']: got Uniform, whose values are not those of redraw_prob",
+            "prior['redraw_prob']: got Uniform, whose support does not fit redraw_prob",
         ),
         (
             lambda: sh.LinearSSM(1).with_prior({"transition": dist.Normal(0.0, 1.0)}),

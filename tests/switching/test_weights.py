@@ -226,7 +226,7 @@ def test_chunks_and_stretches_give_the_bound_of_the_whole(monkeypatch, of_steps)
     graph = ChainGraph.of(model.problem(x, weights=weights))
     etas = graph.start(2)
     whole = chunked.engine_of(graph, etas)
-    monkeypatch.setattr(chunked, "ROOM", 40)
+    monkeypatch.setattr(chunked, "MAX_NUMBERS", 40)
     for most in (10**6, 40):  # chunks of whole sequences, and parts of one sequence
         monkeypatch.setattr(chunked, "LONG", most)
         parts = chunked.ChunkedVMP(graph, etas, graph.linear(etas))

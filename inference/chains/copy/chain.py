@@ -50,7 +50,7 @@ class CopyChain(DiscreteChain):
             under every state, or a table with NaN or +inf, with its sequence and step; log p(x) out of range of the
             dtype.
 
-    Adams & MacKay 2007 filter the same chain by run length; its exact draws are those of Fearnhead 2006.
+    Adams & MacKay 2007 filter the same chain by run length; Fearnhead 2006 draws from it exactly.
 
     See Also:
         `FactoredCopyChain`, with one table; `MarkovChain`, with free rows; docs/background/copy_chain.md, with the

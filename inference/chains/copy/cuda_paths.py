@@ -120,10 +120,10 @@ def sampled_paths(
             new_m, new_e, size, _ = normalise(weight, top, DTYPE)
             belief = number(new_m, new_e, DTYPE).to(tl.float64)
             reached = tl.where(belief > 0, tl.cumsum(belief, 1), 0.0)  # sums that round apart draw no lost state
-            whole = tl.max(reached, 1, keep_dims=True)
+            total = tl.max(reached, 1, keep_dims=True)
             since = tl.where(gates[i] < share, (now + 1).to(tl.int32), since)
             code = (k.to(tl.int64) << _SHIFT) | since.to(tl.int64)
-            picked = (reached > places[i] * whole) | (reached >= whole)
+            picked = (reached > places[i] * total) | (reached >= total)
             end = tl.min(tl.where(picked, code, _MOST), 1, keep_dims=True)
             tl.store(path + at + now, end, within(drawing, now, 0, length))
             possible = (size > 0) & (size < INFINITE)

@@ -95,8 +95,8 @@ def _smooth(
             belief, from_fresh, from_held = recall(noted[i], m_fresh, e_fresh, m_held, e_held, DTYPE)
             weight = from_fresh + from_held
             inside, row = within(lanes, now, 0, length), within(lanes, now, 0, high)
-            part = posterior / tl.where(weight > 0, weight, 1.0)
-            by_fresh, by_hold = tl.where(inside, part * from_fresh, 0.0), tl.where(inside, part * from_held, 0.0)
+            share = posterior / tl.where(weight > 0, weight, 1.0)
+            by_fresh, by_hold = tl.where(inside, share * from_fresh, 0.0), tl.where(inside, share * from_held, 0.0)
             redrawn = tl.sum(by_fresh, 1, keep_dims=True)
             if in_fresh is None:
                 tl.store(state + by_state + now * states, by_fresh + by_hold, row)
@@ -112,8 +112,8 @@ def _smooth(
                 else:
                     tl.store(in_held + by_held + now * states, by_hold, row)
             posterior = tl.where(inside, by_hold + redrawn * belief, posterior)
-        whole = tl.sum(posterior, 1, keep_dims=True)
-        posterior = posterior / tl.where(whole > 0, whole, 1.0)  # so that rounding does not add up
+        total = tl.sum(posterior, 1, keep_dims=True)
+        posterior = posterior / tl.where(total > 0, total, 1.0)  # so that rounding does not add up
         found = following
         noted = noted_those
         t -= AHEAD

@@ -27,7 +27,7 @@ def tasks_of(sequences: int, numbers: int) -> list[Any]:
         for n0, n1 in ranges(sequences, -(-MIN_WORK // max(1, numbers)))
         for low in range(n0, n1, most)
     ]
-    return [integers(*part, 0) for part in parts]
+    return [integers(*span, 0) for span in parts]
 
 
 def rows_of(table: Tensor) -> Tensor:

@@ -25,7 +25,7 @@ from .plain import multiplied_out
 
 
 class FactoredCopyChain(DiscreteChain):
-    r"""The posterior over paths of a copy chain whose tables are products, so that one table is read instead of two.
+    r"""The posterior over paths of a copy chain whose tables are products; it reads one table instead of two.
 
     Arguments:
         log_redraw: [*b, T], $\log P(z_t{=}1)$ of every step, or [*b, 1] for all steps. The first step redraws, and its

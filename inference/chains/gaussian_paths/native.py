@@ -28,8 +28,8 @@ def sample(linear: Tensor, square: Tensor, cross: Tensor, lengths: Tensor, noise
     draws, dtype = noise.shape[0], linear.dtype
     shape = draws, *linear.shape
     path = empty(*shape, dtype=dtype)
-    given = as_table(noise, shape, dtype)
-    failed = _over_sequences("path_sample", (linear, square, cross, lengths), draws, (given,), (path,))
+    table = as_table(noise, shape, dtype)
+    failed = _over_sequences("path_sample", (linear, square, cross, lengths), draws, (table,), (path,))
     return path, failed
 
 
@@ -42,7 +42,7 @@ def _over_sequences(name: str, tables: Any, draws: int, given: Any, results: Any
     failed = torch.full((n,), -1, dtype=torch.int64, device="cpu")
     sizes = integers(n, steps, states, draws, 0)
     parts = ranges(n, max(1, _MIN_WORK // max(1, steps * states * states)), n)
-    tasks = [integers(*part) for part in parts]
+    tasks = [integers(*span) for span in parts]
     run(function(name, dtype), tasks, sizes, *flat, as_table(lengths, (n,), torch.int64), *given, *results, failed)
     refuse_lack(sizes[-1])
     return failed

@@ -49,7 +49,7 @@ class Job(NamedTuple):
     n_groups: int
     kept: int  # numbers that a group keeps of all steps
     seconds: float  # that all steps of a set take, about
-    whole: bool = True  # whether every result has all steps
+    all_steps: bool = True  # whether every result has all steps
 
     @property
     def faults(self) -> Tensor:
@@ -58,24 +58,24 @@ class Job(NamedTuple):
     def new(self, *axes: int, by_set: bool = False, dtype: torch.dtype | None = None) -> Tensor:
         """Zeros where not everything is going to be written."""
         table = empty(*(self.shared if by_set else self.batch), *axes, dtype=dtype or self.tables.x.dtype)
-        return table if self.whole else table.zero_()
+        return table if self.all_steps else table.zero_()
 
     def over_sets(self, name: str, *others: Any, dtype: torch.dtype | None = None) -> list[Callable[[], None]]:
         """Tasks that cover all sets of covariances."""
         of, given = function(name, dtype), [pointer(x) if isinstance(x, Tensor) else x for x in others]
         tasks = parts(self.n_sets, self.seconds * self.n_sets)
-        return [partial(of, integers(*part), self.block, *given) for part in tasks]
+        return [partial(of, integers(*span), self.block, *given) for span in tasks]
 
     def over_groups(self, name: str, *others: Any, keep: bool = False) -> list[Callable[[], None]]:
         """Tasks that cover all sequences."""
         of, given = function(name, self.tables.x.dtype), [pointer(x) if isinstance(x, Tensor) else x for x in others]
         kept = self.kept if keep else 0
 
-        def work(part: Any) -> None:
-            room = empty(kept, dtype=torch.float64) if kept else None
-            of(part, pointer(room), self.block, *given)
+        def work(span: Any) -> None:
+            workspace = empty(kept, dtype=torch.float64) if kept else None
+            of(span, pointer(workspace), self.block, *given)
 
-        return [partial(work, integers(*part)) for part in parts(self.n_groups, self.seconds * self.n_groups)]
+        return [partial(work, integers(*span)) for span in parts(self.n_groups, self.seconds * self.n_groups)]
 
     def run(self, tasks: list[Callable[[], None]]) -> None:
         in_parallel(tasks)
@@ -140,7 +140,7 @@ def _batches(tables: Tables) -> dict[str, torch.Size]:
     return found
 
 
-def _given(table: Tensor | None, n_axes: int, n_own: int, has_steps: bool) -> list[int]:
+def _strides(table: Tensor | None, n_axes: int, n_own: int, has_steps: bool) -> list[int]:
     """Address, and numbers from an entry to the next one along batch axes, steps, rows and columns.
 
     They are 0 along an axis with one entry for all.
@@ -181,7 +181,7 @@ def _job(inputs: Sequence[Any], *, smoothing: bool = False, by_step: bool = Fals
         ),
     )  # fmt: skip
     for (name, n_own), table in zip(OWN_AXES.items(), wide, strict=False):
-        numbers.extend(_given(table, len(batch), n_own, name not in _WITHOUT_STEPS))
+        numbers.extend(_strides(table, len(batch), n_own, name not in _WITHOUT_STEPS))
     numbers.extend((0, *(prod(batch[axis + 1 :]) for axis in range(len(batch))), 0, 0, 0))
     block = (ctypes.c_int64 * len(numbers)).from_buffer(numbers)
     job = Job(
@@ -191,7 +191,7 @@ def _job(inputs: Sequence[Any], *, smoothing: bool = False, by_step: bool = Fals
     )  # fmt: skip
     job.run(job.over_sets("kalman_factors"))
     failed = n_sets > 0 and int(fault.max()) >= 0
-    return job._replace(whole=tables.lengths is None and not failed)
+    return job._replace(all_steps=tables.lengths is None and not failed)
 
 
 @op.evidence.kernel("cpu")
@@ -240,7 +240,7 @@ def sample(*inputs: Any) -> Results:
     check_given("diffuse_noise", diffuse_noise, (n, *job.batch, n_diffuse), dtype)
     noise, diffuse_noise = (x.detach().contiguous() for x in (noise, diffuse_noise))
     path = empty(*noise.shape, dtype=noise.dtype)
-    path = path if job.whole else path.zero_()
+    path = path if job.all_steps else path.zero_()
     job.run(job.over_groups("kalman_draw", len(path), noise, diffuse_noise, path, keep=True))
     return path, job.faults
 

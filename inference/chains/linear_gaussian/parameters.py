@@ -32,8 +32,8 @@ def read(x: Tensor, arguments: dict[str, Any]) -> Parameters:
     n_steps, n_features = x.shape[-2:]
     moves, sights = n_steps - 1, n_steps
     first = {
-        "initial_mean": _given("initial_mean", arguments["initial_mean"], x, n_states),
-        "initial_covariance": _given("initial_covariance", arguments["initial_covariance"], x, n_states, n_states),
+        "initial_mean": _or_zero("initial_mean", arguments["initial_mean"], x, n_states),
+        "initial_covariance": _or_zero("initial_covariance", arguments["initial_covariance"], x, n_states, n_states),
     }
     sizes = {
         "transition": (moves, n_states, n_states),
@@ -135,7 +135,7 @@ def _by_step(name: str, table: Tensor | None, like: Tensor, steps: int, *axes_of
     return table
 
 
-def _given(name: str, table: Tensor | None, like: Tensor, *axes: int) -> Tensor:
+def _or_zero(name: str, table: Tensor | None, like: Tensor, *axes: int) -> Tensor:
     return like.new_zeros(axes) if table is None else check_table(name, table, *axes, like=like, finite=True)
 
 

@@ -21,7 +21,7 @@ def of_series(
     initial: Tensor,
     diffuse: Tensor,
 ) -> Tensor:
-    given = x, transition, state_noise, emission, observation_noise, initial, diffuse
+    inputs = x, transition, state_noise, emission, observation_noise, initial, diffuse
     (n_series, n_steps), (n, size), rows = x.shape, transition.shape[:2], emission.shape[1]
     if len(emission) not in (1, n_series) or rows not in (1, n_steps):
         expected = f"[1 or {n_series}, 1 or {n_steps}, {size}]"
@@ -29,16 +29,16 @@ def of_series(
     square, each = (n, size, size), len(emission)
     shapes = x.shape, square, (n, size), (each, rows, size), (n,), square, (size,)
     names = "x", "transition", "state_noise", "emission", "observation_noise", "initial", "diffuse"
-    for name, table, shape in zip(names, given, shapes, strict=True):
+    for name, table, shape in zip(names, inputs, shapes, strict=True):
         check_given(name, table, shape, torch.bool if name == "diffuse" else x.dtype)
-    tables = [table.detach().contiguous() for table in given]
+    tables = [table.detach().contiguous() for table in inputs]
     total, lacking = empty(n, n_series, dtype=torch.float64), integers(0)
     for members in _groups(x, len(emission) > 1):
         rows = tables[3][int(members[0]) if len(emission) > 1 else 0]
         addresses = [table.data_ptr() for table in (*tables[:3], rows, *tables[4:])]
         block = integers(n_steps, size, len(rows), n, n_series, *addresses)
         seconds = 1e-9 * n * n_steps * size * (size + len(members))
-        tasks = [integers(*part) for part in parts(-(-n // _BLOCK), seconds)]
+        tasks = [integers(*span) for span in parts(-(-n // _BLOCK), seconds)]
         run(function("one_series_evidence"), tasks, block, members, len(members), total, lacking)
     refuse_lack(lacking[0])
     return total

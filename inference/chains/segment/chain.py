@@ -48,7 +48,7 @@ class SegmentChain:
             standard deviations from 0: give statistics and prior about a location near them, see `VectorFamily.moved`.
         log_hazard: `by="step"`: [*b, T] or [*b, 1], log P(change before t); the first step begins a segment, its entry
             is ignored. `by="run"`: [*b, R], log P(a segment ends after r steps | it does not end before) at r - 1; the
-            last entry is that of longer runs too. -inf is never, 0 is surely.
+            last entry serves longer runs too. -inf: never; 0: always.
         log_base: [*b, T], the part of $\log p(x_t \mid \theta)$ that does not depend on $\theta$; None: 0.
         lengths: [*b], each sequence's number of steps; None: all have T. Entries after the end are ignored.
         tol: 0 is exact, O(T^2) time. Otherwise beginnings are left out, so that the posterior over segmentations has
@@ -241,7 +241,7 @@ class SegmentChain:
     def before_each(self) -> Iterator[tuple[Float[Tensor, "*b R"], tuple[Float[Tensor, "*b R _ _"], ...]]]:
         """The segment of each step in turn, given the steps before it.
 
-        The first table has the probability of each beginning of the segment; the last one is that of a change. The
+        The first table has the probability of each beginning of the segment; the last one has P(a change). The
         others have, by block, the natural parameters of the posterior under each beginning.
         """
         for weight, natural in before_each(self._tables()):

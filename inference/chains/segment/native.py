@@ -25,7 +25,7 @@ from .tables import Filtered, Tables
 
 _ROWS = {"normal_gamma": lambda size: 4, "gamma": lambda size: 3, "simplex": lambda size: size + 1}
 _DONE, _MORE, _FULL, _NO_MEMORY = range(4)
-_FIRST_ROOM, _WIDEST = 1024, 16  # beginnings for which there is room at first; numbers of two vectors, or more
+_FIRST_CAPACITY, _WIDEST = 1024, 16  # beginnings that fit at first; numbers of two vectors, or more
 _MIN_PAIRS = 20_000  # beginnings and ends that repay a second thread
 
 
@@ -86,18 +86,18 @@ class _Chain:
 
     def each(self, task: Callable[[int, int], None]) -> None:
         """Do a task for all sequences, spread over threads."""
-        in_parallel([partial(task, *part) for part in ranges(self.N, max(1, _MIN_PAIRS // self.T**2))])
+        in_parallel([partial(task, *span) for span in ranges(self.N, max(1, _MIN_PAIRS // self.T**2))])
 
     def forward(self, best: bool, outputs: Any, first: int, end: int) -> None:
         part, at = self.part(first, end), integers(first, 0, 0, 0, 0, 0)
-        capacity = min(self.T, _FIRST_ROOM) + _WIDEST
-        room, by_count = _zeros(5 + self.rows, capacity), empty(self.by_count, dtype=torch.float64)
+        capacity = min(self.T, _FIRST_CAPACITY) + _WIDEST
+        workspace, by_count = _zeros(5 + self.rows, capacity), empty(self.by_count, dtype=torch.float64)
         of, answer = number_from("segments_forward"), _MORE
         while answer != _DONE:
-            answer = of(part, int(best), outputs, at, pointer(room), capacity, pointer(by_count))
+            answer = of(part, int(best), outputs, at, pointer(workspace), capacity, pointer(by_count))
             if answer == _FULL:
-                wider = _zeros(len(room), 2 * capacity)
-                wider[:, :capacity], room, capacity = room, wider, 2 * capacity
+                wider = _zeros(len(workspace), 2 * capacity)
+                wider[:, :capacity], workspace, capacity = workspace, wider, 2 * capacity
             refuse_lack(answer == _NO_MEMORY)
 
     def backward(self, found: Any, outputs: Any, first: int, end: int) -> None:
@@ -164,9 +164,9 @@ def smooth(steps: Tensor, tables: Tables, found: Forward, expect: Functions) -> 
     change, *ends = empty(3 if tables.by_run else 1, N, T, dtype=real).unbind()
     ended, last = ends or (None, None)
     expected, first = empty(N, T, chain.outs, dtype=real), empty(N, chain.outs, dtype=real)
-    given = [table.contiguous() for table in (found.log_increment, found.log_change, found.death)]
+    forward = [table.contiguous() for table in (found.log_increment, found.log_change, found.death)]
     outputs = addresses(change, expected, first, ended, last)
-    chain.each(partial(chain.backward, addresses(*given), outputs))
+    chain.each(partial(chain.backward, addresses(*forward), outputs))
     expectations, starts = (_apart(table, chain.shapes) if expect else () for table in (expected, first))
     return Smoothed(change, expectations, starts, ended, last)
 

@@ -87,7 +87,7 @@ def _advanced(constants: _Constants, old: Tensor, x: int, steps: int, width: int
     rows = empty(1, constants.rows, capacity, dtype=torch.float64)
     if old.stride(2) != 1:
         old = old.contiguous()
-    given = integers(old.data_ptr(), old.stride(1), n, rows.data_ptr(), capacity, x, steps, width, last, found)
-    n = number_from("segments_advance")(constants.words, given)
+    task = integers(old.data_ptr(), old.stride(1), n, rows.data_ptr(), capacity, x, steps, width, last, found)
+    n = number_from("segments_advance")(constants.words, task)
     refuse_lack(n < 0)
     return rows.narrow(2, 0, n)

@@ -128,13 +128,13 @@ def _of_hazards(tables: Tables, smoothed: Smoothed, inside: Tensor) -> tuple[Ten
         return change, hold.clamp_min(0.0)
     assert smoothed.ended is not None
     assert smoothed.last is not None
-    whole = smoothed.ended + smoothed.last
-    later = whole.flip(-1).cumsum(-1).flip(-1)
+    segments = smoothed.ended + smoothed.last
+    later = segments.flip(-1).cumsum(-1).flip(-1)
     hold = torch.cat(
         [later[:, 1:], torch.zeros_like(later[:, :1])], -1
     )  # by steps so far, of which there are 1, 2, ...
     size = tables.log_change.shape[-1]
-    index = torch.arange(tables.n_steps, device=whole.device).clamp(max=size - 1).expand_as(whole)
+    index = torch.arange(tables.n_steps, device=segments.device).clamp(max=size - 1).expand_as(segments)
     count = torch.zeros_like(tables.log_change)
     return count.scatter_add(1, index, smoothed.ended), count.scatter_add(1, index, hold)
 

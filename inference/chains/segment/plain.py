@@ -284,8 +284,8 @@ def columns(tables: Tables, found: Forward, start: Tensor, stop: int) -> tuple[t
     kept = begun & (ends < found.death[:, start].unsqueeze(-1))
     after = (ends + 1).clamp(max=T - 1)
     change = torch.where(ends + 1 < T, tables.change(after, run.clamp_min(1))[0], -torch.inf)
-    whole = found.log_change[:, None, after]  # -inf if no segment ends here
-    to_change = torch.where(kept & (change > -torch.inf) & (whole > -torch.inf), weight + (change - whole), -torch.inf)
+    total = found.log_change[:, None, after]  # -inf if no segment ends here
+    to_change = torch.where(kept & (change > -torch.inf) & (total > -torch.inf), weight + (change - total), -torch.inf)
     to_end = torch.where(kept & (ends == (tables.lengths - 1)[:, None, None]), weight, -torch.inf)
     return sums, to_change, to_end
 

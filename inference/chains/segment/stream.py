@@ -27,7 +27,7 @@ class SegmentStream:
         families: by block, as in `Block`.
         priors: by block, natural parameters [*b, F, D].
         log_hazard: as in `SegmentChain`; `by="step"`: [*b, 1], of the steps that `update` gives none.
-        tol: what each update may leave out, as a bound of the total variation; 0 keeps all beginnings.
+        tol: how much each update may leave out: a bound on the change in total variation. 0 keeps all beginnings.
         most: the beginnings that are kept at most; None: any number. `Runs.left_out` has the bound of all that was left
             out.
 
@@ -130,8 +130,8 @@ class SegmentStream:
         log_hazard: Tensor | None = None,
         expect: Functions | None = None,
     ) -> tuple[Runs, FilteredSegments]:
-        """The belief after S more observations, and what is known after each; arguments as those of `update` with an
-        axis of steps after `*b`.
+        """The belief after S more observations, and the results after each. Arguments as in `update`, with an axis of
+        steps after `*b`.
 
         Arguments:
             runs: the belief so far.

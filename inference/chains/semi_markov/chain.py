@@ -39,12 +39,12 @@ class SemiMarkovChain(DiscreteChain):
         log_duration: [*b, K, D], $\log p_k(d)$ at index d - 1.
         log_likelihood: [*b, T, K], $\log p(x_t \mid s_t)$.
         lengths: [*b], each sequence's number of steps; None: all have T. Likelihoods after the end are ignored.
-        log_first_duration: [*b, K, D], of what is left of the first segment at the first step; None: it begins there,
-            so its durations are those of all. `equilibrium(log_duration)`: the sequence was cut out of a long one.
+        log_first_duration: [*b, K, D], of the rest of the first segment at the first step. None: it begins there, with
+            the durations of all segments. `equilibrium(log_duration)`: the sequence was cut out of a long one.
         censored: whether the last segment may go on after the end of the sequence; False: it ends there.
 
-    Weights are numbers or -inf, an impossible event; those of durations add up to 1 or less in each row, and need not
-    otherwise be normalised. Batch axes broadcast; a table shared by sequences is not copied.
+    Weights are numbers, or -inf for an impossible event. Each row of durations adds up to 1 or less; other weights need
+    not be normalised. Batch axes broadcast; a table shared by sequences is not copied.
 
     Raises:
         TypeError: tables that are not float32 or float64 tensors of one dtype on one device; lengths that are not
@@ -213,8 +213,8 @@ class SemiMarkovChain(DiscreteChain):
         """The expected numbers of durations, [*b, K, D], and of those of first segments if they have their own."""
         with torch.enable_grad():
             shape = (*self.batch_shape, *self.log_duration.shape[-2:])
-            given = self.log_duration, self.log_first_duration
-            leaves = [None if x is None else x.detach().double().expand(shape).clone().requires_grad_() for x in given]
+            tables = self.log_duration, self.log_first_duration
+            leaves = [None if x is None else x.detach().double().expand(shape).clone().requires_grad_() for x in tables]
             assert leaves[0] is not None
             rows = _rows(leaves[0], leaves[1], censored=self.censored)
             sources = [x for x in leaves if x is not None]

@@ -28,7 +28,7 @@ class _Chains(NamedTuple):
     def run(self, name: str, *others: Any) -> None:
         """Call a function of the library for ranges of sequences."""
         n_parts = max(worthwhile(self.seconds), int(self.seconds / _TASK))
-        tasks = [integers(*part) for part in ranges(self.n, at_most=n_parts)]
+        tasks = [integers(*span) for span in ranges(self.n, at_most=n_parts)]
         run(function(name), tasks, self.record, *others)
         refuse_lack(self.record[-1])
 

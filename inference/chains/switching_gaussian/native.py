@@ -43,8 +43,8 @@ def _zeros(*shape: int) -> Tensor:
 def _points(n_directions: int) -> tuple[Tensor, Tensor]:
     """The points [d, P] of means over directions and their log-weights, filled up to whole vectors of any width."""
     nodes, log_weight = grid(n_directions, torch.zeros(0, dtype=torch.float64, device="cpu"))
-    pad, room = torch.nn.functional.pad, (0, -len(nodes) % 8)
-    return pad(nodes.mT, room).contiguous(), pad(log_weight, room, value=-torch.inf)
+    pad, fill = torch.nn.functional.pad, (0, -len(nodes) % 8)
+    return pad(nodes.mT, fill).contiguous(), pad(log_weight, fill, value=-torch.inf)
 
 
 class _Job(NamedTuple):
@@ -60,7 +60,7 @@ class _Job(NamedTuple):
         stretches = ranges(n_steps, at_most=ceil(self.seconds * n_steps / _LONGEST))
         for steps in stretches[::-1] if back else stretches:
             tasks = parts(n, self.seconds * n * (steps[1] - steps[0]))
-            run(function(name), [integers(*part, *steps) for part in tasks], self.given)
+            run(function(name), [integers(*span, *steps) for span in tasks], self.given)
             refuse_lack(self.given[_SIZES - 1])
 
 
@@ -81,11 +81,11 @@ def _job(
     square, shapes = (k, n_latent, n_latent), [(k,), (k, k), (k, n_latent)]
     shapes += [square, square, shapes[2], square, (k, f, n_latent), (k, f), (k, f, f), (j, n_latent), (k, j), x.shape]
     model = [*tables[:10], *(tables[10:] if d else (None, None)), x]
-    given = [t if t is None else _table(t, shape) for t, shape in zip(model, shapes, strict=True)]
+    ready = [t if t is None else _table(t, shape) for t, shape in zip(model, shapes, strict=True)]
     nodes = _points(d) if d else (None, None)
     n_points = 0 if nodes[0] is None else nodes[0].shape[1]
     sizes = n_steps, f, n_latent, k, order, int(goes_on), int(smooths), j, d, n_points, 0
-    passed = [*given[:-1], *nodes, given[-1], as_table(lengths, (n,), torch.int64), *results]
+    passed = [*ready[:-1], *nodes, ready[-1], as_table(lengths, (n,), torch.int64), *results]
     seconds = 1e-9 * (ceil(k**order / 4) * (100 + 3 * (n_latent + f) ** 3) + k ** max(order - 1, 1) * n_points * 6 * k)
     return _Job(addresses(*sizes, *passed), passed, (n, n_steps), seconds)
 

@@ -64,7 +64,7 @@ def _run(
     seen, ends = _wide(x, len(x), n_steps, f), _wide(lengths, n_chains, dtype=torch.int64)
     chains = addresses(len(x), n_steps, seen, ends, path, failed, ctypes.addressof(trouble))
     seconds = n_chains * n_steps * n_beliefs * (1e-7 + 1e-9 * (n + f) * (n + f + 4) ** 2)
-    tasks = [integers(*part) for part in parts(n_chains, seconds)]
+    tasks = [integers(*span) for span in parts(n_chains, seconds)]
     run(function(name), tasks, addresses(*model), chains, addresses(*others))
     refuse_lack(trouble[0] == _LACKING)
     if trouble[0] == _OUTSIDE:

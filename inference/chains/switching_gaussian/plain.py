@@ -169,7 +169,7 @@ class Step(NamedTuple):
 
 def steps(tables: Tables, x: Tensor, inside: Tensor, order: int, belief: Belief | None) -> Iterator[Step]:
     """Of x [N, T, F], NaN missing; from the model's start, or from a belief about the step before."""
-    seen, whole = sights(tables, x, inside), bool(inside.all())
+    seen, equal_lengths = sights(tables, x, inside), bool(inside.all())
     for t in range(x.shape[1]):
         if belief is None:
             chosen = predicted = start(tables, len(x), order)
@@ -180,7 +180,7 @@ def steps(tables: Tables, x: Tensor, inside: Tensor, order: int, belief: Belief 
         total = log_sum_exp(after.log_prob, (1, 2))
         after = after._replace(log_prob=after.log_prob - total[:, None, None])
         kept = keep(after, order)
-        belief = kept if belief is None or whole else _where(inside[:, t], kept, belief)
+        belief = kept if belief is None or equal_lengths else _where(inside[:, t], kept, belief)
         yield Step(chosen, predicted, after.log_prob, total, belief, bad)
 
 
@@ -283,13 +283,13 @@ def smooth(tables: Tables, x: Tensor, lengths: Tensor, order: int = 2) -> Smooth
     filtered, smoothed, pairs, crosses = Belief(*_stack(s.belief for s in passed)), [passed[-1].belief], [], []
     k = tables.n_regimes
     if n_steps > 1:
-        back, whole = _backward(tables, passed[1:]), bool(inside.all())
+        back, equal_lengths = _backward(tables, passed[1:]), bool(inside.all())
         for t in reversed(range(n_steps - 1)):
             joint, cross, earlier = _back(Backward(*(table[:, t] for table in back)), smoothed[-1], k)
             pairs.append(joint)
             crosses.append(cross)
             here = Belief(*(table[:, t] for table in filtered))
-            smoothed.append(earlier if whole else _where(inside[:, t + 1], earlier, here))
+            smoothed.append(earlier if equal_lengths else _where(inside[:, t + 1], earlier, here))
     log_weight, mean, covariance = _stack(reversed(smoothed))
     _, centre, spread = merge(log_weight, mean, covariance)
     state = log_weight.exp().unflatten(-1, (-1, k)).sum(-2)

@@ -139,11 +139,11 @@ def carry(weights: Weights, tables: Inside, bottom: Float[Tensor, "B L"], push: 
     for t in range(T, 0, -1):
         cells.append(D[:, : t + 1, t].sum(1))
         now = D[:, :t, t].clone()
-        whole = N[:, :t, t] if weights.log_evidence is None else N[:, :t, t] - weights.log_evidence[:, t - 1, :t, 0]
-        whole = torch.where(N[:, :t, t].isneginf(), torch.inf, whole)
+        log_total = N[:, :t, t] if weights.log_evidence is None else N[:, :t, t] - weights.log_evidence[:, t - 1, :t, 0]
+        log_total = torch.where(N[:, :t, t].isneginf(), torch.inf, log_total)
         held = torch.cat([weights.log_bottom[:, t - 1, 0], weights.log_replace[:, t - 1, 0].expand(B, t - 1)], 1)
-        D[:, :t, t - 1] += (N[:, :t, t - 1] + held - whole).exp()[..., None] * now
-        split = (N[:, :t, : t - 1] + M[:, t, None, 1:t] - whole[..., None]).exp()  # [B, c, k]
+        D[:, :t, t - 1] += (N[:, :t, t - 1] + held - log_total).exp()[..., None] * now
+        split = (N[:, :t, : t - 1] + M[:, t, None, 1:t] - log_total[..., None]).exp()  # [B, c, k]
         D[:, :t, : t - 1] += split[..., None] * now[:, :, None]
         D[:, 1:t, t - 1] += push(split.transpose(1, 2) @ now, 1, t)
     return torch.stack(cells[::-1], 1)

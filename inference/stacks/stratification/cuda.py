@@ -34,8 +34,8 @@ def _strengths(raw, strength, m, i, n_layers, n_raw, DTYPE: constexpr):
     lack = drained[0] - (tl.cumsum(before, 0, reverse=True) - before)
     rest = before - _relu(lack)
     after = tl.where(i == n_layers, poured[0], tl.where(i < n_layers, _relu(rest), 0))
-    room = 1 - (tl.cumsum(after, 0, reverse=True) - after)
-    return poured, drained, lack, rest, after, room
+    unread = 1 - (tl.cumsum(after, 0, reverse=True) - after)
+    return poured, drained, lack, rest, after, unread
 
 
 @kernel
@@ -53,9 +53,9 @@ def _forward(
     LAYERS: constexpr, WIDTH: constexpr, DTYPE: constexpr,
 ):  # fmt: skip
     m, i = position(0), tl.arange(0, LAYERS)
-    _, _, _, _, after, room = _strengths(raw, strength, m, i, n_layers, n_raw, DTYPE)
+    _, _, _, _, after, unread = _strengths(raw, strength, m, i, n_layers, n_raw, DTYPE)
     tl.store(strength_after + m * (n_layers + 1) + i, after, i <= n_layers)
-    weight = tl.minimum(after, _relu(room), propagate_nan=tl.PropagateNan.ALL)
+    weight = tl.minimum(after, _relu(unread), propagate_nan=tl.PropagateNan.ALL)
     for first in range(0, width, WIDTH):
         v = (first + tl.arange(0, WIDTH))[None, :]
         layers = _values(raw, values, m, i, v, n_layers, n_raw, width, DTYPE)[0]
@@ -70,8 +70,8 @@ def _backward(
     n_layers, n_raw, width, LAYERS: constexpr, WIDTH: constexpr, DTYPE: constexpr,
 ):  # fmt: skip
     m, i = position(0), tl.arange(0, LAYERS)
-    poured, drained, lack, rest, after, room = _strengths(raw, strength, m, i, n_layers, n_raw, DTYPE)
-    seen = _relu(room)
+    poured, drained, lack, rest, after, unread = _strengths(raw, strength, m, i, n_layers, n_raw, DTYPE)
+    seen = _relu(unread)
     weight = tl.minimum(after, seen, propagate_nan=tl.PropagateNan.ALL)
     g_weight = tl.zeros((LAYERS,), DTYPE)
     for first in range(0, width, WIDTH):
@@ -88,9 +88,9 @@ def _backward(
         tl.store(g_raw + m * n_raw + 2 + v, g_poured * (1 - poured_value * poured_value), v < width)
     # a minimum of equals belongs to both by half, as in torch
     share = tl.where(after < seen, 1.0, tl.where(after == seen, 0.5, 0.0)).to(DTYPE)
-    of_room = tl.where((room > 0) & (i <= n_layers), (1 - share) * g_weight, 0)
+    of_unread = tl.where((unread > 0) & (i <= n_layers), (1 - share) * g_weight, 0)
     g_after = tl.load(g_strength + m * (n_layers + 1) + i, i <= n_layers, 0.0).to(DTYPE)
-    g_after += share * g_weight - (tl.cumsum(of_room, 0) - of_room)  # a layer takes room from all below
+    g_after += share * g_weight - (tl.cumsum(of_unread, 0) - of_unread)  # a layer lowers `unread` of all below
     g_rest = tl.where((i < n_layers) & (rest > 0), g_after, 0)
     of_lack = tl.where(lack > 0, g_rest, 0)
     g_before = g_rest + (tl.cumsum(of_lack, 0) - of_lack)  # and keeps all below from being drained

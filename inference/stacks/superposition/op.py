@@ -43,8 +43,8 @@ def _step(raw: Tensor, cells: Tensor, depth: int, n_read: int, empty: float) -> 
     """`superposed_step` in plain torch."""
     V = cells.shape[-1]
     value = raw[..., -V:].sigmoid() - empty
-    room = cells.new_zeros(*cells.shape[:-2], max(depth - cells.shape[-2], n_read - cells.shape[-2], 0), V)
-    new = superpose(torch.cat([cells, room], -2), raw[..., :-V].softmax(-1), value)
+    below = cells.new_zeros(*cells.shape[:-2], max(depth - cells.shape[-2], n_read - cells.shape[-2], 0), V)
+    new = superpose(torch.cat([cells, below], -2), raw[..., :-V].softmax(-1), value)
     new = pad(new[..., :depth, :], (0, 0, 0, new.shape[-2] - depth))
     return new[..., :depth, :], (new[..., :n_read, :] + empty).flatten(-2)
 
