@@ -36,7 +36,7 @@ from ...inference.numerics.scalars import check_choice
 from ..parameters import Parameter, Parameters, Shown
 from ..priors import Conjugate, Site, normal_gamma_sites
 from ..user_priors import as_text
-from .conjugate import Representative
+from .conjugate import Representative, UsualEmission
 from .contract import Maximized
 from .spread import common, spread, varying
 from .tied import ALL_STATES, NormalEmission
@@ -47,7 +47,7 @@ def _precision_of(scale: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True, repr=False)
-class Normal(NormalEmission):
+class Normal(NormalEmission, UsualEmission):
     """Independent normal features.
 
     Parameters `loc [K, F]` and `precision [K, F]` (inverse variance). `scale` is accepted instead of `precision`.
@@ -86,6 +86,7 @@ class Normal(NormalEmission):
     tied: Mapping[str, str] | None = field(default=None, kw_only=True, hash=False)
     covariance: InitVar[str] = field(default="diagonal", kw_only=True, repr=False)
     family = NormalGamma()
+    stated_by = ("loc", "count", "shape", "rate")
     have_unit = True
     takes_noise = True
     aligned = True
@@ -127,20 +128,17 @@ class Normal(NormalEmission):
         return {name: value * factors[name] if name in factors else value for name, value in table.items()}
 
     def natural(self, prior: Parameters) -> Tensor:
-        loc, count, shape, rate = (prior[name] for name in ("loc", "count", "shape", "rate"))
         if self.tied is None:
-            return NormalGamma().natural(loc, count, shape, rate)
+            return super().natural(prior)
+        loc, count, shape, rate = (prior[name] for name in self.stated_by)
         shape, rate = shape.squeeze(-2), rate.squeeze(-2)[..., None, None]
         return SharedPrecision.of_inverse(loc.mT.unsqueeze(-1), count.mT, 2 * shape, 2 * rate)
 
     def hyperparameters_of(self, eta: Tensor) -> Parameters:
-        if self.tied is not None:
-            return super().hyperparameters_of(eta)
-        q = NormalGamma().usual(eta)
-        return {"loc": q.loc, "count": q.kappa, "shape": q.shape, "rate": q.rate}
+        return Conjugate.hyperparameters_of(self, eta) if self.shares else super().hyperparameters_of(eta)
 
     def tied_sites(self, prior: Parameters) -> list[Site]:
-        return normal_gamma_sites(("loc", "precision"), *(prior[name] for name in ("loc", "count", "shape", "rate")))
+        return normal_gamma_sites(("loc", "precision"), *(prior[name] for name in self.stated_by))
 
     def point(self, values: Parameters) -> Any:
         if self.tied is None:
@@ -298,9 +296,6 @@ class SphericalNormal(Normal):
         loc, count = (self._joined(prior[name], -2) for name in ("loc", "count"))
         shape, rate = (self._joined(prior[name], -2).squeeze(-1) for name in ("shape", "rate"))
         return SharedPrecision.of_inverse(loc.unsqueeze(-1), count, 2 * shape, 2 * rate[..., None, None])
-
-    def hyperparameters_of(self, eta: Tensor) -> Parameters:
-        return Conjugate.hyperparameters_of(self, eta)
 
     def point(self, values: Parameters) -> LocPrecision:
         loc, precision = (self._joined(values[name], -2).unsqueeze(-1) for name in ("loc", "precision"))
