@@ -128,8 +128,12 @@ class ConjugateEmission(Conjugate, Emission):
         best = block_beside(self, fixed).mode(prior, self.message(x, weights, near))
         return Maximized({name: value.expand_as(near[name]) for name, value in best.items()})
 
+    def default_sites(self, prior: Parameters) -> list[Site]:
+        """The default prior as Pyro sites."""
+        return super().sites(prior)
+
     def sites(self, prior: Parameters) -> list[Site]:
-        sites = super().sites(prior)
+        sites = self.default_sites(prior)
         return self._with_user_priors(sites, prior, self.start(prior)) if self.user_priors else sites
 
     def limit(self, message: Float[Tensor, "*plates P"], floor: Float[Tensor, "F"]) -> Maximized:

@@ -149,7 +149,7 @@ class MultivariateNormal(NormalEmission):
         q = NormalWishart().usual(eta)
         return {"loc": q.loc, "count": q.kappa, "df": q.df, "inverse_scale": _inverse(q.scale_matrix)}
 
-    def tied_sites(self, prior: Parameters) -> list[Site]:
+    def default_sites(self, prior: Parameters) -> list[Site]:
         scale_matrix = _inverse(prior["inverse_scale"])
         return normal_wishart_sites(("loc", "precision"), prior["loc"], prior["count"], prior["df"], scale_matrix)
 
@@ -217,8 +217,8 @@ class MultivariateNormal(NormalEmission):
     def representative(self, statistics: Tensor) -> Representative:
         dim, each = self.n_features, self.to_each(statistics)
         expected, precision = expected_normal(each), each[..., dim + 2 :].unflatten(-1, (dim, dim))
-        precision = precision if self.tied is None else precision[..., :1, :, :]
-        return Representative({"loc": expected.loc, "precision": precision}, expected.constant[..., None])
+        values = {"loc": expected.loc, "precision": self.once(precision)}
+        return Representative(values, expected.constant[..., None])
 
 
 def in_planes(precision: Float[Tensor, "*n F F"], floor: Float[Tensor, "F"]) -> Bool[Tensor, "*n"]:
