@@ -108,17 +108,7 @@ class AutoRegressive(Lagged):
 
     # ---- the prior -------------------------------------------------------------------------------------------------
 
-    def natural(self, prior: Parameters) -> Tensor:
-        loc, shape, rate = (prior[name] for name in ("loc", "shape", "rate"))
-        first = torch.nn.functional.pad(loc.unsqueeze(-1), (0, self.family.n_inputs - 1)).unsqueeze(-1)
-        row = torch.nn.functional.pad(self.of_lags(loc, 0.0).expand_as(prior["coefficients_count"]), (1, 0), value=1.0)
-        weight = prior["count"][..., None, None] * row.unsqueeze(-1) * row.unsqueeze(-2)
-        weight = weight + torch.diag_embed(torch.nn.functional.pad(prior["coefficients_count"], (1, 0)))
-        return self.family.natural(first, weight, 2 * shape, (0.5 / rate)[..., None, None])
-
     def default_sites(self, prior: Parameters) -> list[Site]:
-        """The default prior as Pyro sites."""
-
         def precision(values: Parameters) -> TorchDistributionMixin:
             return dist.Gamma(prior["shape"], prior["rate"]).to_event(2)
 

@@ -139,6 +139,10 @@ class Normal(NormalEmission, UsualEmission):
     def hyperparameters_of(self, eta: Tensor) -> Parameters:
         return Conjugate.hyperparameters_of(self, eta) if self.shares else super().hyperparameters_of(eta)
 
+    def wishart(self, prior: Parameters) -> tuple[Tensor, Tensor]:
+        """The degrees of freedom and the scale matrices of the prior of precisions."""
+        return 2 * prior["shape"], (0.5 / prior["rate"])[..., None, None]
+
     def default_sites(self, prior: Parameters) -> list[Site]:
         return normal_gamma_sites(("loc", "precision"), *(prior[name] for name in self.stated_by))
 
