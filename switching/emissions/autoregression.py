@@ -16,6 +16,7 @@ parts switch, this is the conjugate prior of `regression`.
 """
 
 from dataclasses import InitVar, dataclass, field
+from functools import cached_property
 from typing import Any
 
 import pyro.distributions as dist
@@ -98,7 +99,7 @@ class AutoRegressive(Lagged):
             return VectorAutoRegressive(order, n_features, inputs, lags, switching, prior=prior)
         return super().__new__(cls)
 
-    @property
+    @cached_property
     def plain(self) -> Normal:
         return Normal(self.n_features)
 

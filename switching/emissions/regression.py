@@ -14,6 +14,7 @@ $$E \log p(x \mid d) = \log N(x;\, d^\top m,\, 1/E[\tau]) + (E[\log\tau] - \log 
 
 from collections.abc import Mapping, Sequence
 from dataclasses import InitVar, dataclass, field
+from functools import cached_property
 from typing import Any
 
 import pyro.distributions as dist
@@ -57,7 +58,7 @@ class NormalRegression(DrivenEmission, ConjugateEmission):
     def responses(self) -> tuple[Response, ...]:
         return (Response("loc", Real(), {"coefficients": self.inputs}, ("loc", "count")),)
 
-    @property
+    @cached_property
     def plain(self) -> Normal:
         return Normal(self.n_features)
 

@@ -19,7 +19,7 @@ M-step is BFGS.
 
 import math
 from dataclasses import dataclass
-from functools import reduce
+from functools import cached_property, reduce
 from typing import Any
 
 import pyro.distributions as dist
@@ -69,7 +69,7 @@ class VectorAutoRegressive(Lagged):
                 'lags="all", or covariance="diagonal".'
             )
 
-    @property
+    @cached_property
     def plain(self) -> MultivariateNormal:
         return MultivariateNormal(self.n_features)
 
