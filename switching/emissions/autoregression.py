@@ -110,19 +110,13 @@ class AutoRegressive(Lagged):
     # ---- the prior -------------------------------------------------------------------------------------------------
 
     def default_sites(self, prior: Parameters) -> list[Site]:
-        def precision(values: Parameters) -> TorchDistributionMixin:
-            return dist.Gamma(prior["shape"], prior["rate"]).to_event(2)
-
-        def coefficients(values: Parameters) -> TorchDistributionMixin:
-            count = prior["coefficients_count"]
-            by = self.precision_of("coefficients", values, prior).unsqueeze(-1)
-            return dist.Normal(torch.zeros_like(count * by), (count * by).rsqrt()).to_event(3)
+        of_precision, _, of_coefficients = super().default_sites(prior)
 
         def loc(values: Parameters) -> TorchDistributionMixin:
             by = self.precision_of("intercept", values, prior)
             return dist.Normal(self.prior_loc(values, prior), (prior["count"] * by).rsqrt()).to_event(2)
 
-        return [Site("precision", precision), Site("coefficients", coefficients), Site("loc", loc)]
+        return [Site(*of_precision[:2]), of_coefficients, Site("loc", loc)]
 
     def typical_precision(self, prior: Parameters) -> Float[Tensor, "*r K F"]:
         return prior["shape"] / prior["rate"]

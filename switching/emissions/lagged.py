@@ -237,8 +237,7 @@ class Lagged(NormalRegression):
         """The prior mean of the precision."""
 
     def precision_of(self, part: str, values: Parameters, prior: Parameters) -> Tensor:
-        """The precisions by which the prior of a part is scaled: those of its states, or typical ones if it is shared
-        and they are not."""
+        """Those of its states, or typical ones if it is shared and they are not."""
         if part in self.switching or "scale" not in self.switching:
             return values["precision"]
         precision = self.typical_precision(prior)

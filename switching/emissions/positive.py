@@ -262,8 +262,7 @@ class LogNormal(UsualEmission):
         return dist.LogNormal(values["loc"], values["precision"].rsqrt()).to_event(1)
 
     def marginal_cdf(self, x: Tensor, values: Parameters) -> Tensor:
-        standard = (x.clamp_min(0.0).log() - values["loc"]) * values["precision"].sqrt()
-        return torch.special.ndtr(standard)
+        return self.normal.marginal_cdf(x.clamp_min(0.0).log(), values)
 
     def message(self, x: Tensor, weights: Tensor, near: Parameters | None = None) -> Tensor:
         return self.normal.message(x.log(), weights, near)

@@ -103,7 +103,7 @@ class NormalRegression(DrivenEmission, ConjugateEmission):
     def _counts(self, prior: Parameters) -> Float[Tensor, "*r K F P"]:
         """The weights of the prior of the coefficients: that of the location, unless there are others."""
         count = prior["count"].unsqueeze(-1)
-        table = torch.broadcast_tensors(prior.get("coefficients_count", count), count)[0]
+        table = prior.get("coefficients_count", count)
         return table.expand(*table.shape[:-1], self.sizes["regressor"])
 
     def natural(self, prior: Parameters) -> Tensor:
@@ -120,10 +120,15 @@ class NormalRegression(DrivenEmission, ConjugateEmission):
         of_precision, of_loc = self.plain.default_sites(prior)
 
         def coefficients(values: Parameters) -> TorchDistributionMixin:
-            scale = (self._counts(prior) * values["precision"].unsqueeze(-1)).rsqrt()
+            precision = self.precision_of("coefficients", values, prior)
+            scale = (self._counts(prior) * precision.unsqueeze(-1)).rsqrt()
             return dist.Normal(torch.zeros_like(scale), scale).to_event(3)
 
         return [of_precision, of_loc, Site("coefficients", coefficients)]
+
+    def precision_of(self, part: str, values: Parameters, prior: Parameters) -> Tensor:
+        """The precisions by which the prior of a part is scaled."""
+        return values["precision"]
 
     # ---- points of the family --------------------------------------------------------------------------------------
 

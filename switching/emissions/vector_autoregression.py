@@ -33,7 +33,6 @@ from ...inference.families import LocPrecision
 from ...inference.families.numerics import pack
 from ...inference.families.peak import peak
 from ...inference.numerics.cholesky import cholesky, inverse, log_det
-from ..definite import Wishart
 from ..parameters import Parameters
 from ..priors import Site
 from .contract import Maximized
@@ -83,8 +82,7 @@ class VectorAutoRegressive(Lagged):
         return df[..., None, None] * scale_matrix
 
     def default_sites(self, prior: Parameters) -> list[Site]:
-        def precision(values: Parameters) -> TorchDistributionMixin:
-            return Wishart(*self.plain.wishart(prior)).to_event(1)
+        of_precision, _ = self.plain.default_sites(prior)
 
         def coefficients(values: Parameters) -> TorchDistributionMixin:
             spread = cholesky(inverse(self.precision_of("coefficients", values, prior)))
@@ -102,7 +100,7 @@ class VectorAutoRegressive(Lagged):
             by = prior["count"][..., None, None] * self.precision_of("intercept", values, prior)
             return dist.MultivariateNormal(self.prior_loc(values, prior), precision_matrix=by).to_event(1)
 
-        return [Site("precision", precision), Site("coefficients", coefficients), Site("loc", loc)]
+        return [Site(*of_precision[:2]), Site("coefficients", coefficients), Site("loc", loc)]
 
     # ---- points of the family --------------------------------------------------------------------------------------
 
