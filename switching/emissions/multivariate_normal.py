@@ -216,7 +216,7 @@ class MultivariateNormal(NormalEmission):
     def representative(self, statistics: Tensor) -> Representative:
         dim, each = self.n_features, self.to_each(statistics)
         expected, precision = expected_normal(each), each[..., dim + 2 :].unflatten(-1, (dim, dim))
-        values = {"loc": expected.loc, "precision": self.once(precision)}
+        values = {"loc": expected.loc, "precision": self._once(precision)}
         return Representative(values, expected.constant[..., None])
 
 

@@ -114,7 +114,7 @@ class Normal(NormalEmission, UsualEmission):
     def default_prior(self, n_states: int, x: Tensor | None) -> Parameters:
         """The weight of half an observation, with the spread within a state; locations within ten times that of the
         data."""
-        scale, n_precisions = self.spread(x, n_states), n_states if self.tied is None else 1
+        scale, n_precisions = self._spread(x, n_states), n_states if self.tied is None else 1
         return {
             "loc": scale.center.expand(n_states, -1),
             "count": (0.01 * scale.within / scale.total).expand(n_states, -1),
@@ -122,7 +122,7 @@ class Normal(NormalEmission, UsualEmission):
             "rate": (scale.within / 4).expand(n_precisions, -1),
         }
 
-    def spread(self, x: Tensor | None, n_states: int) -> Spread:
+    def _spread(self, x: Tensor | None, n_states: int) -> Spread:
         """The spread of the data by features that have a precision of their own."""
         return spread(x, n_states, self.n_features)
 
@@ -133,7 +133,7 @@ class Normal(NormalEmission, UsualEmission):
     def natural(self, prior: Parameters) -> Tensor:
         if not self.shares:
             return super().natural(prior)
-        loc, count, shape, rate = (self.grouped(prior[name]) for name in self.stated_by)
+        loc, count, shape, rate = (self._grouped(prior[name]) for name in self.stated_by)
         return SharedPrecision.of_inverse(loc.unsqueeze(-1), count, 2 * shape.squeeze(-1), 2 * rate.unsqueeze(-1))
 
     def hyperparameters_of(self, eta: Tensor) -> Parameters:
@@ -149,18 +149,18 @@ class Normal(NormalEmission, UsualEmission):
     def point(self, values: Parameters) -> Any:
         if not self.shares:
             return super().point(values)
-        return LocPrecision(*(self.grouped(values[name]).unsqueeze(-1) for name in ("loc", "precision")))
+        return LocPrecision(*(self._grouped(values[name]).unsqueeze(-1) for name in ("loc", "precision")))
 
     def values(self, point: Any) -> Parameters:
         if not self.shares:
             return super().values(point)
-        return {name: self.ungrouped(table.squeeze(-1)) for name, table in vars(point).items()}
+        return {name: self._ungrouped(table.squeeze(-1)) for name, table in vars(point).items()}
 
-    def grouped(self, table: Tensor, after: int = 0) -> Tensor:
+    def _grouped(self, table: Tensor, after: int = 0) -> Tensor:
         return table.transpose(-2 - after, -1 - after)
 
-    def ungrouped(self, table: Tensor, after: int = 0) -> Tensor:
-        return self.grouped(table, after)
+    def _ungrouped(self, table: Tensor, after: int = 0) -> Tensor:
+        return self._grouped(table, after)
 
     def log_prob(self, x: Tensor, values: Parameters) -> Tensor:
         x, noise = self._measured(x)
@@ -223,7 +223,7 @@ class Normal(NormalEmission, UsualEmission):
         first, second, log_precision, precision = self.to_each(statistics).unbind(-1)
         loc = first / precision
         constant = (log_precision - precision.log() - (second - first * loc)) / 2
-        return Representative({"loc": loc, "precision": self.once(precision)}, constant)
+        return Representative({"loc": loc, "precision": self._once(precision)}, constant)
 
 
 def _true_moments(
@@ -268,11 +268,11 @@ class SphericalNormal(Normal):
         return f"Normal({', '.join(shown)})"
 
     @property
-    def per_state(self) -> int:  # type: ignore[override]
+    def _per_state(self) -> int:  # type: ignore[override]
         return self.n_features
 
-    def spread(self, x: Tensor | None, n_states: int) -> Spread:
-        known = super().spread(x, n_states)
+    def _spread(self, x: Tensor | None, n_states: int) -> Spread:
+        known = super()._spread(x, n_states)
         varies = torch.ones_like(known.within, dtype=torch.bool) if x is None else varying(x)
         total = torch.where(varies, known.total, common(known.total, varies))
         return known._replace(total=total, within=common(known.within, varies))
@@ -287,10 +287,10 @@ class SphericalNormal(Normal):
 
     # ---- the family: a plate for each state, or none if they share a precision too; a location for each feature ------
 
-    def grouped(self, table: Tensor, after: int = 0) -> Tensor:
+    def _grouped(self, table: Tensor, after: int = 0) -> Tensor:
         return table if self.tied is None else table.flatten(-2 - after, -1 - after)
 
-    def ungrouped(self, table: Tensor, after: int = 0) -> Tensor:
+    def _ungrouped(self, table: Tensor, after: int = 0) -> Tensor:
         n = min(self.n_features, table.shape[-1 - after])  # one precision
         return table if self.tied is None else table.unflatten(-1 - after, (-1, n))
 

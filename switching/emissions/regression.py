@@ -100,7 +100,7 @@ class NormalRegression(DrivenEmission, ConjugateEmission):
         prior = self.plain.default_prior(n_states, None if x is None else x[..., : self.n_features])
         return prior | {"coefficients_count": self._counts(prior)}
 
-    def _counts(self, prior: Parameters) -> Float[Tensor, "*r K F P"]:
+    def _counts(self, prior: Parameters) -> Float[Tensor, "*plates P"]:
         """The weights of the prior of the coefficients: that of the location, unless there are others."""
         count = prior["count"].unsqueeze(-1)
         table = prior.get("coefficients_count", count)
@@ -113,7 +113,7 @@ class NormalRegression(DrivenEmission, ConjugateEmission):
         row = torch.nn.functional.pad(lags.expand_as(counts), (1, 0), value=1.0)
         weight = prior["count"][..., None, None] * row.unsqueeze(-1) * row.unsqueeze(-2)
         weight = weight + torch.diag_embed(torch.nn.functional.pad(counts, (1, 0)))
-        first = self.matrix(torch.nn.functional.pad(loc.unsqueeze(-1), (0, counts.shape[-1])))
+        first = self._matrix(torch.nn.functional.pad(loc.unsqueeze(-1), (0, counts.shape[-1])))
         return self.family.natural(first, weight, *self.plain.wishart(prior))
 
     def default_sites(self, prior: Parameters) -> list[Site]:
@@ -133,13 +133,13 @@ class NormalRegression(DrivenEmission, ConjugateEmission):
     # ---- points of the family --------------------------------------------------------------------------------------
 
     @staticmethod
-    def matrix(table: Float[Tensor, "*n F Q"]) -> Float[Tensor, "*plates Q D"]:
+    def _matrix(table: Float[Tensor, "*n F Q"]) -> Float[Tensor, "*plates Q D"]:
         """Numbers of each feature and regressor as the family has them."""
         return table.unsqueeze(-1)
 
     def point(self, values: Parameters) -> LocPrecision:
         loc, coefficients = values["loc"].unsqueeze(-1), values["coefficients"]
-        return LocPrecision(self.matrix(torch.cat([loc, coefficients], -1)), values["precision"][..., None, None])
+        return LocPrecision(self._matrix(torch.cat([loc, coefficients], -1)), values["precision"][..., None, None])
 
     def values(self, point: Any) -> Parameters:
         first = point.loc.squeeze(-1)
@@ -194,9 +194,9 @@ class NormalRegression(DrivenEmission, ConjugateEmission):
         shift = torch.linalg.solve_ex(squares + ridge, first)[0]
         both = shift.mT @ first
         scatter = -2 * rest - (both + both.mT) + shift.mT @ squares @ shift
-        return shift, self._precision_of(scatter, half_count, floor)
+        return shift, self._of_scatter(scatter, half_count, floor)
 
-    def _precision_of(self, scatter: Tensor, half_count: Tensor, floor: Tensor) -> Tensor:
+    def _of_scatter(self, scatter: Tensor, half_count: Tensor, floor: Tensor) -> Tensor:
         """The precisions of maximum likelihood, of variances above the floor."""
         variance = (scatter / (2 * half_count)[..., None, None]).clamp_min(0.0)
         return 1 / variance.maximum(floor[:, None, None])

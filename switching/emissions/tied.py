@@ -88,16 +88,16 @@ class NormalEmission(ConjugateEmission):
     def peak_of(self, message: Tensor, floor: Tensor) -> Maximized:
         """`limit`, with a precision of every state's own."""
 
-    per_state: int = 1
+    _per_state: int = 1
     """How many locations of a state have one precision, if states share it."""
 
-    def grouped(self, table: Tensor, after: int = 0) -> Tensor:
+    def _grouped(self, table: Tensor, after: int = 0) -> Tensor:
         """A table of states and features `[*r, K, F, ...]`, of which `after` axes follow, as the family has it: with
         the locations of one precision along one axis."""
         return table
 
-    def ungrouped(self, table: Tensor, after: int = 0) -> Tensor:
-        """The inverse of `grouped`."""
+    def _ungrouped(self, table: Tensor, after: int = 0) -> Tensor:
+        """The inverse of `_grouped`."""
         return table
 
     @property
@@ -106,7 +106,7 @@ class NormalEmission(ConjugateEmission):
 
     def to_each(self, statistics: Tensor) -> Tensor:
         """The statistics of each state, as those of a precision of its own."""
-        return self.ungrouped(self._shared.each(statistics), 1) if self.shares else statistics
+        return self._ungrouped(self._shared.each(statistics), 1) if self.shares else statistics
 
     def from_each(self, messages: Tensor) -> Tensor:
         """The message of messages to a location and a precision of each state.
@@ -114,9 +114,9 @@ class NormalEmission(ConjugateEmission):
         Arguments:
             messages: of each state.
         """
-        return self._shared.joined(self.grouped(messages, 1)) if self.shares else messages
+        return self._shared.joined(self._grouped(messages, 1)) if self.shares else messages
 
-    def once(self, precision: Tensor) -> Tensor:
+    def _once(self, precision: Tensor) -> Tensor:
         """A precision of each state and feature, once where they share it."""
         if not self.shares:
             return precision
@@ -126,13 +126,13 @@ class NormalEmission(ConjugateEmission):
         if not self.shares:
             return self.peak_of(message, floor)
         loc, residuals = self._shared.within(message)
-        best = self.peak_of(self.ungrouped(residuals.unsqueeze(-2), 1), floor)
-        return Maximized(best.values | {"loc": self.ungrouped(loc.squeeze(-1)) if self.by_feature else loc})
+        best = self.peak_of(self._ungrouped(residuals.unsqueeze(-2), 1), floor)
+        return Maximized(best.values | {"loc": self._ungrouped(loc.squeeze(-1)) if self.by_feature else loc})
 
     def reordered(self, eta: Tensor, order: Int[Tensor, "K"]) -> Tensor:
         if self.tied is None:
             return super().reordered(eta, order)
-        n = self.per_state
+        n = self._per_state
         if self._shared.n_locations(eta) == n:
             return eta  # a background that is the same in all states
         return self._shared.reordered(eta, (order.unsqueeze(-1) * n + torch.arange(n).to(order)).flatten())

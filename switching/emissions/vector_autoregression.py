@@ -105,7 +105,7 @@ class VectorAutoRegressive(Lagged):
     # ---- points of the family --------------------------------------------------------------------------------------
 
     @staticmethod
-    def matrix(table: Float[Tensor, "*n F Q"]) -> Float[Tensor, "*n Q F"]:
+    def _matrix(table: Float[Tensor, "*n F Q"]) -> Float[Tensor, "*n Q F"]:
         return table.mT
 
     def point(self, values: Parameters) -> LocPrecision:
@@ -187,6 +187,6 @@ class VectorAutoRegressive(Lagged):
     def collapsed(self, values: Parameters, floor: Tensor) -> Tensor:
         return in_planes(values["precision"], floor)
 
-    def _precision_of(self, scatter: Tensor, half_count: Tensor, floor: Tensor) -> Tensor:
+    def _of_scatter(self, scatter: Tensor, half_count: Tensor, floor: Tensor) -> Tensor:
         count = half_count.unsqueeze(-1)
         return peak(pack(torch.zeros_like(scatter[..., 0]), -count, count, -scatter.flatten(-2) / 2), floor).precision
