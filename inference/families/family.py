@@ -90,6 +90,9 @@ class VectorFamily(Family[Tensor], Generic[Point]):
     natural: Callable[..., Tensor]
     """From the usual parameters, by name, to natural ones `[*plates, P]`."""
 
+    usual: Callable[..., Any]
+    """The record of the usual parameters, from natural ones."""
+
     @abstractmethod
     def statistics(self, point: Point) -> Float[Tensor, "*plates P"]:
         """t(x) at a point."""

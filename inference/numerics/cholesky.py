@@ -121,6 +121,11 @@ def cholesky_inverse(chol: Tensor) -> Tensor:
     return half.mT @ half
 
 
+def inverse(matrix: Tensor) -> Tensor:
+    """The inverse of a positive definite matrix `[*b, D, D]`."""
+    return cholesky_inverse(cholesky(matrix))
+
+
 def cholesky_solve(right: Tensor, chol: Tensor) -> Tensor:
     """What the inverse of that matrix takes `right` `[*b, D, N]` to."""
     if chol.shape[-1] >= FEW and not dual(right, chol):

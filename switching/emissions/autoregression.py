@@ -16,6 +16,7 @@ parts switch, this is the conjugate prior of `regression`.
 """
 
 from dataclasses import InitVar, dataclass, field
+from functools import cached_property
 from typing import Any
 
 import pyro.distributions as dist
@@ -98,7 +99,7 @@ class AutoRegressive(Lagged):
             return VectorAutoRegressive(order, n_features, inputs, lags, switching, prior=prior)
         return super().__new__(cls)
 
-    @property
+    @cached_property
     def plain(self) -> Normal:
         return Normal(self.n_features)
 
@@ -108,30 +109,14 @@ class AutoRegressive(Lagged):
 
     # ---- the prior -------------------------------------------------------------------------------------------------
 
-    def natural(self, prior: Parameters) -> Tensor:
-        loc, shape, rate = (prior[name] for name in ("loc", "shape", "rate"))
-        first = torch.nn.functional.pad(loc.unsqueeze(-1), (0, self.family.n_inputs - 1)).unsqueeze(-1)
-        row = torch.nn.functional.pad(self.of_lags(loc, 0.0).expand_as(prior["coefficients_count"]), (1, 0), value=1.0)
-        weight = prior["count"][..., None, None] * row.unsqueeze(-1) * row.unsqueeze(-2)
-        weight = weight + torch.diag_embed(torch.nn.functional.pad(prior["coefficients_count"], (1, 0)))
-        return self.family.natural(first, weight, 2 * shape, (0.5 / rate)[..., None, None])
-
     def default_sites(self, prior: Parameters) -> list[Site]:
-        """The default prior as Pyro sites."""
-
-        def precision(values: Parameters) -> TorchDistributionMixin:
-            return dist.Gamma(prior["shape"], prior["rate"]).to_event(2)
-
-        def coefficients(values: Parameters) -> TorchDistributionMixin:
-            count = prior["coefficients_count"]
-            by = self.precision_of("coefficients", values, prior).unsqueeze(-1)
-            return dist.Normal(torch.zeros_like(count * by), (count * by).rsqrt()).to_event(3)
+        of_precision, _, of_coefficients = super().default_sites(prior)
 
         def loc(values: Parameters) -> TorchDistributionMixin:
             by = self.precision_of("intercept", values, prior)
             return dist.Normal(self.prior_loc(values, prior), (prior["count"] * by).rsqrt()).to_event(2)
 
-        return [Site("precision", precision), Site("coefficients", coefficients), Site("loc", loc)]
+        return [Site(*of_precision[:2]), of_coefficients, Site("loc", loc)]
 
     def typical_precision(self, prior: Parameters) -> Float[Tensor, "*r K F"]:
         return prior["shape"] / prior["rate"]

@@ -6,7 +6,7 @@ natural parameters. So its M-step is exact, and message passing can fit it. See 
 
 from abc import abstractmethod
 from dataclasses import replace
-from typing import Any, ClassVar, NamedTuple
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 import torch
@@ -20,7 +20,6 @@ from ..known import block_beside
 from ..parameters import Parameters, moved, widened
 from ..priors import Conjugate, Site
 from ..user_priors import has_default_form
-from ..user_priors import read as read_priors
 from .contract import Emission, Maximized
 
 
@@ -55,11 +54,6 @@ class ConjugateEmission(Conjugate, Emission):
         >>> emission.maximize(x, weights, emission.start(prior), prior, floor=torch.zeros(1)).values["rate"]
         tensor([[3.]])
     """
-
-    def __post_init__(self, *_: Any) -> None:
-        super().__post_init__()
-        if self.prior is not None:
-            read_priors(self.prior, self.parameters, self.name)
 
     @property
     def has_default_priors(self) -> bool:
@@ -134,8 +128,12 @@ class ConjugateEmission(Conjugate, Emission):
         best = block_beside(self, fixed).mode(prior, self.message(x, weights, near))
         return Maximized({name: value.expand_as(near[name]) for name, value in best.items()})
 
+    def default_sites(self, prior: Parameters) -> list[Site]:
+        """The default prior as Pyro sites."""
+        return super().sites(prior)
+
     def sites(self, prior: Parameters) -> list[Site]:
-        sites = super().sites(prior)
+        sites = self.default_sites(prior)
         return self._with_user_priors(sites, prior, self.start(prior)) if self.user_priors else sites
 
     def limit(self, message: Float[Tensor, "*plates P"], floor: Float[Tensor, "F"]) -> Maximized:
@@ -169,6 +167,19 @@ class ConjugateEmission(Conjugate, Emission):
         near = self.representative(statistics).values
         message = self.message(x, weights, near)
         return self.family.moved(message, self.point(near).loc) if "loc" in near else message
+
+
+class UsualEmission(ConjugateEmission):
+    """A conjugate emission whose prior is stated by the usual parameters of its family."""
+
+    stated_by: ClassVar[tuple[str, ...]]
+    """The hyperparameters, in the order of the usual parameters."""
+
+    def natural(self, prior: Parameters) -> Tensor:
+        return self.family.natural(*(prior[name] for name in self.stated_by))
+
+    def hyperparameters_of(self, eta: Tensor) -> Parameters:
+        return dict(zip(self.stated_by, vars(self.family.usual(eta)).values(), strict=True))
 
 
 is_complete: Variants = Variants(remembered(lambda x: not bool(torch.isnan(x).any())))

@@ -36,7 +36,7 @@ from ...inference.numerics.gammas import log_ratio, stirling_rest
 from ...inference.numerics.scalars import check_integer
 from ..data.series import place
 from ..parameters import Parameter, Parameters
-from .conjugate import ConjugateEmission, Representative
+from .conjugate import Representative, UsualEmission
 from .contract import Maximized
 from .discrete import Poisson
 from .separate import Expected, Separate, by_scipy, maximized
@@ -149,7 +149,7 @@ def _weights_above(
 
 
 @dataclass(frozen=True, repr=False)
-class Geometric(ConjugateEmission):
+class Geometric(UsualEmission):
     """Independent numbers of failures before a success; parameter `probs [K, F]`, of a success.
 
     All methods fit it, message passing too. `scipy.stats.geom(probs, loc=-1)` is the same distribution.
@@ -177,6 +177,7 @@ class Geometric(ConjugateEmission):
     n_features: int = 1
     prior: Any = field(default=None, kw_only=True, repr=False, compare=False)
     family = Beta()
+    stated_by = ("successes", "failures")
     parameters = {"probs": Parameter(("state", "feature"), constraints.unit_interval)}  # noqa: RUF012
     support = constraints.nonnegative_integer
     expects = "counts 0, 1, 2, ..."
@@ -188,13 +189,6 @@ class Geometric(ConjugateEmission):
         mean = one if x is None else x.nanmean(0)
         rows = {"successes": torch.full_like(mean, 1.5), "failures": 1 + mean / 2}
         return {name: row.expand(n_states, -1) for name, row in rows.items()}
-
-    def natural(self, prior: Parameters) -> Tensor:
-        return self.family.natural(prior["successes"], prior["failures"])
-
-    def hyperparameters_of(self, eta: Tensor) -> Parameters:
-        q = Beta().usual(eta)
-        return {"successes": q.a, "failures": q.b}
 
     def log_prob(self, x: Tensor, values: Parameters) -> Tensor:
         seen, probs = ~torch.isnan(x), values["probs"]
@@ -223,7 +217,7 @@ class Geometric(ConjugateEmission):
 
 
 @dataclass(frozen=True, repr=False)
-class Multinomial(ConjugateEmission):
+class Multinomial(UsualEmission):
     """Counts of F categories that share a total; parameter `probs [K, F]`.
 
     All methods fit it, message passing too. `scipy.stats.multinomial(total, probs)` is the same distribution.
@@ -252,6 +246,7 @@ class Multinomial(ConjugateEmission):
     total: int = field()
     prior: Any = field(default=None, kw_only=True, repr=False, compare=False)
     family = Dirichlet()
+    stated_by = ("concentration",)
     fills_in = True
     parameters = {"probs": Parameter(("state", "feature"), constraints.simplex)}  # noqa: RUF012
     support = constraints.nonnegative_integer
@@ -285,12 +280,6 @@ class Multinomial(ConjugateEmission):
     def default_prior(self, n_states: int, x: Tensor | None) -> Parameters:
         like = torch.zeros((), dtype=torch.float64, device="cpu") if x is None else x
         return {"concentration": like.new_full((n_states, self.n_features), 1.5)}
-
-    def natural(self, prior: Parameters) -> Tensor:
-        return prior["concentration"]
-
-    def hyperparameters_of(self, eta: Tensor) -> Parameters:
-        return {"concentration": eta}
 
     def log_prob(self, x: Tensor, values: Parameters) -> Tensor:
         seen = ~torch.isnan(x)

@@ -36,7 +36,7 @@ from ...inference.numerics.scalars import check_integer
 from ..inputs import Inputs
 from ..parameters import Parameter, Parameters, concentration
 from ..user_priors import read as read_priors
-from .conjugate import ConjugateEmission, Representative
+from .conjugate import Representative, UsualEmission
 from .generalized import TakesInputs
 
 FEW = 10  # observed values below which the spread of counts is not judged
@@ -47,7 +47,7 @@ FAR = 10.0  # how many times the mean the variance of amounts is at least
 
 
 @dataclass(frozen=True)
-class Bernoulli(TakesInputs, ConjugateEmission):
+class Bernoulli(TakesInputs, UsualEmission):
     """Independent binary features; parameter `probs [K, F]`.
 
     Arguments:
@@ -77,6 +77,7 @@ class Bernoulli(TakesInputs, ConjugateEmission):
     inputs: InitVar[Inputs | Sequence[str]] = field(default=0, kw_only=True)
     shared: InitVar[Sequence[str]] = field(default=(), kw_only=True)
     family = Beta()
+    stated_by = ("successes", "failures")
     aligned = True
     parameters = {"probs": Parameter(("state", "feature"), constraints.unit_interval)}  # noqa: RUF012
     support = constraints.boolean
@@ -86,13 +87,6 @@ class Bernoulli(TakesInputs, ConjugateEmission):
         like = torch.zeros((), dtype=torch.float64, device="cpu") if x is None else x
         two = like.new_full((n_states, self.n_features), 2.0)
         return {"successes": two, "failures": two.clone()}
-
-    def natural(self, prior: Parameters) -> Tensor:
-        return self.family.natural(prior["successes"], prior["failures"])
-
-    def hyperparameters_of(self, eta: Tensor) -> Parameters:
-        q = Beta().usual(eta)
-        return {"successes": q.a, "failures": q.b}
 
     def log_prob(self, x: Tensor, values: Parameters) -> Tensor:
         one, zero = x == 1, x == 0  # neither where missing
@@ -130,7 +124,7 @@ class Bernoulli(TakesInputs, ConjugateEmission):
 
 
 @dataclass(frozen=True)
-class Poisson(TakesInputs, ConjugateEmission):
+class Poisson(TakesInputs, UsualEmission):
     """Independent counts; parameter `rate [K, F]`, the expected count per step.
 
     Arguments:
@@ -160,6 +154,7 @@ class Poisson(TakesInputs, ConjugateEmission):
     inputs: InitVar[Inputs | Sequence[str]] = field(default=0, kw_only=True)
     shared: InitVar[Sequence[str]] = field(default=(), kw_only=True)
     family = Gamma()
+    stated_by = ("shape", "rate")
     aligned = True
     parameters = {"rate": Parameter(("state", "feature"), constraints.nonnegative)}  # noqa: RUF012
     support = constraints.nonnegative_integer
@@ -186,13 +181,6 @@ class Poisson(TakesInputs, ConjugateEmission):
         mean = torch.ones(self.n_features, dtype=torch.float64, device="cpu") if x is None else x.nanmean(0)
         rate = (1 / torch.where(mean > 0, mean, 1.0)).clamp_max(0.5).expand(n_states, -1)
         return {"shape": torch.ones_like(rate), "rate": rate}
-
-    def natural(self, prior: Parameters) -> Tensor:
-        return self.family.natural(prior["shape"], prior["rate"])
-
-    def hyperparameters_of(self, eta: Tensor) -> Parameters:
-        q = Gamma().usual(eta)
-        return {"shape": q.shape, "rate": q.rate}
 
     def log_prob(self, x: Tensor, values: Parameters) -> Tensor:
         observed = ~torch.isnan(x)
@@ -235,7 +223,7 @@ class Poisson(TakesInputs, ConjugateEmission):
 
 
 @dataclass(frozen=True)
-class Categorical(TakesInputs, ConjugateEmission):
+class Categorical(TakesInputs, UsualEmission):
     """One symbol 0, ..., C-1 per step; parameter `probs [K, C]`.
 
     Arguments:
@@ -265,6 +253,7 @@ class Categorical(TakesInputs, ConjugateEmission):
     shared: InitVar[Sequence[str]] = field(default=(), kw_only=True)
     n_features: ClassVar[int] = 1
     family = Dirichlet()
+    stated_by = ("concentration",)
     aligned = True
     parameters = {"probs": Parameter(("state", "category"), constraints.simplex)}  # noqa: RUF012
 
@@ -302,12 +291,6 @@ class Categorical(TakesInputs, ConjugateEmission):
         known = 1.0 if isinstance(self.prior, Mapping) else self.prior
         table = concentration(known, (n_states, self.n_categories), "prior")
         return {"concentration": table if x is None else table.to(x)}
-
-    def natural(self, prior: Parameters) -> Tensor:
-        return prior["concentration"]
-
-    def hyperparameters_of(self, eta: Tensor) -> Parameters:
-        return {"concentration": eta}
 
     def log_prob(self, x: Tensor, values: Parameters) -> Tensor:
         observed = ~torch.isnan(x[..., 0])

@@ -207,24 +207,6 @@ class Lagged(NormalRegression):
         moved = by - (matrices * by.repeat(self.order)).sum(-1)
         return table | {"loc": table["loc"] + moved.to(table["loc"])} if bool(by.any()) else table
 
-    def in_units(self, table: Parameters, unit: Tensor) -> Parameters:
-        scaled, of_lags = self.plain.in_units(table, unit), self.of_lags(unit)
-        if "coefficients" in table:
-            scaled["coefficients"] = table["coefficients"] * of_lags / unit.unsqueeze(-1)
-        if "coefficients_count" in table:
-            scaled["coefficients_count"] = table["coefficients_count"] / of_lags.square()
-        return scaled
-
-    def of_lags(self, numbers: Float[Tensor, "*k F"], beyond: float = 1.0) -> Float[Tensor, "*k G P"]:
-        """Numbers of the features at the regressors that are their lags, and `beyond` at inputs.
-
-        Arguments:
-            numbers: `[*k, F]`, of each feature.
-            beyond: the number at inputs.
-        """
-        inputs = numbers.new_full((*numbers.shape[:-1], self.n_inputs), beyond)
-        return self.by_feature(torch.cat([numbers.repeat(*[1] * (numbers.ndim - 1), self.order), inputs], -1))
-
     # ---- the prior -------------------------------------------------------------------------------------------------
 
     def default_prior(self, n_states: int, x: Tensor | None) -> Parameters:
@@ -242,28 +224,20 @@ class Lagged(NormalRegression):
         return super().with_user_priors(of_parameters(prior))
 
     def sites(self, prior: Parameters) -> list[Site]:
-        sites = self.default_sites(prior)
-        if not self.user_priors:
-            return sites
-        sites = self._with_user_priors(sites, prior, self.start(prior))
+        sites = super().sites(prior)
         about, unit = vars(self).get("_units", (None, None))
         if about is None or "loc" not in self.user_priors or not bool(about.any()):
             return sites
-        *others, of_loc = sites
+        *others, of_loc = sites  # the intercept depends on the coefficients
         lags = self.of_lags((about / unit).to(prior["count"]), 0.0)
         return [*others, moved_site(of_loc, lambda values: (values["coefficients"] * lags).sum(-1))]
-
-    @abstractmethod
-    def default_sites(self, prior: Parameters) -> list[Site]:
-        """The default prior as Pyro sites: of the precision, of the coefficients given it, of the intercept."""
 
     @abstractmethod
     def typical_precision(self, prior: Parameters) -> Tensor:
         """The prior mean of the precision."""
 
     def precision_of(self, part: str, values: Parameters, prior: Parameters) -> Tensor:
-        """The precisions by which the prior of a part is scaled: those of its states, or typical ones if it is shared
-        and they are not."""
+        """Those of its states, or typical ones if it is shared and they are not."""
         if part in self.switching or "scale" not in self.switching:
             return values["precision"]
         precision = self.typical_precision(prior)

@@ -35,7 +35,7 @@ from ...inference.families.normal import expected_normal
 from ...inference.families.numerics import pack
 from ...inference.families.peak import NEAR_FLOOR, peak
 from ...inference.gaussian.op import Moments, multivariate_normal_log_density, multivariate_normal_moments
-from ...inference.numerics.cholesky import cholesky, cholesky_inverse, rounding
+from ...inference.numerics.cholesky import cholesky, inverse, rounding
 from ...inference.numerics.remembered import remembered
 from ...inference.numerics.scalars import check_choice
 from ..parameters import Parameter, Parameters, Shown
@@ -47,10 +47,6 @@ from .spread import spread
 from .tied import ALL_STATES, NormalEmission, check_tied
 
 WORD = 32  # the number of features whose pattern is coded in one integer
-
-
-def _inverse(matrix: Tensor) -> Tensor:
-    return cholesky_inverse(cholesky(matrix))
 
 
 @dataclass(frozen=True, repr=False)
@@ -104,7 +100,7 @@ class MultivariateNormal(NormalEmission):
         "precision": Parameter(
             ("state", "feature", "feature_new"),
             constraints.positive_definite,
-            Shown("covariance", constraints.positive_definite, _inverse, _inverse),
+            Shown("covariance", constraints.positive_definite, inverse, inverse),
         ),
     }
 
@@ -138,20 +134,23 @@ class MultivariateNormal(NormalEmission):
         return {name: value * factors[name] if name in factors else value for name, value in table.items()}
 
     def natural(self, prior: Parameters) -> Tensor:
-        loc, count, df, inverse = (prior[name] for name in ("loc", "count", "df", "inverse_scale"))
+        loc, count, df, scale = (prior[name] for name in ("loc", "count", "df", "inverse_scale"))
         if self.tied is None:
-            return NormalWishart.of_inverse(loc, count, df, inverse)
-        return SharedPrecision.of_inverse(loc, count, df.squeeze(-1), inverse.squeeze(-3))
+            return NormalWishart.of_inverse(loc, count, df, scale)
+        return SharedPrecision.of_inverse(loc, count, df.squeeze(-1), scale.squeeze(-3))
 
     def hyperparameters_of(self, eta: Tensor) -> Parameters:
         if self.tied is not None:
             return super().hyperparameters_of(eta)
         q = NormalWishart().usual(eta)
-        return {"loc": q.loc, "count": q.kappa, "df": q.df, "inverse_scale": _inverse(q.scale_matrix)}
+        return {"loc": q.loc, "count": q.kappa, "df": q.df, "inverse_scale": inverse(q.scale_matrix)}
 
-    def tied_sites(self, prior: Parameters) -> list[Site]:
-        scale_matrix = _inverse(prior["inverse_scale"])
-        return normal_wishart_sites(("loc", "precision"), prior["loc"], prior["count"], prior["df"], scale_matrix)
+    def wishart(self, prior: Parameters) -> tuple[Tensor, Tensor]:
+        """The degrees of freedom and the scale matrices of the prior of precisions."""
+        return prior["df"], inverse(prior["inverse_scale"])
+
+    def default_sites(self, prior: Parameters) -> list[Site]:
+        return normal_wishart_sites(("loc", "precision"), prior["loc"], prior["count"], *self.wishart(prior))
 
     def point(self, values: Parameters) -> Any:
         if self.tied is None:
@@ -170,9 +169,9 @@ class MultivariateNormal(NormalEmission):
             return _log_density(residual, cholesky(values["precision"]))
         # a missing feature becomes an independent standard normal at its mean, and its density is subtracted
         seen = observed.to(x.dtype)
-        covariance = _inverse(values["precision"])
+        covariance = inverse(values["precision"])
         covariance = covariance * seen.unsqueeze(-1) * seen.unsqueeze(-2) + torch.diag_embed(1 - seen)
-        chol = cholesky(_inverse(covariance))
+        chol = cholesky(inverse(covariance))
         missing = (1 - seen).sum(-1)
         return _log_density(torch.where(observed, residual, 0.0), chol) + 0.5 * math.log(2 * math.pi) * missing
 
@@ -217,13 +216,13 @@ class MultivariateNormal(NormalEmission):
     def representative(self, statistics: Tensor) -> Representative:
         dim, each = self.n_features, self.to_each(statistics)
         expected, precision = expected_normal(each), each[..., dim + 2 :].unflatten(-1, (dim, dim))
-        precision = precision if self.tied is None else precision[..., :1, :, :]
-        return Representative({"loc": expected.loc, "precision": precision}, expected.constant[..., None])
+        values = {"loc": expected.loc, "precision": self._once(precision)}
+        return Representative(values, expected.constant[..., None])
 
 
 def in_planes(precision: Float[Tensor, "*n F F"], floor: Float[Tensor, "F"]) -> Bool[Tensor, "*n"]:
     """Whether the variance of some sum of features has fallen to its floor, or to rounding."""
-    unit, covariance = floor.sqrt(), _inverse(precision)
+    unit, covariance = floor.sqrt(), inverse(precision)
     size = covariance.diagonal(dim1=-2, dim2=-1).sqrt()
     narrow = torch.linalg.eigvalsh(covariance / unit.unsqueeze(-1) / unit)[..., 0] <= NEAR_FLOOR
     correlations = covariance / size.unsqueeze(-1) / size.unsqueeze(-2)
@@ -273,7 +272,7 @@ def _pattern_density(x: Tensor, observed: Tensor | None, values: Parameters) -> 
         x, loc = x[:, observed], loc[..., observed]
         # from the covariance: computed from the whole precision, the precision of the observed features loses its
         # digits if # features are strongly correlated
-        precision = _inverse(_inverse(precision)[..., observed, :][..., observed])
+        precision = inverse(inverse(precision)[..., observed, :][..., observed])
     return multivariate_normal_log_density(x, loc, cholesky(precision))
 
 
@@ -313,6 +312,6 @@ def completion(observed: Tensor, precision: Tensor) -> tuple[Tensor, Tensor]:
     unit = torch.eye(precision.shape[-1], dtype=precision.dtype, device=precision.device)
     missing = torch.ones_like(unit[0], dtype=torch.bool).index_fill(0, observed, False)
     both = missing.unsqueeze(-1) & missing
-    spread = torch.where(both, _inverse(torch.where(both, precision, unit)), 0.0)
+    spread = torch.where(both, inverse(torch.where(both, precision, unit)), 0.0)
     whole = unit - spread @ precision
     return whole[..., observed], spread

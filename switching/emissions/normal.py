@@ -21,11 +21,11 @@ $\mu + g_t (x_t - \mu)$ and variance $g_t v_t$, whose moments stand in place of 
 import math
 from collections.abc import Collection, Mapping
 from dataclasses import InitVar, dataclass, field, replace
-from typing import Any, cast
+from typing import Any
 
 import pyro.distributions as dist
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from pyro.distributions.torch_distribution import TorchDistributionMixin
 from torch import Tensor
 from torch.distributions import constraints
@@ -36,9 +36,9 @@ from ...inference.numerics.scalars import check_choice
 from ..parameters import Parameter, Parameters, Shown
 from ..priors import Conjugate, Site, normal_gamma_sites
 from ..user_priors import as_text
-from .conjugate import Representative
+from .conjugate import Representative, UsualEmission
 from .contract import Maximized
-from .spread import common, spread, varying
+from .spread import Spread, common, spread, varying
 from .tied import ALL_STATES, NormalEmission
 
 
@@ -47,7 +47,7 @@ def _precision_of(scale: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True, repr=False)
-class Normal(NormalEmission):
+class Normal(NormalEmission, UsualEmission):
     """Independent normal features.
 
     Parameters `loc [K, F]` and `precision [K, F]` (inverse variance). `scale` is accepted instead of `precision`.
@@ -86,6 +86,7 @@ class Normal(NormalEmission):
     tied: Mapping[str, str] | None = field(default=None, kw_only=True, hash=False)
     covariance: InitVar[str] = field(default="diagonal", kw_only=True, repr=False)
     family = NormalGamma()
+    stated_by = ("loc", "count", "shape", "rate")
     have_unit = True
     takes_noise = True
     aligned = True
@@ -113,44 +114,53 @@ class Normal(NormalEmission):
     def default_prior(self, n_states: int, x: Tensor | None) -> Parameters:
         """The weight of half an observation, with the spread within a state; locations within ten times that of the
         data."""
-        scale, shape = spread(x, n_states, self.n_features), (n_states, self.n_features)
-        of_precision = shape if self.tied is None else (1, self.n_features)
+        scale, n_precisions = self._spread(x, n_states), n_states if self.tied is None else 1
         return {
-            "loc": scale.center.expand(shape),
-            "count": (0.01 * scale.within / scale.total).expand(shape),
-            "shape": torch.full_like(scale.center, 0.75).expand(of_precision),
-            "rate": (scale.within / 4).expand(of_precision),
+            "loc": scale.center.expand(n_states, -1),
+            "count": (0.01 * scale.within / scale.total).expand(n_states, -1),
+            "shape": torch.full_like(scale.within, 0.75).expand(n_precisions, -1),
+            "rate": (scale.within / 4).expand(n_precisions, -1),
         }
+
+    def _spread(self, x: Tensor | None, n_states: int) -> Spread:
+        """The spread of the data by features that have a precision of their own."""
+        return spread(x, n_states, self.n_features)
 
     def in_units(self, table: Parameters, unit: Tensor) -> Parameters:
         factors = {"loc": 1 / unit, "precision": unit**2, "rate": unit**-2}
         return {name: value * factors[name] if name in factors else value for name, value in table.items()}
 
     def natural(self, prior: Parameters) -> Tensor:
-        loc, count, shape, rate = (prior[name] for name in ("loc", "count", "shape", "rate"))
-        if self.tied is None:
-            return NormalGamma().natural(loc, count, shape, rate)
-        shape, rate = shape.squeeze(-2), rate.squeeze(-2)[..., None, None]
-        return SharedPrecision.of_inverse(loc.mT.unsqueeze(-1), count.mT, 2 * shape, 2 * rate)
+        if not self.shares:
+            return super().natural(prior)
+        loc, count, shape, rate = (self._grouped(prior[name]) for name in self.stated_by)
+        return SharedPrecision.of_inverse(loc.unsqueeze(-1), count, 2 * shape.squeeze(-1), 2 * rate.unsqueeze(-1))
 
     def hyperparameters_of(self, eta: Tensor) -> Parameters:
-        if self.tied is not None:
-            return super().hyperparameters_of(eta)
-        q = NormalGamma().usual(eta)
-        return {"loc": q.loc, "count": q.kappa, "shape": q.shape, "rate": q.rate}
+        return Conjugate.hyperparameters_of(self, eta) if self.shares else super().hyperparameters_of(eta)
 
-    def tied_sites(self, prior: Parameters) -> list[Site]:
-        return normal_gamma_sites(("loc", "precision"), *(prior[name] for name in ("loc", "count", "shape", "rate")))
+    def wishart(self, prior: Parameters) -> tuple[Tensor, Tensor]:
+        """The degrees of freedom and the scale matrices of the prior of precisions."""
+        return 2 * prior["shape"], (0.5 / prior["rate"])[..., None, None]
+
+    def default_sites(self, prior: Parameters) -> list[Site]:
+        return normal_gamma_sites(("loc", "precision"), *(prior[name] for name in self.stated_by))
 
     def point(self, values: Parameters) -> Any:
-        if self.tied is None:
+        if not self.shares:
             return super().point(values)
-        return LocPrecision(values["loc"].mT.unsqueeze(-1), values["precision"].mT.unsqueeze(-1))
+        return LocPrecision(*(self._grouped(values[name]).unsqueeze(-1) for name in ("loc", "precision")))
 
     def values(self, point: Any) -> Parameters:
-        if self.tied is None:
+        if not self.shares:
             return super().values(point)
-        return {"loc": point.loc.squeeze(-1).mT, "precision": point.precision.squeeze(-1).mT}
+        return {name: self._ungrouped(table.squeeze(-1)) for name, table in vars(point).items()}
+
+    def _grouped(self, table: Tensor, after: int = 0) -> Tensor:
+        return table.transpose(-2 - after, -1 - after)
+
+    def _ungrouped(self, table: Tensor, after: int = 0) -> Tensor:
+        return self._grouped(table, after)
 
     def log_prob(self, x: Tensor, values: Parameters) -> Tensor:
         x, noise = self._measured(x)
@@ -213,8 +223,7 @@ class Normal(NormalEmission):
         first, second, log_precision, precision = self.to_each(statistics).unbind(-1)
         loc = first / precision
         constant = (log_precision - precision.log() - (second - first * loc)) / 2
-        precision = precision if self.tied is None else precision[..., :1, :]
-        return Representative({"loc": loc, "precision": precision}, constant)
+        return Representative({"loc": loc, "precision": self._once(precision)}, constant)
 
 
 def _true_moments(
@@ -258,18 +267,15 @@ class SphericalNormal(Normal):
         shown = [f"n_features={self.n_features}", *tied, "covariance='spherical'", *filter(None, [as_text(self.prior)])]
         return f"Normal({', '.join(shown)})"
 
-    def default_prior(self, n_states: int, x: Tensor | None) -> Parameters:
-        known = spread(x, n_states, self.n_features)
+    @property
+    def _per_state(self) -> int:  # type: ignore[override]
+        return self.n_features
+
+    def _spread(self, x: Tensor | None, n_states: int) -> Spread:
+        known = super()._spread(x, n_states)
         varies = torch.ones_like(known.within, dtype=torch.bool) if x is None else varying(x)
-        within = common(known.within, varies)
         total = torch.where(varies, known.total, common(known.total, varies))
-        of_precision = (n_states if self.tied is None else 1, 1)
-        return {
-            "loc": known.center.expand(n_states, -1),
-            "count": (0.01 * within / total).expand(n_states, -1),
-            "shape": torch.full_like(within, 0.75).expand(of_precision),
-            "rate": (within / 4).expand(of_precision),
-        }
+        return known._replace(total=total, within=common(known.within, varies))
 
     # ---- units: one for all features ---------------------------------------------------------------------------------
 
@@ -277,62 +283,16 @@ class SphericalNormal(Normal):
         return super().units(center, common(scale.square(), scale > 0).sqrt().expand_as(scale), fixed)
 
     def in_units(self, table: Parameters, unit: Tensor) -> Parameters:
-        factors = {"loc": 1 / unit, "precision": unit[:1] ** 2, "rate": unit[:1] ** -2}
-        return {name: value * factors[name] if name in factors else value for name, value in table.items()}
+        return super().in_units(table, unit[:1])
 
     # ---- the family: a plate for each state, or none if they share a precision too; a location for each feature ------
 
-    @property
-    def _family(self) -> SharedPrecision:
-        return cast(SharedPrecision, self.family)
+    def _grouped(self, table: Tensor, after: int = 0) -> Tensor:
+        return table if self.tied is None else table.flatten(-2 - after, -1 - after)
 
-    def _joined(self, table: Tensor, axis: int) -> Tensor:
-        """A table of states, which are `axis`, and features as the family has it."""
-        return table if self.tied is None else table.flatten(axis, axis + 1)
+    def _ungrouped(self, table: Tensor, after: int = 0) -> Tensor:
+        n = min(self.n_features, table.shape[-1 - after])  # one precision
+        return table if self.tied is None else table.unflatten(-1 - after, (-1, n))
 
-    def _apart(self, table: Tensor, axis: int) -> Tensor:
-        """The inverse of `_joined`, if `axis` has the locations."""
-        return table if self.tied is None else table.unflatten(axis, (-1, self.n_features))
-
-    def natural(self, prior: Parameters) -> Tensor:
-        loc, count = (self._joined(prior[name], -2) for name in ("loc", "count"))
-        shape, rate = (self._joined(prior[name], -2).squeeze(-1) for name in ("shape", "rate"))
-        return SharedPrecision.of_inverse(loc.unsqueeze(-1), count, 2 * shape, 2 * rate[..., None, None])
-
-    def hyperparameters_of(self, eta: Tensor) -> Parameters:
-        return Conjugate.hyperparameters_of(self, eta)
-
-    def point(self, values: Parameters) -> LocPrecision:
-        loc, precision = (self._joined(values[name], -2).unsqueeze(-1) for name in ("loc", "precision"))
-        return LocPrecision(loc, precision)
-
-    def values(self, point: Any) -> Parameters:
-        precision = point.precision.squeeze(-1)
-        precision = precision if self.tied is None else precision.unsqueeze(-2)
-        return {"loc": self._apart(point.loc.squeeze(-1), -1), "precision": precision}
-
-    def to_each(self, statistics: Tensor) -> Tensor:
-        return self._apart(self._family.each(statistics), -2)
-
-    def from_each(self, messages: Tensor) -> Tensor:
-        return self._family.joined(self._joined(messages, -3))
-
-    def limit(self, message: Tensor, floor: Tensor) -> Maximized:
-        loc, residuals = self._family.within(message)
-        each = residuals if self.tied is None else residuals.unsqueeze(-2)
-        best = self.peak_of(each.unsqueeze(-2), floor.mean(-1, keepdim=True))
-        loc = self._apart(loc.squeeze(-1), -1)
-        return Maximized(best.values | {"loc": loc})
-
-    def representative(self, statistics: Tensor) -> Representative:
-        values, constant = super().representative(statistics)
-        return Representative(values | {"precision": values["precision"][..., :1]}, constant)
-
-    def reordered(self, eta: Tensor, order: Int[Tensor, "K"]) -> Tensor:
-        n = self.n_features
-        if self.tied is None:
-            return super().reordered(eta, order)
-        if self._family.n_locations(eta) == n:
-            return eta  # a background that is the same in all states
-        rows = order.unsqueeze(-1) * n + torch.arange(n, device=order.device)
-        return self._family.reordered(eta, rows.flatten())
+    def peak_of(self, message: Tensor, floor: Tensor) -> Maximized:
+        return super().peak_of(message, floor.mean(-1, keepdim=True))

@@ -27,9 +27,10 @@ from torch.distributions import constraints
 
 from ...inference import families
 from ...inference.families import NormalGamma
+from ...inference.numerics.delegation import delegated
 from ...inference.numerics.gammas import stirling_rest
 from ..parameters import Parameter, Parameters
-from .conjugate import ConjugateEmission, Representative
+from .conjugate import Representative, UsualEmission
 from .contract import Maximized
 from .normal import Normal
 from .separate import Summarized, by_scipy
@@ -140,7 +141,7 @@ class Gamma(Summarized):
 
 
 @dataclass(frozen=True, repr=False)
-class Exponential(ConjugateEmission):
+class Exponential(UsualEmission):
     """Independent waiting times; parameter `rate [K, F]`, the inverse of the mean.
 
     `scipy.stats.expon(scale=1 / rate)` is the same distribution. All methods fit it, message passing too.
@@ -166,6 +167,7 @@ class Exponential(ConjugateEmission):
     n_features: int = 1
     prior: Any = field(default=None, kw_only=True, repr=False, compare=False)
     family = families.Gamma()
+    stated_by = ("shape", "rate")
     parameters = {"rate": Parameter(("state", "feature"), constraints.positive)}  # noqa: RUF012
     support = constraints.nonnegative
     expects = "numbers of at least 0"
@@ -176,13 +178,6 @@ class Exponential(ConjugateEmission):
         mean = torch.ones(self.n_features, dtype=torch.float64, device="cpu")
         mean = (mean if x is None else least_mean(x, self.embed(x), n_states)).expand(n_states, -1)
         return {"shape": torch.full_like(mean, 1.5), "rate": mean / 2}
-
-    def natural(self, prior: Parameters) -> Tensor:
-        return self.family.natural(prior["shape"], prior["rate"])
-
-    def hyperparameters_of(self, eta: Tensor) -> Parameters:
-        q = families.Gamma().usual(eta)
-        return {"shape": q.shape, "rate": q.rate}
 
     def log_prob(self, x: Tensor, values: Parameters) -> Tensor:
         seen, rate = ~torch.isnan(x), values["rate"]
@@ -214,7 +209,7 @@ class Exponential(ConjugateEmission):
 
 
 @dataclass(frozen=True, repr=False)
-class LogNormal(ConjugateEmission):
+class LogNormal(UsualEmission):
     """Independent positive features whose logarithms are normal.
 
     Parameters `loc [K, F]` and `precision [K, F]`, of log x. `scale`, the standard deviation of log x, is accepted
@@ -242,6 +237,7 @@ class LogNormal(ConjugateEmission):
     n_features: int = 1
     prior: Any = field(default=None, kw_only=True, repr=False, compare=False)
     family = NormalGamma()
+    stated_by = ("loc", "count", "shape", "rate")
     parameters = Normal.parameters
     support = constraints.positive
     expects = POSITIVE
@@ -256,12 +252,6 @@ class LogNormal(ConjugateEmission):
         """That of `Normal` for log x."""
         return self.normal.default_prior(n_states, None if x is None else x.log())
 
-    def natural(self, prior: Parameters) -> Tensor:
-        return self.normal.natural(prior)
-
-    def hyperparameters_of(self, eta: Tensor) -> Parameters:
-        return self.normal.hyperparameters_of(eta)
-
     def log_prob(self, x: Tensor, values: Parameters) -> Tensor:
         return self.normal.log_prob(x.log(), values) - x.log().nan_to_num(0.0).sum(-1)
 
@@ -272,8 +262,7 @@ class LogNormal(ConjugateEmission):
         return dist.LogNormal(values["loc"], values["precision"].rsqrt()).to_event(1)
 
     def marginal_cdf(self, x: Tensor, values: Parameters) -> Tensor:
-        standard = (x.clamp_min(0.0).log() - values["loc"]) * values["precision"].sqrt()
-        return torch.special.ndtr(standard)
+        return self.normal.marginal_cdf(x.clamp_min(0.0).log(), values)
 
     def message(self, x: Tensor, weights: Tensor, near: Parameters | None = None) -> Tensor:
         return self.normal.message(x.log(), weights, near)
@@ -282,8 +271,7 @@ class LogNormal(ConjugateEmission):
         """The maximum likelihood, with variances of log x that have digits."""
         return self.normal.limit(message, torch.full_like(floor, torch.finfo(message.dtype).eps))
 
-    def representative(self, statistics: Tensor) -> Representative:
-        return self.normal.representative(statistics)
+    representative = delegated("normal")
 
     def embed(self, x: Tensor) -> Tensor:
         return x.log()

@@ -14,6 +14,7 @@ $$E \log p(x \mid d) = \log N(x;\, d^\top m,\, 1/E[\tau]) + (E[\log\tau] - \log 
 
 from collections.abc import Mapping, Sequence
 from dataclasses import InitVar, dataclass, field
+from functools import cached_property
 from typing import Any
 
 import pyro.distributions as dist
@@ -26,7 +27,7 @@ from ...inference.families import LocPrecision, MatrixNormalWishart, VectorFamil
 from ...inference.families.restricted import given
 from ..inputs import Inputs, named_or_counted
 from ..parameters import Parameter, Parameters
-from ..priors import Site, normal_gamma_sites
+from ..priors import Site
 from ..responses import Real, Response
 from .conjugate import ConjugateEmission, Representative
 from .contract import Maximized
@@ -57,7 +58,7 @@ class NormalRegression(DrivenEmission, ConjugateEmission):
     def responses(self) -> tuple[Response, ...]:
         return (Response("loc", Real(), {"coefficients": self.inputs}, ("loc", "count")),)
 
-    @property
+    @cached_property
     def plain(self) -> Normal:
         return Normal(self.n_features)
 
@@ -74,10 +75,23 @@ class NormalRegression(DrivenEmission, ConjugateEmission):
         design = torch.nn.functional.pad(self.by_feature(columns), (1, 0), value=1.0)
         return design, (design.unsqueeze(-1) * design.unsqueeze(-2)).flatten(-2)
 
+    def of_lags(self, numbers: Float[Tensor, "*k F"], beyond: float = 1.0) -> Float[Tensor, "*k G P"]:
+        """Numbers of the features at the regressors that are their lags, and `beyond` at inputs.
+
+        Arguments:
+            numbers: `[*k, F]`, of each feature.
+            beyond: the number at inputs.
+        """
+        inputs = numbers.new_full((*numbers.shape[:-1], self.n_inputs), beyond)
+        return self.by_feature(torch.cat([numbers.repeat(*[1] * (numbers.ndim - 1), self.order), inputs], -1))
+
     def in_units(self, table: Parameters, unit: Tensor) -> Parameters:
-        """`coefficients_count` has the unit of the coefficients alone."""
-        scaled = self.plain.in_units(table, unit)
-        return scaled | {n: table[n] / unit.unsqueeze(-1) for n in ("coefficients",) if n in table}
+        scaled, of_lags = self.plain.in_units(table, unit), self.of_lags(unit)
+        if "coefficients" in table:
+            scaled["coefficients"] = table["coefficients"] * of_lags / unit.unsqueeze(-1)
+        if "coefficients_count" in table:
+            scaled["coefficients_count"] = table["coefficients_count"] / of_lags.square()
+        return scaled
 
     # ---- the prior -------------------------------------------------------------------------------------------------
 
@@ -86,39 +100,46 @@ class NormalRegression(DrivenEmission, ConjugateEmission):
         prior = self.plain.default_prior(n_states, None if x is None else x[..., : self.n_features])
         return prior | {"coefficients_count": self._counts(prior)}
 
-    def _counts(self, prior: Parameters) -> Float[Tensor, "*r K F P"]:
+    def _counts(self, prior: Parameters) -> Float[Tensor, "*plates P"]:
         """The weights of the prior of the coefficients: that of the location, unless there are others."""
-        count = prior.get("coefficients_count", prior["count"].unsqueeze(-1))
-        return count.expand(*prior["count"].shape, self.sizes["regressor"])
+        count = prior["count"].unsqueeze(-1)
+        table = prior.get("coefficients_count", count)
+        return table.expand(*table.shape[:-1], self.sizes["regressor"])
 
     def natural(self, prior: Parameters) -> Tensor:
-        loc, count, shape, rate = (prior[name] for name in ("loc", "count", "shape", "rate"))
-        size = self.family.n_inputs
-        first = torch.nn.functional.pad(loc.unsqueeze(-1), (0, size - 1)).unsqueeze(-1)
-        weight = torch.diag_embed(torch.cat([count.unsqueeze(-1), self._counts(prior)], -1))
-        return self.family.natural(first, weight, 2 * shape, (0.5 / rate)[..., None, None])
+        loc, counts = prior["loc"], self._counts(prior)
+        lags = self.of_lags(loc, 0.0)
+        lags = lags if lags.ndim == counts.ndim else lags.squeeze(-2)
+        row = torch.nn.functional.pad(lags.expand_as(counts), (1, 0), value=1.0)
+        weight = prior["count"][..., None, None] * row.unsqueeze(-1) * row.unsqueeze(-2)
+        weight = weight + torch.diag_embed(torch.nn.functional.pad(counts, (1, 0)))
+        first = self._matrix(torch.nn.functional.pad(loc.unsqueeze(-1), (0, counts.shape[-1])))
+        return self.family.natural(first, weight, *self.plain.wishart(prior))
 
-    def sites(self, prior: Parameters) -> list[Site]:
-        of_precision, of_loc = normal_gamma_sites(
-            ("loc", "precision"), *(prior[name] for name in ("loc", "count", "shape", "rate"))
-        )
+    def default_sites(self, prior: Parameters) -> list[Site]:
+        of_precision, of_loc = self.plain.default_sites(prior)
 
         def coefficients(values: Parameters) -> TorchDistributionMixin:
-            scale = (self._counts(prior) * values["precision"].unsqueeze(-1)).rsqrt()
+            precision = self.precision_of("coefficients", values, prior)
+            scale = (self._counts(prior) * precision.unsqueeze(-1)).rsqrt()
             return dist.Normal(torch.zeros_like(scale), scale).to_event(3)
 
         return [of_precision, of_loc, Site("coefficients", coefficients)]
 
-    def start(self, prior: Parameters) -> Parameters:
-        return self.values(self.family.expected(self.natural(prior | {"loc": torch.zeros_like(prior["loc"])}))) | {
-            "loc": prior["loc"]
-        }
+    def precision_of(self, part: str, values: Parameters, prior: Parameters) -> Tensor:
+        """The precisions by which the prior of a part is scaled."""
+        return values["precision"]
 
     # ---- points of the family --------------------------------------------------------------------------------------
 
+    @staticmethod
+    def _matrix(table: Float[Tensor, "*n F Q"]) -> Float[Tensor, "*plates Q D"]:
+        """Numbers of each feature and regressor as the family has them."""
+        return table.unsqueeze(-1)
+
     def point(self, values: Parameters) -> LocPrecision:
         loc, coefficients = values["loc"].unsqueeze(-1), values["coefficients"]
-        return LocPrecision(torch.cat([loc, coefficients], -1).unsqueeze(-1), values["precision"][..., None, None])
+        return LocPrecision(self._matrix(torch.cat([loc, coefficients], -1)), values["precision"][..., None, None])
 
     def values(self, point: Any) -> Parameters:
         first = point.loc.squeeze(-1)
@@ -156,55 +177,51 @@ class NormalRegression(DrivenEmission, ConjugateEmission):
     def maximize_sums(self, sums: Parameters, near: Parameters, prior: Parameters | None, floor: Tensor) -> Maximized:
         message, about = sums["message"], self.point(near).loc
         if prior is None:
-            shift, variance = self._least_squares(message)
+            shift, precision = self._limit(message, floor)
         else:
             total = self.family.tilted(self.family.moved(self.natural(prior), -about)) + message
             best = self.family.expected(total)
-            shift, variance = best.loc, 1 / best.precision[..., 0, 0]
-        precision = 1 / variance.maximum(floor)
-        return Maximized(self.values(LocPrecision(about + shift, precision[..., None, None])))
+            shift, precision = best.loc, best.precision
+            precision = precision if self.fills_in else 1 / (1 / precision).maximum(floor[:, None, None])
+        return Maximized(self.values(LocPrecision(about + shift, precision)))
 
-    def _least_squares(self, message: Tensor) -> tuple[Tensor, Tensor]:
-        """Coefficients and variances of maximum likelihood, from the message about some coefficients."""
+    def _limit(self, message: Tensor, floor: Float[Tensor, "F"]) -> tuple[Tensor, Tensor]:
+        """Coefficients and precisions of maximum likelihood, from the message about some coefficients."""
         first, half, half_count, rest = self.family.parts(message)
         squares = -2 * half
-        shift = self._solved(squares, first)
-        residual = -2 * rest - 2 * shift.mT @ first + shift.mT @ squares @ shift
-        return shift, (residual[..., 0, 0] / (2 * half_count)).clamp_min(0.0)
-
-    @staticmethod
-    def _solved(squares: Tensor, first: Tensor) -> Tensor:
-        """The coefficients of least squares."""
         size = squares.diagonal(dim1=-2, dim2=-1)
         ridge = torch.diag_embed(1e-14 * torch.where(size == 0, 1.0, size))  # a column of zeros has no coefficient
-        return torch.linalg.solve_ex(squares + ridge, first)[0]
+        shift = torch.linalg.solve_ex(squares + ridge, first)[0]
+        both = shift.mT @ first
+        scatter = -2 * rest - (both + both.mT) + shift.mT @ squares @ shift
+        return shift, self._of_scatter(scatter, half_count, floor)
+
+    def _of_scatter(self, scatter: Tensor, half_count: Tensor, floor: Tensor) -> Tensor:
+        """The precisions of maximum likelihood, of variances above the floor."""
+        variance = (scatter / (2 * half_count)[..., None, None]).clamp_min(0.0)
+        return 1 / variance.maximum(floor[:, None, None])
 
     def representative(self, statistics: Tensor) -> Representative:
         """At inputs 0; see `expected_table` for others."""
-        first, second, log_volume, precision = self.family.parts(statistics)
-        mean = first / precision
-        spread_of_mean = second[..., 0, 0] - first[..., 0, 0] * mean[..., 0, 0]
-        constant = (log_volume - precision[..., 0, 0].log() - spread_of_mean) / 2
-        return Representative(self.values(LocPrecision(mean, precision)), constant)
+        point, constant, spread = self._under(statistics)
+        return Representative(self.values(point), constant - spread[..., 0, 0] / 2)
 
     def expected_table(self, x: Tensor, statistics: Tensor) -> Tensor:
         observed, inputs = self.split(x)
+        point, constant, spread = self._under(statistics)
+        seen = ~torch.isnan(observed)
+        seen = (seen.any(-1, keepdim=True) if self.fills_in else seen).to(x)
+        of_seen = (seen.unsqueeze(-1) * self._designs(inputs)[1]).flatten(-2)
+        rows = torch.cat([seen, -of_seen / 2], -1)
+        by_state = torch.cat([constant, spread.flatten(-2).flatten(-2)], -1)  # [*r, K, F + F QQ]
+        flat = rows.reshape(-1, rows.shape[-1]) @ by_state.mT
+        return self.table(x, self.values(point)) + flat.reshape(*flat.shape[:-2], *rows.shape[:-1], flat.shape[-1])
+
+    def _under(self, statistics: Tensor) -> tuple[LocPrecision, Float[Tensor, "*r K G"], Float[Tensor, "*r K G Q Q"]]:
+        """The representative point, half of E log|L| - log|E L|, and D times the inverse weight of the coefficients."""
         first, second, log_volume, precision = self.family.parts(statistics)
         mean = first / precision
-        covariance = second - first @ mean.mT
-        squares = self._designs(inputs)[1]  # [*b, T, G, PP]
-        table = self.table(x, self.values(LocPrecision(mean, precision)))
-        constant = (log_volume - precision[..., 0, 0].log()) / 2  # [*r, K, F]
-        seen = (~torch.isnan(observed)).to(x)
-        of_seen = (seen.unsqueeze(-1) * squares).flatten(-2)
-        rows = torch.cat([seen, -of_seen / 2], -1)
-        by_state = torch.cat([constant, covariance.flatten(-2).flatten(-2)], -1)  # [*r, K, F + F PP]
-        flat = rows.reshape(-1, rows.shape[-1]) @ by_state.mT
-        return table + flat.reshape(*flat.shape[:-2], *rows.shape[:-1], flat.shape[-1])
-
-    def expected_message(self, x: Tensor, weights: Tensor, statistics: Tensor) -> Tensor:
-        near = self.representative(statistics).values
-        return self.family.moved(self.message(x, weights, near), self.point(near).loc)
+        return LocPrecision(mean, precision), (log_volume - precision[..., 0, 0].log()) / 2, second - first @ mean.mT
 
 
 @dataclass(frozen=True, repr=False)

@@ -34,6 +34,7 @@ from torch.distributions import constraints
 
 from ...inference.families import Degrees, LocPrecisionDf, Tailed
 from ...inference.families.peak import NEAR_FLOOR
+from ...inference.numerics.delegation import delegated
 from ...inference.numerics.gammas import stirling_rest
 from ..parameters import Parameter, Parameters
 from .conjugate import ConjugateEmission, Representative
@@ -109,8 +110,7 @@ class StudentT(ConjugateEmission):
         of_df = prior["df_shape"], prior["df_rate"], torch.zeros_like(prior["df_rate"])
         return torch.cat([self.normal.natural(prior), Degrees().natural(*of_df)], -1)
 
-    def in_units(self, table: Parameters, unit: Tensor) -> Parameters:
-        return self.normal.in_units(table, unit)
+    in_units = delegated("normal")
 
     def point(self, values: Parameters) -> LocPrecisionDf:
         return LocPrecisionDf(*(values[name] for name in self.parameters))

@@ -17,7 +17,7 @@ state, and the statistics of each state are a part of its own.
 from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 import torch
 from jaxtyping import Int
@@ -26,7 +26,7 @@ from torch import Tensor
 from ...inference.families import Held, SharedPrecision, VectorFamily
 from ...inference.numerics.delegation import delegated
 from ..parameters import PREFIX, SINGLE, Parameter, Parameters, kept
-from ..priors import Conjugate, Site
+from ..priors import Conjugate
 from .conjugate import ConjugateEmission
 from .contract import Emission, Maximized
 
@@ -88,16 +88,25 @@ class NormalEmission(ConjugateEmission):
     def peak_of(self, message: Tensor, floor: Tensor) -> Maximized:
         """`limit`, with a precision of every state's own."""
 
-    @abstractmethod
-    def tied_sites(self, prior: Parameters) -> list[Site]:
-        """The default prior as Pyro sites, if several locations have one precision."""
+    _per_state: int = 1
+    """How many locations of a state have one precision, if states share it."""
+
+    def _grouped(self, table: Tensor, after: int = 0) -> Tensor:
+        """A table of states and features `[*r, K, F, ...]`, of which `after` axes follow, as the family has it: with
+        the locations of one precision along one axis."""
+        return table
+
+    def _ungrouped(self, table: Tensor, after: int = 0) -> Tensor:
+        """The inverse of `_grouped`."""
+        return table
+
+    @property
+    def _shared(self) -> SharedPrecision:
+        return cast(SharedPrecision, self.family)
 
     def to_each(self, statistics: Tensor) -> Tensor:
         """The statistics of each state, as those of a precision of its own."""
-        if self.tied is None:
-            return statistics
-        each = self.family.each(statistics)  # type: ignore[attr-defined]
-        return each.transpose(-3, -2) if self.by_feature else each
+        return self._ungrouped(self._shared.each(statistics), 1) if self.shares else statistics
 
     def from_each(self, messages: Tensor) -> Tensor:
         """The message of messages to a location and a precision of each state.
@@ -105,29 +114,28 @@ class NormalEmission(ConjugateEmission):
         Arguments:
             messages: of each state.
         """
-        if self.tied is None:
-            return messages
-        return self.family.joined(messages.transpose(-3, -2) if self.by_feature else messages)  # type: ignore[attr-defined]
+        return self._shared.joined(self._grouped(messages, 1)) if self.shares else messages
+
+    def _once(self, precision: Tensor) -> Tensor:
+        """A precision of each state and feature, once where they share it."""
+        if not self.shares:
+            return precision
+        return precision[(..., *(slice(1 if dim in SINGLE else None) for dim in self.parameters["precision"].dims))]
 
     def limit(self, message: Tensor, floor: Tensor) -> Maximized:
-        if self.tied is None:
-            return self.peak_of(message, floor)
-        loc, residuals = self.family.within(message)  # type: ignore[attr-defined]
-        best = self.peak_of(residuals.unsqueeze(-3 if self.by_feature else -2), floor)
-        return Maximized(best.values | {"loc": loc.squeeze(-1).mT if self.by_feature else loc})
-
-    def sites(self, prior: Parameters) -> list[Site]:
         if not self.shares:
-            return super().sites(prior)
-        sites = self.tied_sites(prior)
-        return self._with_user_priors(sites, prior, self.start(prior)) if self.user_priors else sites
+            return self.peak_of(message, floor)
+        loc, residuals = self._shared.within(message)
+        best = self.peak_of(self._ungrouped(residuals.unsqueeze(-2), 1), floor)
+        return Maximized(best.values | {"loc": self._ungrouped(loc.squeeze(-1)) if self.by_feature else loc})
 
     def reordered(self, eta: Tensor, order: Int[Tensor, "K"]) -> Tensor:
         if self.tied is None:
             return super().reordered(eta, order)
-        if self.family.n_locations(eta) == 1:  # type: ignore[attr-defined]
+        n = self._per_state
+        if self._shared.n_locations(eta) == n:
             return eta  # a background that is the same in all states
-        return self.family.reordered(eta, order)  # type: ignore[attr-defined]
+        return self._shared.reordered(eta, (order.unsqueeze(-1) * n + torch.arange(n).to(order)).flatten())
 
     def given(self, known: Parameters) -> VectorFamily[Any]:
         return given_shared(self, known) if self.shares else super().given(known)

@@ -18,8 +18,8 @@ M-step is BFGS.
 """
 
 import math
-from dataclasses import dataclass, replace
-from functools import reduce
+from dataclasses import dataclass
+from functools import cached_property, reduce
 from typing import Any
 
 import pyro.distributions as dist
@@ -32,18 +32,12 @@ from torch.distributions.transforms import ReshapeTransform
 from ...inference.families import LocPrecision
 from ...inference.families.numerics import pack
 from ...inference.families.peak import peak
-from ...inference.numerics.cholesky import cholesky, cholesky_inverse, log_det
-from ..definite import Wishart
+from ...inference.numerics.cholesky import cholesky, inverse, log_det
 from ..parameters import Parameters
 from ..priors import Site
-from .conjugate import Representative
 from .contract import Maximized
 from .lagged import Lagged
 from .multivariate_normal import MultivariateNormal, completion, in_place, in_planes, patterns
-
-
-def _inverse(matrix: Tensor) -> Tensor:
-    return cholesky_inverse(cholesky(matrix))
 
 
 @dataclass(frozen=True, repr=False)
@@ -74,33 +68,24 @@ class VectorAutoRegressive(Lagged):
                 'lags="all", or covariance="diagonal".'
             )
 
-    @property
+    @cached_property
     def plain(self) -> MultivariateNormal:
         return MultivariateNormal(self.n_features)
 
     def covariances(self, precision: Float[Tensor, "*n F F"]) -> Float[Tensor, "*n F F"]:
-        return _inverse(precision)
+        return inverse(precision)
 
     # ---- the prior -------------------------------------------------------------------------------------------------
 
     def typical_precision(self, prior: Parameters) -> Float[Tensor, "*r K F F"]:
-        return prior["df"][..., None, None] * _inverse(prior["inverse_scale"])
-
-    def natural(self, prior: Parameters) -> Tensor:
-        loc, count, df = (prior[name] for name in ("loc", "count", "df"))
-        first = torch.nn.functional.pad(loc.unsqueeze(-2), (0, 0, 0, self.family.n_inputs - 1))
-        lags = self.of_lags(loc, 0.0).squeeze(-2)
-        row = torch.nn.functional.pad(lags.expand_as(prior["coefficients_count"]), (1, 0), value=1.0)
-        weight = count[..., None, None] * row.unsqueeze(-1) * row.unsqueeze(-2)
-        weight = weight + torch.diag_embed(torch.nn.functional.pad(prior["coefficients_count"], (1, 0)))
-        return self.family.natural(first, weight, df, _inverse(prior["inverse_scale"]))
+        df, scale_matrix = self.plain.wishart(prior)
+        return df[..., None, None] * scale_matrix
 
     def default_sites(self, prior: Parameters) -> list[Site]:
-        def precision(values: Parameters) -> TorchDistributionMixin:
-            return Wishart(prior["df"], _inverse(prior["inverse_scale"])).to_event(1)
+        of_precision, _ = self.plain.default_sites(prior)
 
         def coefficients(values: Parameters) -> TorchDistributionMixin:
-            spread = cholesky(_inverse(self.precision_of("coefficients", values, prior)))
+            spread = cholesky(inverse(self.precision_of("coefficients", values, prior)))
             scales = torch.diag_embed(prior["coefficients_count"].rsqrt())
             size, n = scales.shape[-1], self.n_features
             both = spread[..., :, None, :, None] * scales[..., None, :, None, :]
@@ -115,9 +100,13 @@ class VectorAutoRegressive(Lagged):
             by = prior["count"][..., None, None] * self.precision_of("intercept", values, prior)
             return dist.MultivariateNormal(self.prior_loc(values, prior), precision_matrix=by).to_event(1)
 
-        return [Site("precision", precision), Site("coefficients", coefficients), Site("loc", loc)]
+        return [Site(*of_precision[:2]), Site("coefficients", coefficients), Site("loc", loc)]
 
     # ---- points of the family --------------------------------------------------------------------------------------
+
+    @staticmethod
+    def _matrix(table: Float[Tensor, "*n F Q"]) -> Float[Tensor, "*n Q F"]:
+        return table.mT
 
     def point(self, values: Parameters) -> LocPrecision:
         rows = torch.cat([values["loc"].unsqueeze(-2), values["coefficients"].mT], -2)
@@ -137,7 +126,7 @@ class VectorAutoRegressive(Lagged):
             residual, precision = self._residual(observed, mean, rows), values["precision"]
             if seen is not None:
                 residual = residual[..., seen]
-                precision = _inverse(_inverse(precision)[..., seen, :][..., seen])
+                precision = inverse(inverse(precision)[..., seen, :][..., seen])
             chol = cholesky(precision)
             square = (residual @ chol).square().sum(-1) + residual.shape[-1] * math.log(2 * math.pi)
             return (log_det(chol).unsqueeze(-1) - square).mT / 2
@@ -151,27 +140,11 @@ class VectorAutoRegressive(Lagged):
     ) -> Float[Tensor, "*r K n F"]:
         return (observed[rows].unsqueeze(-2) - mean[..., rows, :, :]).movedim(-2, -3)
 
-    def representative(self, statistics: Tensor) -> Representative:
-        """At inputs 0; see `expected_table` for others."""
-        point, constant, spread = self._under(statistics)
-        return Representative(self.values(point), (constant - spread[..., 0, 0] / 2).unsqueeze(-1))
-
-    def expected_table(self, x: Tensor, statistics: Tensor) -> Tensor:
-        point, constant, spread = self._under(statistics)
-        observed, inputs = self.split(x)
-        squares = self._designs(inputs)[1].squeeze(-2)
-        seen = (~torch.isnan(observed)).any(-1, keepdim=True).to(x)
-        rows = seen * torch.cat([torch.ones_like(seen), -squares / 2], -1)
-        by_state = torch.cat([constant.unsqueeze(-1), spread.flatten(-2)], -1)
-        flat = rows.reshape(-1, rows.shape[-1]) @ by_state.mT
-        return self.table(x, self.values(point)) + flat.reshape(*flat.shape[:-2], *x.shape[:-1], flat.shape[-1])
-
-    def _under(self, statistics: Tensor) -> tuple[LocPrecision, Float[Tensor, "*r K"], Float[Tensor, "*r K Q Q"]]:
-        """The representative point, half of E log|L| - log|E L|, and F times the inverse weight of the coefficients."""
+    def _under(self, statistics: Tensor) -> tuple[LocPrecision, Tensor, Tensor]:
         first, second, log_volume, precision = self.family.parts(statistics)
-        mean = first @ _inverse(precision)
+        mean = first @ inverse(precision)
         constant = (log_volume - log_det(cholesky(precision))) / 2
-        return LocPrecision(mean, precision), constant, second - first @ mean.mT
+        return LocPrecision(mean, precision), constant.unsqueeze(-1), (second - first @ mean.mT).unsqueeze(-3)
 
     # ---- fits ------------------------------------------------------------------------------------------------------
 
@@ -211,23 +184,9 @@ class VectorAutoRegressive(Lagged):
             return self.maximize_beside({}, x, weights, near, prior, floor)
         return super().maximize(x, weights, near, prior, floor)
 
-    def maximize_sums(self, sums: Parameters, near: Parameters, prior: Parameters | None, floor: Tensor) -> Maximized:
-        message, about = sums["message"], self.point(near).loc
-        if prior is None:
-            return self._limit(message, about, floor)
-        total = self.family.tilted(self.family.moved(self.natural(prior), -about)) + message
-        best = self.family.expected(total)
-        return Maximized(self.values(replace(best, loc=about + best.loc)))
-
     def collapsed(self, values: Parameters, floor: Tensor) -> Tensor:
         return in_planes(values["precision"], floor)
 
-    def _limit(self, message: Tensor, about: Tensor, floor: Float[Tensor, "F"]) -> Maximized:
-        """Maximum likelihood, with covariances above the floor."""
-        first, half, half_count, rest = self.family.parts(message)
-        squares = -2 * half
-        shift = self._solved(squares, first)
-        scatter = -2 * rest - shift.mT @ first - first.mT @ shift + shift.mT @ squares @ shift
-        none, count = torch.zeros_like(first[..., 0, :]), half_count.unsqueeze(-1)
-        best = peak(pack(none, -count, count, -scatter.flatten(-2) / 2), floor)
-        return Maximized(self.values(LocPrecision(about + shift, best.precision)))
+    def _of_scatter(self, scatter: Tensor, half_count: Tensor, floor: Tensor) -> Tensor:
+        count = half_count.unsqueeze(-1)
+        return peak(pack(torch.zeros_like(scatter[..., 0]), -count, count, -scatter.flatten(-2) / 2), floor).precision
