@@ -118,7 +118,7 @@ def test_files_and_text_have_them(tmp_path) -> None:
     [
         (OFFSET, {"method": "vmp"}, 'method: got "vmp", which supports no distribution as a prior of emission_offset'),
         ({"transition": dist.Normal(0.0, 1.0)}, {}, r"prior\['transition'\]: got Normal, but a LinearSSM"),
-        ({"observation_noise": dist.Normal(0.0, 1.0)}, {}, r"prior\['observation_noise'\]: got Normal, whose values"),
+        ({"observation_noise": dist.Normal(0.0, 1.0)}, {}, r"prior\['observation_noise'\]: got Normal, whose support"),
         ({"emission_offset": dist.Normal(torch.zeros(3), 1.0)}, {}, r"prior\['emission_offset'\]: got .* shape \[3\]"),
         (
             OFFSET,
