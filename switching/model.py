@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Unpack, cast
+from typing import TYPE_CHECKING, Any, ClassVar, Unpack, cast
 
 import pyro
 import torch
@@ -133,8 +133,8 @@ class SwitchingSSM(Model):
         tensor([0, 0, 1, 1])
     """
 
-    made_of = ("dynamics", "emission")
-    methods = METHODS
+    made_of: ClassVar[tuple[str, ...]] = ("dynamics", "emission")
+    methods: ClassVar[tuple[str, ...]] = METHODS
     reading = "Copy(n_states, inputs=[...])"
     dynamics: Dynamics
     emission: Emission

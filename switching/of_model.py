@@ -25,6 +25,10 @@ class Verb:
         count: the name of its argument that a single number in place of x stands for; empty: none.
     """
 
+    reads: bool
+    count: str
+    name: str
+
     def __init__(self, says: str, reads: bool = True, count: str = "") -> None:
         self.__doc__, self.reads, self.count, self.name = says, reads, count, ""
 

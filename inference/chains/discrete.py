@@ -5,10 +5,10 @@ from collections.abc import Sequence
 from typing import Any, ClassVar
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
-from ..numerics.checks import check_lengths, common_batch, read_lengths
+from ..numerics.checks import check_lengths, check_steps, common_batch, read_lengths
 from ..numerics.op import Op
 from ..numerics.randomness import Seed, generator_of
 from ..numerics.scalars import check_integer
@@ -23,6 +23,10 @@ class DiscreteChain(Chain):
         _choices: the shape of the uniform numbers that a step of a draw takes.
     """
 
+    batch_shape: torch.Size
+    n_steps: int
+    n_states: int
+    lengths: Int[Tensor, "*b"]
     _operators: ClassVar[Any]
     _choices: ClassVar[tuple[int, ...]] = (2,)
 
@@ -60,6 +64,10 @@ class DiscreteChain(Chain):
         *drawn, failed = self._operators.sample(*tables, uniform)
         self._check(failed)
         return Sampled(*(table.reshape(n, *self.batch_shape, self.n_steps) for table in drawn))
+
+    def _size(self, name: str, table: Tensor) -> None:
+        """Set the numbers of steps and of states: those of a table [*b, T, K]."""
+        self.n_steps, self.n_states = check_steps(name, table)
 
     def _share(self, lengths: Any, device: torch.device, **batches: Sequence[int] | None) -> None:
         """Set the lengths, and the batch axes that they share with the tables."""

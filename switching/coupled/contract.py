@@ -134,7 +134,7 @@ class CoupledSSM(Model):
     Methods accept x as `SwitchingSSM` does, with `lengths`; results have one table or one column for each chain.
     """
 
-    made_of = ("chain_sizes", "emission", "chain_priors")
+    made_of: ClassVar[tuple[str, ...]] = ("chain_sizes", "emission", "chain_priors")
     emission: Emission
     chain_priors: Mapping[str, Any] | None
     """Priors of parameters of the chains, distributions of Pyro by name; those of the emission are its own."""

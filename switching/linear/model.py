@@ -8,7 +8,7 @@ also called a linear dynamical system. Given values, all inference is exact, by 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Unpack
+from typing import TYPE_CHECKING, Any, ClassVar, Unpack
 
 import torch
 from jaxtyping import Float
@@ -99,8 +99,8 @@ class LinearSSM(Model):
     tensor([1114.], dtype=torch.float64)
     """
 
-    made_of = ("dynamics", "emission")
-    methods = METHODS[:4]
+    made_of: ClassVar[tuple[str, ...]] = ("dynamics", "emission")
+    methods: ClassVar[tuple[str, ...]] = METHODS[:4]
     in_any_basis = IN_ANY_BASIS
     reading = "LocalLevel() + Regression(inputs=[...])"
     dynamics: LinearDynamics

@@ -12,7 +12,7 @@ hyperparameters of $p(\theta)$, see `hyperparameters`.
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Unpack, cast
+from typing import TYPE_CHECKING, Any, ClassVar, Unpack, cast
 
 import torch
 from torch import Tensor
@@ -123,8 +123,8 @@ class Segments(Model):
         (6, tensor([8.5000], dtype=torch.float64))
     """
 
-    made_of = ("emission", "hazard", "tol", "shared")
-    methods = ("em", "nuts")
+    made_of: ClassVar[tuple[str, ...]] = ("emission", "hazard", "tol", "shared")
+    methods: ClassVar[tuple[str, ...]] = ("em", "nuts")
     reading = "hazard=[...]"
     emission: Any
     hazard: Any

@@ -19,7 +19,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Unpack
+from typing import TYPE_CHECKING, Any, ClassVar, Unpack
 
 import pyro
 import pyro.distributions as dist
@@ -146,7 +146,7 @@ class SwitchingLinearSSM(Model):
         tensor([0, 0, 0, 1, 1, 1])
     """
 
-    made_of = ("layout",)
+    made_of: ClassVar[tuple[str, ...]] = ("layout",)
     differentiable = False
     layout: LinearRegimes
 

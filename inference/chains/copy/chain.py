@@ -20,7 +20,7 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn.functional import softplus
 
-from ...numerics.checks import check_possible, check_same_kind, check_shape, check_start, check_steps
+from ...numerics.checks import check_possible, check_same_kind, check_shape, check_start
 from ...numerics.deferred import deferred
 from ...numerics.op import Op
 from ...numerics.threads import sum_of_steps
@@ -76,7 +76,7 @@ class CopyChain(DiscreteChain):
         lengths: Any = None,
     ):
         check_same_kind("log_initial", log_fresh=log_fresh, log_held=log_held, log_initial=log_initial)
-        self.n_steps, self.n_states = check_steps("log_fresh", log_fresh)
+        self._size("log_fresh", log_fresh)
         self.log_fresh = log_fresh
         self.log_held = log_held
         self.log_initial = log_initial

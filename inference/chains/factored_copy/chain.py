@@ -15,7 +15,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from ...numerics.checks import check_possible, check_same_kind, check_shape, check_steps, check_weights, naming
+from ...numerics.checks import check_possible, check_same_kind, check_shape, check_weights, naming
 from ...numerics.randomness import Seed
 from ..contract import Filtered, Marginals, Sampled, Smoothed, Viterbi
 from ..copy.chain import CopyChain
@@ -71,7 +71,7 @@ class FactoredCopyChain(DiscreteChain):
     ):
         tables = {"log_redraw": log_redraw, "log_hold": log_hold, "log_state": log_state}
         check_same_kind(**tables, log_likelihood=log_likelihood)
-        self.n_steps, self.n_states = check_steps("log_likelihood", log_likelihood)
+        self._size("log_likelihood", log_likelihood)
         self.log_redraw, self.log_hold = log_redraw, log_hold
         self.log_state, self.log_likelihood = log_state, log_likelihood
         self._share(

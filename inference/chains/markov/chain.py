@@ -19,7 +19,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from ...numerics.checks import check_possible, check_same_kind, check_shape, check_start, check_steps, check_weights
+from ...numerics.checks import check_possible, check_same_kind, check_shape, check_start, check_weights
 from ...numerics.deferred import deferred
 from ...numerics.threads import sum_of_steps
 from ..contract import Filtered, Marginals, Smoothed, Viterbi, at_end, change_from_stay, inside
@@ -78,7 +78,7 @@ class MarkovChain(DiscreteChain):
         lengths: Any = None,
     ):
         check_same_kind(log_initial=log_initial, log_transition=log_transition, log_likelihood=log_likelihood)
-        self.n_steps, self.n_states = check_steps("log_likelihood", log_likelihood)
+        self._size("log_likelihood", log_likelihood)
         self.varies: bool = check_moves(log_transition, log_likelihood)
         self.log_initial = log_initial
         self.log_transition = log_transition

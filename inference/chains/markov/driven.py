@@ -13,7 +13,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from ...numerics.checks import check_same_kind, check_start, check_steps, check_weights
+from ...numerics.checks import check_same_kind, check_start, check_weights
 from ..contract import Filtered, Marginals, Smoothed, inside
 from . import op
 from .chain import MarkovChain
@@ -54,7 +54,7 @@ class DrivenMarkovChain(MarkovChain):
         check_same_kind(
             log_initial=log_initial, log_base=log_base, weights=weights, inputs=inputs, log_likelihood=log_likelihood
         )
-        self.n_steps, self.n_states = check_steps("log_likelihood", log_likelihood)
+        self._size("log_likelihood", log_likelihood)
         self.varies = True
         self.log_initial, self.log_base, self.weights, self.inputs = log_initial, log_base, weights, inputs
         self.log_likelihood = log_likelihood

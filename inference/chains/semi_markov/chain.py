@@ -18,7 +18,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from ...numerics.checks import check_possible, check_same_kind, check_shape, check_start, check_steps, check_weights
+from ...numerics.checks import check_possible, check_same_kind, check_shape, check_start, check_weights
 from ...numerics.threads import sum_of_steps
 from ..contract import Filtered, Marginals, Smoothed, Viterbi
 from ..discrete import DiscreteChain
@@ -84,7 +84,7 @@ class SemiMarkovChain(DiscreteChain):
         tables = {"log_initial": log_initial, "log_transition": log_transition, "log_duration": log_duration}
         first = {} if log_first_duration is None else {"log_first_duration": log_first_duration}
         check_same_kind(**tables, log_likelihood=log_likelihood, **first)
-        self.n_steps, self.n_states = check_steps("log_likelihood", log_likelihood)
+        self._size("log_likelihood", log_likelihood)
         k, longest = self.n_states, log_duration.shape[-1] if log_duration.dim() else 0
         self.varies: bool = check_moves(log_transition, log_likelihood)
         moves = log_transition.shape[-3 if self.varies else -2 :]
