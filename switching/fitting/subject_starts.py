@@ -4,7 +4,7 @@ Subjects may differ by more than their states do, for example by an offset. Then
 subjects apart, and within a subject they become the same. So each subject also has first guesses from its own
 sequences. All guesses of all subjects take some steps of EM as one batch, and each subject keeps its best end. The
 common fit comes first if it is as good, because its states mean the same in all subjects. The states of first guesses
-are in order of location. Where some parameters are common, all subjects keep the same end.
+and of their ends are in order of location. Where some parameters are common, all subjects keep the same end.
 """
 
 from collections.abc import Mapping
@@ -56,7 +56,13 @@ def best_of_subjects(problem: Problem, options: Options, start: Parameters) -> P
         heights = heights.sum(1, keepdim=True).expand_as(heights)
     best = torch.where(heights.amax(0) > heights[0] + SAME, heights.argmax(0), 0)
     every = torch.arange(len(singles), device=best.device)
-    return units.back({name: t[best, every] if name in own else t[best[0]] for name, t in batch.tables.items()})
+    values = {name: t[best, every] if name in own else t[best[0]] for name, t in batch.tables.items()}
+    if len(own) == len(common):
+        for number in best.nonzero().flatten().tolist():  # EM may have changed the order of a first guess
+            one, alone = of_subject(problem.parameters, values, number), singles[number]
+            for name, value in reordered(alone.parameters, one, order_of(alone, None, one)).items():
+                values[name][number] = value
+    return units.back(values)
 
 
 def _single(problem: Problem, subject: int) -> Problem:
