@@ -21,7 +21,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, ClassVar
+from typing import Any
 
 import pyro.distributions as dist
 import torch
@@ -177,7 +177,7 @@ class Geometric(UsualEmission):
     n_features: int = 1
     prior: Any = field(default=None, kw_only=True, repr=False, compare=False)
     family = Beta()
-    stated_by: ClassVar[tuple[str, ...]] = ("successes", "failures")
+    stated_by = ("successes", "failures")
     parameters = {"probs": Parameter(("state", "feature"), constraints.unit_interval)}  # noqa: RUF012
     support = constraints.nonnegative_integer
     expects = "counts 0, 1, 2, ..."
@@ -246,7 +246,7 @@ class Multinomial(UsualEmission):
     total: int = field()
     prior: Any = field(default=None, kw_only=True, repr=False, compare=False)
     family = Dirichlet()
-    stated_by: ClassVar[tuple[str, ...]] = ("concentration",)
+    stated_by = ("concentration",)
     fills_in = True
     parameters = {"probs": Parameter(("state", "feature"), constraints.simplex)}  # noqa: RUF012
     support = constraints.nonnegative_integer

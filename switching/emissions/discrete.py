@@ -77,7 +77,7 @@ class Bernoulli(TakesInputs, UsualEmission):
     inputs: InitVar[Inputs | Sequence[str]] = field(default=0, kw_only=True)
     shared: InitVar[Sequence[str]] = field(default=(), kw_only=True)
     family = Beta()
-    stated_by: ClassVar[tuple[str, ...]] = ("successes", "failures")
+    stated_by = ("successes", "failures")
     aligned = True
     parameters = {"probs": Parameter(("state", "feature"), constraints.unit_interval)}  # noqa: RUF012
     support = constraints.boolean
@@ -154,7 +154,7 @@ class Poisson(TakesInputs, UsualEmission):
     inputs: InitVar[Inputs | Sequence[str]] = field(default=0, kw_only=True)
     shared: InitVar[Sequence[str]] = field(default=(), kw_only=True)
     family = Gamma()
-    stated_by: ClassVar[tuple[str, ...]] = ("shape", "rate")
+    stated_by = ("shape", "rate")
     aligned = True
     parameters = {"rate": Parameter(("state", "feature"), constraints.nonnegative)}  # noqa: RUF012
     support = constraints.nonnegative_integer
@@ -253,7 +253,7 @@ class Categorical(TakesInputs, UsualEmission):
     shared: InitVar[Sequence[str]] = field(default=(), kw_only=True)
     n_features: ClassVar[int] = 1
     family = Dirichlet()
-    stated_by: ClassVar[tuple[str, ...]] = ("concentration",)
+    stated_by = ("concentration",)
     aligned = True
     parameters = {"probs": Parameter(("state", "category"), constraints.simplex)}  # noqa: RUF012
 

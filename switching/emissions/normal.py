@@ -21,7 +21,7 @@ $\mu + g_t (x_t - \mu)$ and variance $g_t v_t$, whose moments stand in place of 
 import math
 from collections.abc import Collection, Mapping
 from dataclasses import InitVar, dataclass, field, replace
-from typing import Any, ClassVar
+from typing import Any
 
 import pyro.distributions as dist
 import torch
@@ -86,7 +86,7 @@ class Normal(NormalEmission, UsualEmission):
     tied: Mapping[str, str] | None = field(default=None, kw_only=True, hash=False)
     covariance: InitVar[str] = field(default="diagonal", kw_only=True, repr=False)
     family = NormalGamma()
-    stated_by: ClassVar[tuple[str, ...]] = ("loc", "count", "shape", "rate")
+    stated_by = ("loc", "count", "shape", "rate")
     have_unit = True
     takes_noise = True
     aligned = True

@@ -16,7 +16,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, ClassVar
+from typing import Any
 
 import pyro.distributions as dist
 import torch
@@ -167,7 +167,7 @@ class Exponential(UsualEmission):
     n_features: int = 1
     prior: Any = field(default=None, kw_only=True, repr=False, compare=False)
     family = families.Gamma()
-    stated_by: ClassVar[tuple[str, ...]] = ("shape", "rate")
+    stated_by = ("shape", "rate")
     parameters = {"rate": Parameter(("state", "feature"), constraints.positive)}  # noqa: RUF012
     support = constraints.nonnegative
     expects = "numbers of at least 0"
@@ -237,7 +237,7 @@ class LogNormal(UsualEmission):
     n_features: int = 1
     prior: Any = field(default=None, kw_only=True, repr=False, compare=False)
     family = NormalGamma()
-    stated_by: ClassVar[tuple[str, ...]] = ("loc", "count", "shape", "rate")
+    stated_by = ("loc", "count", "shape", "rate")
     parameters = Normal.parameters
     support = constraints.positive
     expects = POSITIVE
