@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 import samplehold as sh
 import torch
+from samplehold.inference.numerics.docstrings import share_arguments
 from samplehold.switching.data.series import Given
 
 ROOMS = [getattr(sh, name) for name in sh.__all__ if inspect.ismodule(getattr(sh, name))]
@@ -237,3 +238,39 @@ def test_models_offer_the_parameters_that_have_values():
     assert "rate" not in dir(model)
     model = model.with_values(redraw_prob=0.1, state_probs=[0.5, 0.5], rate=[[1.0], [2.0]])
     assert {"rate", "state_probs", "fit", "smooth"} <= set(dir(model))
+
+
+def test_methods_show_the_arguments_that_their_class_describes_once():
+    """Those of the method that it overrides come first, its own stay, and those of others are left out."""
+    assert list(entries(sh.SwitchingSSM.sample_posterior.__doc__)) == ["x", "n", "seed"]
+    assert "they are drawn" in sh.LinearSSM.forward.__doc__  # as in Model.forward
+    assert sh.SwitchingSSM.forecast.__doc__.count("seed:") == 1
+    assert "seed: of these draws" in sh.SwitchingSSM.forecast.__doc__
+    assert "horizon" not in list(entries(sh.SwitchingSSM.smooth.__doc__))
+    assert list(entries(sh.sklearn.SwitchingEstimator.transform.__doc__)) == ["X", "groups", "lengths"]
+
+
+def test_an_entry_of_several_arguments_is_shown_where_all_of_them_are():
+    class Shape:
+        """A shape.
+
+        Arguments of methods:
+            low, high: the ends.
+            step: the distance.
+        """
+
+        def both(self, low, high, step):
+            """Both ends.
+
+            Returns:
+                A number.
+            """
+
+        def one(self, low):
+            """One end."""
+
+    share_arguments(Shape)
+    assert Shape.both.__doc__ == (
+        "Both ends.\n\nArguments:\n    low, high: the ends.\n    step: the distance.\n\nReturns:\n    A number.\n"
+    )
+    assert Shape.one.__doc__ == "One end."
