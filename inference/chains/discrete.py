@@ -1,7 +1,7 @@
 """What chains of discrete states share: each has tables of log-weights, and operators over them."""
 
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
 import torch
@@ -9,7 +9,6 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from ..numerics.checks import check_lengths, check_steps, common_batch, read_lengths
-from ..numerics.op import Op
 from ..numerics.randomness import Seed, generator_of
 from ..numerics.scalars import check_integer
 from .contract import Chain, Sampled
@@ -75,7 +74,7 @@ class DiscreteChain(Chain):
         self.batch_shape = common_batch(**batches, lengths=None if lengths is None else lengths.shape)
         self.lengths = check_lengths(lengths, self.batch_shape, self.n_steps, device)
 
-    def _results(self, operator: Op) -> list[Tensor]:
+    def _results(self, operator: Callable[..., Any]) -> list[Tensor]:
         """The results of an operator, log p(x) first."""
         *results, failed = operator(*self._tables())
         self._check(failed, results[0])

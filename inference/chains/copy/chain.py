@@ -13,6 +13,7 @@ Adams & MacKay 2007 filter the same chain by run length instead of state. Its ex
 Fearnhead 2006.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -22,7 +23,6 @@ from torch.nn.functional import softplus
 
 from ...numerics.checks import check_possible, check_same_kind, check_shape, check_start
 from ...numerics.deferred import deferred
-from ...numerics.op import Op
 from ...numerics.threads import sum_of_steps
 from ..contract import Filtered, Marginals, Smoothed, Viterbi, at_end, change_from_stay, inside
 from ..discrete import DiscreteChain
@@ -244,7 +244,7 @@ class CopyChain(DiscreteChain):
         initial = None if self.log_initial is None else flat(self.log_initial, 1)
         return initial, flat(self.log_fresh, 2), flat(self.log_held, 2), flat(self.lengths, 0)
 
-    def _results(self, operator: Op) -> list[Tensor]:
+    def _results(self, operator: Callable[..., Any]) -> list[Tensor]:
         return [self._shaped(table) for table in super()._results(operator)]
 
     def _check(self, failed: Tensor, total: Tensor | None = None) -> None:
