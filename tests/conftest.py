@@ -53,14 +53,17 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
-    """A test of sampling that needs more than two chains says so; long tests leave out checks that others make."""
+    """A test of sampling that needs more than two chains says so; threads share small tables too; long tests leave out
+    checks that others make."""
     from oracles.operators import unchecked
+    from samplehold.inference.numerics import threads
     from samplehold.switching.fitting import sampling
 
     typechecker.begin(item.nodeid.split("[")[0])
     checked = unchecked() if item.get_closest_marker("slow") else nullcontext()
     with pytest.MonkeyPatch.context() as patch, checked:
         patch.setattr(sampling, "CHAINS", 2)
+        patch.setattr(threads, "_LEAST_SHARE", 4e-5)
         return (yield)
 
 

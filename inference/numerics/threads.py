@@ -13,11 +13,7 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import contextmanager
-from functools import cache
-from hashlib import sha256
 from itertools import pairwise
-from statistics import median
-from time import perf_counter
 
 import torch
 
@@ -54,34 +50,8 @@ def one_thread_if_small(numbers: int) -> Iterator[None]:
 
 
 def worthwhile(seconds: float) -> int:
-    """The number of threads for work that takes one thread this long: each must work four times as long as it costs."""
-    n = torch.get_num_threads()
-    if n == 1 or seconds < _LEAST_WAKE:
-        return 1
-    return max(1, min(n, int(seconds / (4 * _wake()))))
-
-
-@cache
-def _wake() -> float:
-    """The cost in seconds of a second thread that does the same work; measured once.
-
-    The same is work that does without the interpreter, as kernels do. Other programs on the processors count.
-    """
-    alone, both = [], []
-    for _ in range(7):
-        begun = perf_counter()
-        _work()
-        halfway = perf_counter()
-        other = _executor().submit(_work)
-        _work()
-        other.result()
-        alone.append(halfway - begun)
-        both.append(perf_counter() - halfway)
-    return max(_LEAST_WAKE, median(both) - median(alone))
-
-
-def _work(data: bytes = bytes(1 << 15)) -> None:
-    sha256(data)
+    """The number of threads for work that takes one thread this long."""
+    return max(1, min(torch.get_num_threads(), int(seconds / _LEAST_SHARE)))
 
 
 def sum_of_steps(table: torch.Tensor) -> torch.Tensor:
@@ -128,7 +98,7 @@ def in_parallel(tasks: Sequence[Callable[[], None]], *, among_torch: bool = Fals
 
 _SHARED = 1 << 15  # numbers from which torch shares an operation on a table among its threads
 _ROW = 1 << 10  # numbers that are summed first
-_LEAST_WAKE = 1e-5  # seconds; no system is known that takes less
+_LEAST_SHARE = 1e-3  # seconds of work for each thread; virtual machines may wake a second one as late as 4e-3
 _team = find_team()
 _pool: ThreadPoolExecutor | None = None
 

@@ -114,7 +114,7 @@ def curves_of(ends: Ends, **look: Any) -> list[Curve]:
     return [Curve(*columns, **look) for columns in zip(*(table.unbind(-1) for table in ends), strict=True)]
 
 
-def strip(*states: Float[Tensor, "T K"]) -> Strip:
+def strip(*states: Float[Tensor, "_ K"]) -> Strip:
     """The probabilities of states at steps that follow each other, with colours in the order of their numbers."""
     return torch.cat(states), state_colors(np.arange(states[0].shape[-1]))
 

@@ -194,7 +194,7 @@ several(scans.scan, "linear scan", lambda s: (*s.draws(2, s.n, s.t, s.k).unbind(
 several(stratification.step, "stratified", lambda s: (s.draws(s.n, 4), s.shares(s.n, s.t), s.draws(s.n, s.t, 2)))
 several(superposition.step, "superposed", lambda s: (s.draws(s.n, 6), s.draws(s.n, s.t, 2), s.t + 1, 2, 0.1))
 several(automaton.pushdown, "pushdown", of_pushdown)
-several(root, "root", lambda s: (s.spread(s.n, min(s.k, 9)),))
+several(lambda covariance: root(covariance)[0], "root", lambda s: (s.spread(s.n, min(s.k, 9)),))
 several(expected_normal, "expected normal", lambda s: (families.NormalWishart().mean(wishart(s)),))
 several(mean_point, "mean point", lambda s: (wishart(s),))
 several(peak, "peak", lambda s: (-s.draws(s.n, 8).abs(), s.draws(2).abs()))

@@ -67,17 +67,11 @@ def test_where_torchs_runtime_has_no_such_call_there_is_no_team(monkeypatch):
     assert openmp.find_team("with another runtime") is None
 
 
-def test_more_threads_work_only_where_that_saves_more_than_waking_them(team, monkeypatch):
-    monkeypatch.setattr(threads, "_wake", lambda: 1e-3)
-    assert [threads.worthwhile(seconds) for seconds in (0.0, 7e-3, 9e-3, 1.0)] == [1, 1, 2, 2]
+def test_more_threads_work_only_if_each_has_enough_to_do(team):
+    shares = [threads.worthwhile(share * threads._LEAST_SHARE) for share in (0.0, 1.9, 2.1, 100.0)]
+    assert shares == [1, 1, 2, 2]
     torch.set_num_threads(1)
     assert threads.worthwhile(1.0) == 1
-
-
-def test_what_a_wake_costs_is_measured_once_and_soon():
-    threads._wake.cache_clear()
-    assert threads._wake() == threads._wake() >= threads._LEAST_WAKE
-    assert threads._wake.cache_info().misses == 1
 
 
 @pytest.mark.parametrize(("numbers", "expected"), [(100, 1), (1 << 20, 2)])
