@@ -48,12 +48,14 @@ class UserPrior:
         distribution: of its values, or of their displayed form if `shown`.
         shown: whether the distribution is that of the displayed form.
         called: the name under which the user gave it.
+        n_axes: the number of axes of the parameter.
     """
 
     name: str
     distribution: Distribution
     shown: bool
     called: str
+    n_axes: int
 
     def site(self, shape: torch.Size, like: Tensor, factor: Tensor | None, about: Tensor | None) -> Site:
         """The prior of the table inside a fit: `factor` times the values in the data's units, less `about`."""
@@ -61,10 +63,9 @@ class UserPrior:
         placed = law.to_event(len(law.batch_shape))
         return Site(self.name, lambda values: placed)
 
-    def log_prob(self, table: Float[Tensor, "*table"], n_axes: int) -> Float[Tensor, "*plates"]:
-        """The log density of each number, row or matrix of tables in the data's units, of a parameter with `n_axes`
-        axes."""
-        return _plain_law(self, table.shape[-n_axes:], table.dtype, table.device).log_prob(table)
+    def log_prob(self, table: Float[Tensor, "*table"]) -> Float[Tensor, "*plates"]:
+        """The log density of each number, row or matrix of tables in the data's units."""
+        return _plain_law(self, table.shape[table.ndim - self.n_axes :], table.dtype, table.device).log_prob(table)
 
     def _law(self, shape: torch.Size, like: Tensor, factor: Tensor | None, about: Tensor | None) -> Any:
         base = on(self.distribution, like)
@@ -139,15 +140,23 @@ def kind_of(value: Any) -> str:
     return f"the class {value.__name__}" if isinstance(value, type) else type(value).__name__
 
 
-def read(prior: Any, parameters: Mapping[str, Parameter], of: str, narrower: bool = False) -> dict[str, UserPrior]:
+def read(
+    prior: Any,
+    parameters: Mapping[str, Parameter],
+    of: str,
+    sizes: Mapping[str, int] | None = None,
+    narrower: bool = False,
+) -> dict[str, UserPrior]:
     """Priors by the names of parameters or of their displayed forms.
 
     Arguments:
+        of: the object that has the parameters, for error messages.
+        sizes: the lengths of the parameters' axes, if they are known.
         narrower: whether the support of a prior of a probability may be a part of the unit interval.
 
     Raises:
         TypeError: not a mapping of names to distributions.
-        ValueError: an unknown name, or one twice; a distribution of another support.
+        ValueError: an unknown name, or one twice; a distribution of another support or shape.
     """
     if not isinstance(prior, Mapping):
         raise TypeError(f"prior: got {type(prior).__name__}, expected distributions by name of a parameter.")
@@ -173,8 +182,39 @@ def read(prior: Any, parameters: Mapping[str, Parameter], of: str, narrower: boo
         if place in priors:
             raise ValueError(f"prior: got {place} twice, in two forms; give one.")
         called = CORRELATION if isinstance(distribution, ScaledCorrelation) else name
-        priors[place] = UserPrior(place, distribution, shown, called)
+        dims = parameters[place].dims
+        priors[place] = UserPrior(place, distribution, shown, called, len(dims))
+        if sizes is not None:  # raises an error for another shape
+            _plain_law(priors[place], torch.Size(sizes[dim] for dim in dims), torch.float64, torch.device("cpu"))
     return priors
+
+
+def log_density(priors: Mapping[str, UserPrior], values: Parameters) -> Float[Tensor, "*r"]:
+    """The sum of the log densities of priors at parameters `[*r, ...]` in the units of the data; 0 without priors."""
+    total = next(iter(values.values())).new_zeros(())
+    for name, one in priors.items():
+        total = total + summed(one.log_prob(values[name]), values[name].ndim - one.n_axes)
+    return total
+
+
+def summed(values: Tensor, n_axes: int) -> Tensor:
+    """Sums over all axes after the first ones."""
+    return values.flatten(n_axes).sum(-1) if values.ndim > n_axes else values
+
+
+def check_possible(priors: Mapping[str, UserPrior], values: Parameters, argument: str) -> None:
+    """Raise ValueError if a prior excludes values of an argument, `fixed` or `start`."""
+    for name, one in priors.items():
+        if name in values and not bool(one.log_prob(values[name].double()).isfinite().all()):
+            raise excluded(argument, name, values[name], type(one.distribution).__name__)
+
+
+def excluded(argument: str, name: str, table: Tensor, kind: str) -> ValueError:
+    """The error for values of an argument that a prior excludes."""
+    shown, other = (table.tolist(), "other numbers") if table.ndim else (f"{float(table):g}", "another number")
+    return ValueError(
+        f"{argument}[{name!r}]: got {shown}, which its prior of {kind} excludes; give {other}, or another prior."
+    )
 
 
 def merged(prior: Mapping[str, Any], by: Mapping[str, Any], parameters: Mapping[str, Parameter]) -> dict[str, Any]:

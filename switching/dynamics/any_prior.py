@@ -22,7 +22,7 @@ from ..data.series import Series
 from ..emissions.ascent import ascend
 from ..parameters import Parameter, Parameters
 from ..priors import Conjugate, Probabilities, Site
-from ..user_priors import NEAR_END, UserPrior, limit, read, support_of
+from ..user_priors import NEAR_END, UserPrior, excluded, limit, read, support_of
 
 ROUNDING = 1e-6  # relative, of a probability to float32
 INSIDE = 1e-2  # share of the range of a support that separates a start from its ends
@@ -211,10 +211,7 @@ def check_start(blocks: Sequence[AnyPrior], values: Parameters, fixed: Parameter
         low, high, value = float(support.lower_bound), float(support.upper_bound), values[block.name]
         outside = (value < low - ROUNDING * high) | (value > high + ROUNDING * high)
         if bool(outside.any()):
-            raise ValueError(
-                f"start[{block.name!r}]: got {float(value[outside][0]):g}, which its prior of {block.kind} excludes; "
-                "give another number, or another prior."
-            )
+            raise excluded("start", block.name, value[outside][0], block.kind)
 
 
 def check_fit(blocks: Sequence[AnyPrior], series: Series, fixed: Parameters) -> None:

@@ -15,6 +15,7 @@ from ..fitting.result import Result, diagnostics, only_start
 from ..fitting.units import Units
 from ..fitting.whole import Whole
 from ..parameters import Parameters
+from ..user_priors import check_possible
 from .emission import Irregular
 from .fixed import inverse_in_groups, known_points, open_values, read_fixed
 from .learning import learn
@@ -22,7 +23,6 @@ from .maximum import maximum, mode_of_tables
 from .priors import NAMES, one_point
 from .problem import LinearProblem, sizes, typical
 from .sampling import draw
-from .user_priors import check_possible
 
 
 @explains_singularity()

@@ -31,6 +31,7 @@ from ..fitting.whole import Whole, together
 from ..linear.fixed import Known, read_fixed
 from ..linear.priors import units_of
 from ..parameters import SYMMETRIC, Parameters
+from ..user_priors import log_density
 from .evidence import fit_by_evidence
 from .gpb import evidences
 from .graph import LINEAR, SWITCH, blank_states, graph_of, priors_of, step_variance
@@ -258,7 +259,7 @@ def _evidence(climbs: Sequence[Climb], graph: Graph, problem: SwitchingLinearPro
 
     zero = torch.zeros(len(means), dtype=torch.float64, device="cpu")
     filtered = graph.ranks.summed(compute, [zero])[0].tolist()
-    return [one + float(layout.log_user_prior(mean)) for one, mean in zip(filtered, means, strict=True)]
+    return [one + float(log_density(layout.user_priors, mean)) for one, mean in zip(filtered, means, strict=True)]
 
 
 def _labels(problem: SwitchingLinearProblem, path: Tensor, options: Options) -> tuple[tuple[str, ...], Tensor]:

@@ -259,7 +259,8 @@ class SwitchingLinearSSM(Model):
         """The same model with these priors, beside those that it has of other parameters."""
         model = self._copy(self.values)
         if distributions is not None:
-            vars(model).update(layout=self.layout.with_user_priors(distributions))
+            both = {**(self.layout.prior or {}), **distributions}
+            vars(model).update(layout=replace(self.layout, prior=both))
         return model
 
     def regimes(self, like: Tensor | None = None) -> Regimes:
