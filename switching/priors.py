@@ -396,6 +396,13 @@ class Probabilities(Conjugate):
     def natural(self, prior: Parameters) -> Tensor:
         return prior[self.hyperparameter]
 
+    def natural_of(self, distribution: Any) -> Tensor | None:
+        """Natural parameters of a conjugate distribution: a Dirichlet of rows, a Beta of one number. None of others."""
+        if isinstance(distribution, torch.distributions.Dirichlet if self.dims else torch.distributions.Beta):
+            d: Any = distribution
+            return d.concentration if self.dims else torch.stack([d.concentration1, d.concentration0], -1)
+        return None
+
     def hyperparameters_of(self, eta: Tensor) -> Parameters:
         return {self.hyperparameter: eta}
 

@@ -28,7 +28,7 @@ from torch.distributions.transforms import AffineTransform, PowerTransform
 
 from .definite import Congruence, Inversion, ScaledCorrelation, definite
 from .entries import Entries
-from .parameters import Parameter, Parameters
+from .parameters import Parameter, Parameters, is_simplex
 from .priors import Site
 
 COVARIANCE, SCALE, CORRELATION = "covariance", "scale", "correlation"
@@ -443,6 +443,8 @@ def _image(support: Any, step: AffineTransform) -> Any:
 def _fits(given: Any, expected: Any, narrower: bool = False) -> bool:
     if _is_positive(expected):
         return _is_positive(given)
+    if is_simplex(expected):
+        return is_simplex(given)
     if expected is constraints.unit_interval:
         bounds = getattr(given, "lower_bound", None), getattr(given, "upper_bound", None)
         if any(bound is None for bound in bounds):
@@ -476,7 +478,7 @@ def _typical(support: Any) -> str:
         return "HalfNormal(1.0)"
     if support is constraints.unit_interval:
         return "Beta(2.0, 2.0)"
-    if support is constraints.simplex:
+    if is_simplex(support):
         return "Dirichlet(torch.ones(3))"
     if _is_matrix(support):
         return "Wishart(torch.tensor(4.0), covariance_matrix=torch.eye(2))"

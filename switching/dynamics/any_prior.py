@@ -20,7 +20,7 @@ from torch.distributions.constraints import Constraint
 
 from ..data.series import Series
 from ..emissions.ascent import ascend
-from ..parameters import Parameter, Parameters
+from ..parameters import Parameters
 from ..priors import Conjugate, Probabilities, Site
 from ..user_priors import NEAR_END, UserPrior, excluded, limit, read, support_of
 
@@ -42,7 +42,7 @@ class AnyPrior(Probabilities):
     @property
     def default_kind(self) -> str:
         """The name of the distribution that the default prior has."""
-        return "Dirichlet" if self.dims else "Beta"
+        return type(self.family).__name__
 
     @property
     def support(self) -> Constraint:
@@ -135,15 +135,9 @@ def off_the_ends(value: Tensor, support: Constraint) -> Tensor:
     return value.clamp(torch.nextafter(low, high), torch.nextafter(high, low))
 
 
-def has_default_form(block: Probabilities, distribution: Any) -> bool:
-    """Whether a distribution has the form of the default prior: a Dirichlet of rows, a Beta of one probability."""
-    default = torch.distributions.Dirichlet if block.dims else torch.distributions.Beta
-    return isinstance(distribution, default)
-
-
 def under_user_priors(blocks: Mapping[str, Conjugate], prior: Any, of: str) -> Mapping[str, Conjugate]:
-    """The blocks with priors of the user, distributions of Pyro by name of a parameter; those that have the form of the
-    default prior are hyperparameters.
+    """The blocks with priors of the user, distributions of Pyro by name of a parameter; conjugate ones are
+    hyperparameters.
 
     Raises:
         TypeError: not a mapping of names to distributions.
@@ -151,25 +145,15 @@ def under_user_priors(blocks: Mapping[str, Conjugate], prior: Any, of: str) -> M
     """
     if prior is None:
         return blocks
-    places = {block.name: name for name, block in blocks.items() if isinstance(block, Probabilities)}
-    known = {
-        name: Parameter(
-            cast(Probabilities, blocks[place]).dims,
-            constraints.simplex if cast(Probabilities, blocks[place]).dims else constraints.unit_interval,
-        )
-        for name, place in places.items()
+    rows = {place: block for place, block in blocks.items() if isinstance(block, Probabilities)}
+    known = {block.name: block.parameters[block.name] for block in rows.values()}
+    users = read(prior, known, f"{of} dynamics", narrower=True)
+    other = {
+        place: AnyPrior(block.name, block.hyperparameter, block.dims, users[block.name])
+        for place, block in rows.items()
+        if block.name in users and block.natural_of(users[block.name].distribution) is None
     }
-    under = dict(blocks)
-    for name, user in read(prior, known, f"{of} dynamics", narrower=True).items():
-        block = cast(Probabilities, blocks[places[name]])
-        if not has_default_form(block, user.distribution):
-            under[places[name]] = AnyPrior(block.name, block.hyperparameter, block.dims, user)
-    return under
-
-
-def first_in_words(blocks: Sequence[AnyPrior]) -> str | None:
-    """Why the first of these priors is not conjugate, in words; None if there are none."""
-    return next((f"the prior of {b.name} is a {b.kind}, not a {b.default_kind}" for b in blocks), None)
+    return {**blocks, **other}
 
 
 def check_prior(dynamics: Any, beside: str) -> None:
