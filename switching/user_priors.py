@@ -57,9 +57,9 @@ class UserPrior:
     called: str
     n_axes: int
 
-    def site(self, shape: torch.Size, like: Tensor, factor: Tensor | None, about: Tensor | None) -> Site:
-        """The prior of the table inside a fit: `factor` times the values in the data's units, less `about`."""
-        law = self._law(shape, like, factor, about)
+    def site(self, like: Tensor, factor: Tensor | None = None, about: Tensor | None = None) -> Site:
+        """The prior of a table inside a fit: `factor` times the values in the data's units, less `about`."""
+        law = self._law(like, factor, about)
         placed = law.to_event(len(law.batch_shape))
         return Site(self.name, lambda values: placed)
 
@@ -67,8 +67,8 @@ class UserPrior:
         """The log density of each number, row or matrix of tables in the data's units."""
         return _plain_law(self, table.shape[table.ndim - self.n_axes :], table.dtype, table.device).log_prob(table)
 
-    def _law(self, shape: torch.Size, like: Tensor, factor: Tensor | None, about: Tensor | None) -> Any:
-        base = on(self.distribution, like)
+    def _law(self, like: Tensor, factor: Tensor | None = None, about: Tensor | None = None) -> Any:
+        base, shape = on(self.distribution, like), like.shape
         n = len(base.event_shape)
         try:
             base = base.expand(shape[: len(shape) - n])
@@ -90,7 +90,7 @@ class UserPrior:
 @lru_cache(maxsize=64)
 def _plain_law(prior: UserPrior, shape: torch.Size, dtype: torch.dtype, device: torch.device) -> Any:
     """The prior of a table of this shape in the data's units; optimizers ask for its density many times."""
-    return prior._law(shape, torch.zeros(shape, dtype=dtype, device=device), None, None)
+    return prior._law(torch.zeros(shape, dtype=dtype, device=device))
 
 
 @biject_to.register(MixtureSameFamilyConstraint)

@@ -88,8 +88,7 @@ class AnyPrior(Probabilities):
 
     def sites(self, prior: Parameters) -> list[Site]:
         eta = self.natural(prior)
-        like = eta if self.dims else eta[..., 0]
-        return [self.user.site(like.shape, like, None, None)]
+        return [self.user.site(eta if self.dims else eta[..., 0])]
 
     def mode(self, prior: Parameters | None, message: Tensor, near: Parameters | None = None) -> Parameters:
         """The mode near some values, or values at which the density is at least as high."""

@@ -63,7 +63,7 @@ class ConjugateEmission(Conjugate, Emission):
 
     @property
     def is_conjugate(self) -> bool:
-        return self.has_default_priors
+        return not self.not_conjugate and self.has_default_priors
 
     fills_in: ClassVar[bool] = False
     """Whether missing features of a step are imputed under the parameters. The expected log-likelihood is then convex

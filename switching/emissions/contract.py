@@ -695,7 +695,7 @@ class Emission(Named, ABC):
             scaled = None if unit is None else self.in_units({site.name: torch.ones_like(like)}, unit.to(like))
             factor = None if scaled is None else scaled[site.name]
             shift = about.to(like) if site.name == "loc" and about is not None else None
-            replaced.append(chosen[site.name].site(like.shape, like, factor, shift))
+            replaced.append(chosen[site.name].site(like, factor, shift))
         return replaced
 
 

@@ -143,10 +143,6 @@ class Lagged(NormalRegression):
         return f"AutoRegressive({', '.join([f'order={self.order}', *shown, *filter(None, [as_text(self.prior)])])})"
 
     @property
-    def is_conjugate(self) -> bool:
-        return not self.not_conjugate and self.has_default_priors
-
-    @property
     def not_conjugate(self) -> str:  # type: ignore[override]
         shared = [part for part in SWITCHING if part not in self.switching]
         return f"all states share its {' and '.join(shared)}" if shared else ""
