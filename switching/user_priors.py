@@ -67,6 +67,13 @@ class UserPrior:
         """The log density of each number, row or matrix of tables in the data's units."""
         return _plain_law(self, table.shape[table.ndim - self.n_axes :], table.dtype, table.device).log_prob(table)
 
+    def numbers(self, names: Collection[str]) -> Parameters:
+        """The hyperparameters of the default prior, of these names, that give this distribution; empty if none do."""
+        for form in () if self.shown else FORMS:
+            if form.has(self.name, names) and isinstance(self.distribution, form.kind):
+                return {name: getattr(self.distribution, of_kind) for name, of_kind in form.numbers.items()}
+        return {}
+
     def _law(self, like: Tensor, factor: Tensor | None = None, about: Tensor | None = None) -> Any:
         base, shape = on(self.distribution, like), like.shape
         n = len(base.event_shape)
@@ -202,11 +209,13 @@ def summed(values: Tensor, n_axes: int) -> Tensor:
     return values.flatten(n_axes).sum(-1) if values.ndim > n_axes else values
 
 
-def check_possible(priors: Mapping[str, UserPrior], values: Parameters, argument: str) -> None:
-    """Raise ValueError if a prior excludes values of an argument, `fixed` or `start`."""
-    for name, one in priors.items():
-        if name in values and not bool(one.log_prob(values[name].double()).isfinite().all()):
-            raise excluded(argument, name, values[name], type(one.distribution).__name__)
+def check_possible(
+    priors: Mapping[str, UserPrior], values: Parameters, argument: str, besides: Collection[str] = ()
+) -> None:
+    """Raise ValueError if a prior excludes values of an argument, `fixed` or `start`, besides those of some names."""
+    for name in [name for name in priors if name in values and name not in besides]:
+        if not bool(priors[name].log_prob(values[name].double()).isfinite().all()):
+            raise excluded(argument, name, values[name], type(priors[name].distribution).__name__)
 
 
 def excluded(argument: str, name: str, table: Tensor, kind: str) -> ValueError:
@@ -263,22 +272,9 @@ def _with_covariance(prior: Mapping[str, Any], known: Mapping[str, Any]) -> dict
         ) from None
 
 
-def has_default_form(prior: UserPrior, names: Collection[str]) -> bool:
-    """Whether hyperparameters of the default prior, of these names, give this distribution."""
-    return not prior.shown and bool(_numbers(prior, names))
-
-
 def hyperparameters(prior: UserPrior, default: Parameters) -> Parameters:
     """The default prior's hyperparameters that give this distribution; empty if there are none."""
-    numbers = {} if prior.shown else _numbers(prior, default)
-    return {name: expanded(prior.called, table, default[name]) for name, table in numbers.items()}
-
-
-def _numbers(prior: UserPrior, names: Collection[str]) -> Parameters:
-    for form in FORMS:
-        if form.has(prior.name, names) and isinstance(prior.distribution, form.kind):
-            return {name: getattr(prior.distribution, of_kind) for name, of_kind in form.numbers.items()}
-    return {}
+    return {name: expanded(prior.called, table, default[name]) for name, table in prior.numbers(default).items()}
 
 
 class Form(NamedTuple):

@@ -49,7 +49,7 @@ from ..parameters import (
 )
 from ..priors import Conjugate, Site, log_prior
 from ..responses import Response
-from ..user_priors import UserPrior, as_text, has_default_form, hyperparameters, merged
+from ..user_priors import UserPrior, as_text, hyperparameters, merged
 from ..user_priors import read as read_priors
 from .ascent import ascend
 
@@ -684,7 +684,7 @@ class Emission(Named, ABC):
 
     def _with_user_priors(self, sites: list[Site], prior: Parameters, typical: Parameters) -> list[Site]:
         """Sites with the user's priors in their places; `typical` values have the shapes of tables."""
-        chosen = {name: one for name, one in self.user_priors.items() if not has_default_form(one, set(prior))}
+        chosen = {name: one for name, one in self.user_priors.items() if not one.numbers(prior)}
         about, unit = vars(self).get("_units", (None, None))
         replaced = []
         for site in sites:

@@ -164,6 +164,5 @@ def start_values(problem: LinearProblem, start: Any) -> Parameters:
         raise TypeError(f"start: got {type(start).__name__}, expected a model, a fit, or values by name.")
     tables = {name: value.double() for name, value in problem.values_of(values).items()}
     if isinstance(problem.emission, Irregular) and problem.prior is not None:
-        free = {name: table for name, table in tables.items() if name not in problem.fixed}
-        check_possible(problem.emission.user_priors, free, "start")
+        check_possible(problem.emission.user_priors, tables, "start", problem.fixed)
     return tables

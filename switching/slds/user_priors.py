@@ -30,12 +30,11 @@ from ...inference.families import Gaussian, LocPrecision, MatrixNormalWishart
 from ...inference.numerics.cholesky import cholesky, cholesky_inverse
 from ..dynamics.any_prior import AnyPrior
 from ..fitting.graph import Etas, Points
-from ..fitting.options import Options
 from ..fitting.units import Units
 from ..fitting.user_points import MAX_STEPS, UnderPrior
 from ..linear.fixed import Known
 from ..linear.priors import log_coefficients, log_default
-from ..parameters import Parameters, is_simplex
+from ..parameters import is_simplex
 from ..user_priors import NEAR_END, UserPrior, check_possible, expanded, limit, natural, summed
 from .graph import SEEN, SPARE, WEIGHT, WORTH
 from .layout import BLOCKS, LinearRegimes
@@ -138,12 +137,6 @@ def _check_mode(layout: LinearRegimes, prior: UserPrior) -> None:
                 f"prior[{prior.name!r}]: got {type(prior.distribution).__name__} with an infinite density at 0, so the "
                 "posterior has no mode; give one with a finite density."
             )
-
-
-def check_start(layout: LinearRegimes, values: Parameters, options: Options) -> None:
-    """Raise ValueError if a prior excludes values of the user's start that are not held."""
-    fixed = options.fixed or {}
-    check_possible(layout.user_priors, {name: one for name, one in values.items() if name not in fixed}, "start")
 
 
 # ---- conjugate priors ------------------------------------------------------------------------------------------------
