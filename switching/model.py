@@ -253,9 +253,6 @@ class SwitchingSSM(Model):
         Message passing accepts a Beta for `redraw_prob` and Dirichlets for rows of probabilities. Other methods accept
         any distribution of probabilities: see `Copy` and `Markov`. For an emission see `Normal`.
 
-        Arguments:
-            prior: hyperparameters and distributions of Pyro by name; those left out keep their values.
-
         Raises:
             ValueError: other names or shapes; numbers that are not finite or not valid hyperparameters; a distribution
                 that does not fit its parameter.

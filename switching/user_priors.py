@@ -157,7 +157,6 @@ def read(
     """Priors by the names of parameters or of their displayed forms.
 
     Arguments:
-        of: the object that has the parameters, for error messages.
         sizes: the lengths of the parameters' axes, if they are known.
         narrower: whether the support of a prior of a probability may be a part of the unit interval.
 

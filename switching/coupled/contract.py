@@ -192,9 +192,6 @@ class CoupledSSM(Model):
         """The same model with distributions of Pyro as priors, by name of a parameter. Both methods of a fit support
         the distributions in `prior_kinds`. Parameters without a distribution keep their default priors.
 
-        Arguments:
-            prior: distributions of Pyro by name of a parameter.
-
         Raises:
             TypeError: a class in place of a distribution.
             ValueError: a parameter without a conjugate prior, another kind of distribution, or another shape.

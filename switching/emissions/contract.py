@@ -686,17 +686,13 @@ class Emission(Named, ABC):
         """Sites with the user's priors in their places; `typical` values have the shapes of tables."""
         chosen = {name: one for name, one in self.user_priors.items() if not one.numbers(prior)}
         about, unit = vars(self).get("_units", (None, None))
-        replaced = []
-        for site in sites:
-            if site.name not in chosen:
-                replaced.append(site)
-                continue
-            like = typical[site.name]
-            scaled = None if unit is None else self.in_units({site.name: torch.ones_like(like)}, unit.to(like))
-            factor = None if scaled is None else scaled[site.name]
-            shift = about.to(like) if site.name == "loc" and about is not None else None
-            replaced.append(chosen[site.name].site(like, factor, shift))
-        return replaced
+
+        def replaced(name: str) -> Site:
+            one = torch.ones_like(typical[name])
+            factor = None if unit is None else self.in_units({name: one}, unit.to(one))[name]
+            return chosen[name].site(one, factor, about.to(one) if name == "loc" and about is not None else None)
+
+        return [replaced(site.name) if site.name in chosen else site for site in sites]
 
 
 def check_no_inputs(argument: str, emission: Emission) -> None:

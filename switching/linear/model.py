@@ -215,9 +215,6 @@ class LinearSSM(Model):
         are 0 outside the stationary ones, and outside the range of a frequency or damping. Parameters without a
         distribution keep the prior of `switching.linear.priors`.
 
-        Arguments:
-            prior: hyperparameters and distributions of Pyro by name; those left out keep their values.
-
         Raises:
             TypeError: a distribution of a table that depends on the basis of the latent vector.
             ValueError: other names or shapes; numbers that are not finite or not valid hyperparameters; a distribution

@@ -273,9 +273,6 @@ class Segments(Model):
         has distributions of Pyro of the conjugate form by name of a parameter, and a Beta of `hazard`. A fit starts
         there, and takes them as typical values.
 
-        Arguments:
-            prior: hyperparameters and distributions by name; those left out keep their values.
-
         Raises:
             ValueError: other names or shapes; numbers that are not finite or not valid hyperparameters; a distribution
                 that is not of the conjugate form.

@@ -239,9 +239,6 @@ class SwitchingLinearSSM(Model):
         "vmp" accepts a Dirichlet of rows of probabilities, a Normal of `recurrence_offset`, an InverseGamma of diagonal
         `observation_noise`, and beside a known one a Normal of `emission_offset`.
 
-        Arguments:
-            prior: distributions of Pyro by name of a parameter.
-
         Raises:
             TypeError: a distribution of a parameter that depends on the basis of the states.
             ValueError: another name, support or shape.
