@@ -436,18 +436,15 @@ def _image(support: Any, step: AffineTransform) -> Any:
 
 
 def _fits(given: Any, expected: Any, narrower: bool = False) -> bool:
-    if _is_positive(expected):
-        return _is_positive(given)
-    if is_simplex(expected):
-        return is_simplex(given)
+    for is_kind in (_is_positive, is_simplex, _is_matrix):
+        if is_kind(expected):
+            return is_kind(given)
     if expected is constraints.unit_interval:
         bounds = getattr(given, "lower_bound", None), getattr(given, "upper_bound", None)
         if any(bound is None for bound in bounds):
             return False
         low, high = (float(torch.as_tensor(bound).max()) for bound in bounds)
         return 0.0 <= low < high <= 1.0 if narrower else (low, high) == (0.0, 1.0)
-    if _is_matrix(expected):
-        return _is_matrix(given)
     if isinstance(expected, constraints.interval):
         return given is constraints.real or (isinstance(given, constraints.interval) and _overlap(given, expected))
     if isinstance(expected, Entries):
