@@ -333,7 +333,7 @@ class Model(Named, ABC):
         scales the others to the data.
 
         Arguments:
-            prior: hyperparameters by name; those left out keep their values.
+            prior: hyperparameters, or distributions of Pyro, by name; those left out keep their values.
 
         Raises:
             ValueError: other names or shapes; numbers that are not finite or not valid hyperparameters.

@@ -38,9 +38,8 @@ from .fitting.options import Options
 from .fitting.units import Units
 from .model import SwitchingSSM
 from .parameters import Parameter, Parameters, check_parameters, read_tables
-from .priors import Site, log_prior
 from .resuming import resumable
-from .user_priors import read
+from .user_priors import UserPrior, log_density, read
 
 MOST = 1024  # tuples of states; a step costs their square
 FIRST, STRIDE = 40, 20  # steps of all starts, and between two checks of the progress
@@ -149,14 +148,8 @@ class DeviationAR:
         return {"state": self.n_states, "state_new": self.n_states, "shared": 1, "feature": 1, "regressor": self.order}
 
     @cached_property
-    def _priors(self) -> list[Site]:
-        if self.prior is None:
-            return []
-        like, sites = torch.zeros((), dtype=torch.float64, device="cpu"), []
-        for name, own in read(self.prior, self.parameters, "DeviationAR").items():
-            shape = torch.Size(self.sizes[dim] for dim in self.parameters[name].dims)
-            sites.append(own.site(shape, like.expand(shape), None, None))
-        return sites
+    def _priors(self) -> dict[str, UserPrior]:
+        return {} if self.prior is None else read(self.prior, self.parameters, "DeviationAR", self.sizes)
 
     def log_prior(self, values: Parameters) -> Float[Tensor, "*r"]:
         """The log density of `parameters` `[*r, ...]` under their priors; 0 without any.
@@ -164,10 +157,7 @@ class DeviationAR:
         Arguments:
             values: the parameters by name, `[*r, ...]`.
         """
-        if not self._priors:
-            loc = values["loc"]
-            return loc.new_zeros(loc.shape[:-2])
-        return log_prior(self._priors, values)
+        return log_density(self._priors, values).expand(values["loc"].shape[:-2])
 
     @cached_property
     def blank(self) -> SwitchingSSM:

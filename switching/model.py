@@ -35,7 +35,6 @@ from .data.ragged import by_sequence
 from .data.reading import check_finite, read_row, read_states
 from .data.series import Drive, Given, Series
 from .data.subjects import named, numbered
-from .dynamics.any_prior import first_in_words
 from .dynamics.by_subject import SubjectDynamics
 from .dynamics.contract import Dynamics
 from .emissions.by_subject import by_subject, of_one
@@ -254,9 +253,6 @@ class SwitchingSSM(Model):
         Message passing accepts a Beta for `redraw_prob` and Dirichlets for rows of probabilities. Other methods accept
         any distribution of probabilities: see `Copy` and `Markov`. For an emission see `Normal`.
 
-        Arguments:
-            prior: hyperparameters and distributions of Pyro by name; those left out keep their values.
-
         Raises:
             ValueError: other names or shapes; numbers that are not finite or not valid hyperparameters; a distribution
                 that does not fit its parameter.
@@ -273,14 +269,14 @@ class SwitchingSSM(Model):
         of_dynamics = {name: d for name, d in distributions.items() if name in self.dynamics.parameters}
         of_emission = {name: d for name, d in distributions.items() if name not in of_dynamics}
         tables = {name: value for name, value in prior.items() if name not in distributions}
-        tables |= self.dynamics.hyperparameters(of_dynamics)
-        dynamics = self.dynamics.with_user_priors(of_dynamics)
+        dynamics, conjugate = self.dynamics.with_user_priors(of_dynamics)
+        tables |= conjugate
         emission = self.emission.with_user_priors(of_emission) if of_emission else self.emission
         unused = {block.hyperparameter: block for block in dynamics.any_priors}
         for name in unused.keys() & tables.keys():
             if not torch.equal(to_tensor(tables[name], name).to(self.prior[name]), self.prior[name]):
                 raise ValueError(
-                    f"prior: got {name}, but {first_in_words(dynamics.any_priors)}, so it has no such hyperparameter; "
+                    f"prior: got {name}, but {dynamics.unusual_prior}, so it has no such hyperparameter; "
                     f"give a distribution of {unused[name].name}."
                 )
         if dynamics is self.dynamics and emission is self.emission:

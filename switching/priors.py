@@ -25,7 +25,6 @@ from jaxtyping import Int
 from pyro.distributions.torch_distribution import TorchDistributionMixin
 from torch import Tensor
 from torch.distributions import constraints
-from torch.distributions.transforms import AffineTransform
 
 from ..inference.families import (
     Beta,
@@ -63,6 +62,12 @@ class Site(NamedTuple):
             return self.density(values)
         return self.distribution(values).log_prob(values[self.name])
 
+    def reading(self, own: Callable[[Parameters], Parameters]) -> "Site":
+        """The same site, of which `own` finds the values that it depends on."""
+        density = self.density
+        own_density = None if density is None else lambda values: density(own(values))
+        return Site(self.name, lambda values: self.distribution(own(values)), own_density)
+
 
 def sample_sites(sites: Sequence[Site]) -> Parameters:
     """Draw every parameter, in order, as a Pyro sample site."""
@@ -85,23 +90,10 @@ def log_prior(sites: Sequence[Site], values: Parameters, inside: bool = False) -
 def prefixed_sites(sites: Sequence[Site], prefix: str, shared: Sequence[str] = ()) -> list[Site]:
     """The same sites under names that start with `prefix`; those of `shared` values do not."""
 
-    def rename(site: Site) -> Site:
-        def unprefixed(function: Callable[[Parameters], Any]) -> Callable[[Parameters], Any]:
-            return lambda values: function(with_prefix(values, prefix) | {n: values[n] for n in shared if n in values})
+    def own(values: Parameters) -> Parameters:
+        return with_prefix(values, prefix) | {name: values[name] for name in shared if name in values}
 
-        return Site(prefix + site.name, unprefixed(site.distribution), site.density and unprefixed(site.density))
-
-    return [rename(site) for site in sites]
-
-
-def moved_site(site: Site, by: Callable[[Parameters], Tensor]) -> Site:
-    """The prior of a parameter plus a table that depends on the values of earlier sites."""
-
-    def distribution(values: Parameters) -> TorchDistributionMixin:
-        inner: Any = site.distribution(values)
-        return dist.TransformedDistribution(inner, [AffineTransform(by(values), 1.0, inner.event_dim)])
-
-    return Site(site.name, distribution)
+    return [site.reading(own)._replace(name=prefix + site.name) for site in sites]
 
 
 def by_subject_sites(sites: Sequence[Site], n_subjects: int) -> list[Site]:
@@ -395,6 +387,13 @@ class Probabilities(Conjugate):
 
     def natural(self, prior: Parameters) -> Tensor:
         return prior[self.hyperparameter]
+
+    def natural_of(self, distribution: Any) -> Tensor | None:
+        """Natural parameters of a conjugate distribution: a Dirichlet of rows, a Beta of one number. None of others."""
+        if isinstance(distribution, torch.distributions.Dirichlet if self.dims else torch.distributions.Beta):
+            d: Any = distribution
+            return d.concentration if self.dims else torch.stack([d.concentration1, d.concentration0], -1)
+        return None
 
     def hyperparameters_of(self, eta: Tensor) -> Parameters:
         return {self.hyperparameter: eta}

@@ -6,7 +6,7 @@ inputs, whatever the part of the model that reads them.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -270,12 +270,19 @@ def stated_sites(sites: Sequence[Site], responses: Sequence[Response], inputs: I
 def _stated(site: Site, response: Response, columns: Mapping[str, list[int]], center: Tensor) -> Site:
     """The prior of a constant that is stated at other inputs than 0, given its coefficients."""
 
+    def by(values: Parameters) -> Any:
+        effects = [values[n][..., -len(some) :] * center.to(values[n])[some] for n, some in columns.items()]
+        return -sum(effect.sum(-1) for effect in effects)
+
+    return moved_site(site, by, response.range)
+
+
+def moved_site(site: Site, by: Callable[[Parameters], Tensor], range_of: Range) -> Site:
+    """The prior of a parameter that is moved by a predictor, which depends on the values of earlier sites."""
+
     def distribution(values: Parameters) -> Any:
         inner: Any = site.distribution(values)
-        by: Any = 0.0
-        for name, some in columns.items():
-            by = by - (values[name][..., -len(some) :] * center.to(values[name])[some]).sum(-1)
-        return dist.TransformedDistribution(inner, [Moved(response.range, by, inner.support)])
+        return dist.TransformedDistribution(inner, [Moved(range_of, by(values), inner.support)])
 
     return Site(site.name, distribution)
 

@@ -28,7 +28,7 @@ from torch.distributions.transforms import AffineTransform, PowerTransform
 
 from .definite import Congruence, Inversion, ScaledCorrelation, definite
 from .entries import Entries
-from .parameters import Parameter, Parameters
+from .parameters import Parameter, Parameters, is_simplex
 from .priors import Site
 
 COVARIANCE, SCALE, CORRELATION = "covariance", "scale", "correlation"
@@ -48,26 +48,34 @@ class UserPrior:
         distribution: of its values, or of their displayed form if `shown`.
         shown: whether the distribution is that of the displayed form.
         called: the name under which the user gave it.
+        n_axes: the number of axes of the parameter.
     """
 
     name: str
     distribution: Distribution
     shown: bool
     called: str
+    n_axes: int
 
-    def site(self, shape: torch.Size, like: Tensor, factor: Tensor | None, about: Tensor | None) -> Site:
-        """The prior of the table inside a fit: `factor` times the values in the data's units, less `about`."""
-        law = self._law(shape, like, factor, about)
+    def site(self, like: Tensor, factor: Tensor | None = None, about: Tensor | None = None) -> Site:
+        """The prior of a table inside a fit: `factor` times the values in the data's units, less `about`."""
+        law = self._law(like, factor, about)
         placed = law.to_event(len(law.batch_shape))
         return Site(self.name, lambda values: placed)
 
-    def log_prob(self, table: Float[Tensor, "*table"], n_axes: int) -> Float[Tensor, "*plates"]:
-        """The log density of each number, row or matrix of tables in the data's units, of a parameter with `n_axes`
-        axes."""
-        return _plain_law(self, table.shape[-n_axes:], table.dtype, table.device).log_prob(table)
+    def log_prob(self, table: Float[Tensor, "*table"]) -> Float[Tensor, "*plates"]:
+        """The log density of each number, row or matrix of tables in the data's units."""
+        return _plain_law(self, table.shape[table.ndim - self.n_axes :], table.dtype, table.device).log_prob(table)
 
-    def _law(self, shape: torch.Size, like: Tensor, factor: Tensor | None, about: Tensor | None) -> Any:
-        base = on(self.distribution, like)
+    def numbers(self, names: Collection[str]) -> Parameters:
+        """The hyperparameters of the default prior, of these names, that give this distribution; empty if none do."""
+        for form in () if self.shown else FORMS:
+            if form.has(self.name, names) and isinstance(self.distribution, form.kind):
+                return {name: getattr(self.distribution, of_kind) for name, of_kind in form.numbers.items()}
+        return {}
+
+    def _law(self, like: Tensor, factor: Tensor | None = None, about: Tensor | None = None) -> Any:
+        base, shape = on(self.distribution, like), like.shape
         n = len(base.event_shape)
         try:
             base = base.expand(shape[: len(shape) - n])
@@ -89,7 +97,7 @@ class UserPrior:
 @lru_cache(maxsize=64)
 def _plain_law(prior: UserPrior, shape: torch.Size, dtype: torch.dtype, device: torch.device) -> Any:
     """The prior of a table of this shape in the data's units; optimizers ask for its density many times."""
-    return prior._law(shape, torch.zeros(shape, dtype=dtype, device=device), None, None)
+    return prior._law(torch.zeros(shape, dtype=dtype, device=device))
 
 
 @biject_to.register(MixtureSameFamilyConstraint)
@@ -139,15 +147,22 @@ def kind_of(value: Any) -> str:
     return f"the class {value.__name__}" if isinstance(value, type) else type(value).__name__
 
 
-def read(prior: Any, parameters: Mapping[str, Parameter], of: str, narrower: bool = False) -> dict[str, UserPrior]:
+def read(
+    prior: Any,
+    parameters: Mapping[str, Parameter],
+    of: str,
+    sizes: Mapping[str, int] | None = None,
+    narrower: bool = False,
+) -> dict[str, UserPrior]:
     """Priors by the names of parameters or of their displayed forms.
 
     Arguments:
+        sizes: the lengths of the parameters' axes, if they are known.
         narrower: whether the support of a prior of a probability may be a part of the unit interval.
 
     Raises:
         TypeError: not a mapping of names to distributions.
-        ValueError: an unknown name, or one twice; a distribution of another support.
+        ValueError: an unknown name, or one twice; a distribution of another support or shape.
     """
     if not isinstance(prior, Mapping):
         raise TypeError(f"prior: got {type(prior).__name__}, expected distributions by name of a parameter.")
@@ -173,8 +188,41 @@ def read(prior: Any, parameters: Mapping[str, Parameter], of: str, narrower: boo
         if place in priors:
             raise ValueError(f"prior: got {place} twice, in two forms; give one.")
         called = CORRELATION if isinstance(distribution, ScaledCorrelation) else name
-        priors[place] = UserPrior(place, distribution, shown, called)
+        dims = parameters[place].dims
+        priors[place] = UserPrior(place, distribution, shown, called, len(dims))
+        if sizes is not None:  # raises an error for another shape
+            _plain_law(priors[place], torch.Size(sizes[dim] for dim in dims), torch.float64, torch.device("cpu"))
     return priors
+
+
+def log_density(priors: Mapping[str, UserPrior], values: Parameters) -> Float[Tensor, "*r"]:
+    """The sum of the log densities of priors at parameters `[*r, ...]` in the units of the data; 0 without priors."""
+    total = next(iter(values.values())).new_zeros(())
+    for name, one in priors.items():
+        total = total + summed(one.log_prob(values[name]), values[name].ndim - one.n_axes)
+    return total
+
+
+def summed(values: Tensor, n_axes: int) -> Tensor:
+    """Sums over all axes after the first ones."""
+    return values.flatten(n_axes).sum(-1) if values.ndim > n_axes else values
+
+
+def check_possible(
+    priors: Mapping[str, UserPrior], values: Parameters, argument: str, besides: Collection[str] = ()
+) -> None:
+    """Raise ValueError if a prior excludes values of an argument, `fixed` or `start`, besides those of some names."""
+    for name in [name for name in priors if name in values and name not in besides]:
+        if not bool(priors[name].log_prob(values[name].double()).isfinite().all()):
+            raise excluded(argument, name, values[name], type(priors[name].distribution).__name__)
+
+
+def excluded(argument: str, name: str, table: Tensor, kind: str) -> ValueError:
+    """The error for values of an argument that a prior excludes."""
+    shown, other = (table.tolist(), "other numbers") if table.ndim else (f"{float(table):g}", "another number")
+    return ValueError(
+        f"{argument}[{name!r}]: got {shown}, which its prior of {kind} excludes; give {other}, or another prior."
+    )
 
 
 def merged(prior: Mapping[str, Any], by: Mapping[str, Any], parameters: Mapping[str, Parameter]) -> dict[str, Any]:
@@ -223,22 +271,9 @@ def _with_covariance(prior: Mapping[str, Any], known: Mapping[str, Any]) -> dict
         ) from None
 
 
-def has_default_form(prior: UserPrior, names: Collection[str]) -> bool:
-    """Whether hyperparameters of the default prior, of these names, give this distribution."""
-    return not prior.shown and bool(_numbers(prior, names))
-
-
 def hyperparameters(prior: UserPrior, default: Parameters) -> Parameters:
     """The default prior's hyperparameters that give this distribution; empty if there are none."""
-    numbers = {} if prior.shown else _numbers(prior, default)
-    return {name: expanded(prior.called, table, default[name]) for name, table in numbers.items()}
-
-
-def _numbers(prior: UserPrior, names: Collection[str]) -> Parameters:
-    for form in FORMS:
-        if form.has(prior.name, names) and isinstance(prior.distribution, form.kind):
-            return {name: getattr(prior.distribution, of_kind) for name, of_kind in form.numbers.items()}
-    return {}
+    return {name: expanded(prior.called, table, default[name]) for name, table in prior.numbers(default).items()}
 
 
 class Form(NamedTuple):
@@ -401,16 +436,15 @@ def _image(support: Any, step: AffineTransform) -> Any:
 
 
 def _fits(given: Any, expected: Any, narrower: bool = False) -> bool:
-    if _is_positive(expected):
-        return _is_positive(given)
+    for is_kind in (_is_positive, is_simplex, _is_matrix):
+        if is_kind(expected):
+            return is_kind(given)
     if expected is constraints.unit_interval:
         bounds = getattr(given, "lower_bound", None), getattr(given, "upper_bound", None)
         if any(bound is None for bound in bounds):
             return False
         low, high = (float(torch.as_tensor(bound).max()) for bound in bounds)
         return 0.0 <= low < high <= 1.0 if narrower else (low, high) == (0.0, 1.0)
-    if _is_matrix(expected):
-        return _is_matrix(given)
     if isinstance(expected, constraints.interval):
         return given is constraints.real or (isinstance(given, constraints.interval) and _overlap(given, expected))
     if isinstance(expected, Entries):
@@ -436,7 +470,7 @@ def _typical(support: Any) -> str:
         return "HalfNormal(1.0)"
     if support is constraints.unit_interval:
         return "Beta(2.0, 2.0)"
-    if support is constraints.simplex:
+    if is_simplex(support):
         return "Dirichlet(torch.ones(3))"
     if _is_matrix(support):
         return "Wishart(torch.tensor(4.0), covariance_matrix=torch.eye(2))"

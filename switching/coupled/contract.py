@@ -22,7 +22,8 @@ import pyro
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
-from torch.distributions import Distribution
+from torch.distributions import Beta, Dirichlet, Distribution, Gamma, constraints
+from torch.distributions.constraints import Constraint
 
 from ...inference.chains.contract import Chain
 from ...inference.families import CopyTables
@@ -48,13 +49,19 @@ from ..peers import explains_options
 from ..problem import Problem
 from ..program import sequence_plates
 from ..seeding import in_turn, seeded
-from ..user_priors import as_text, default_kinds, is_distribution
+from ..user_priors import as_text, default_kinds, is_distribution, kind_of, natural, read
 from .joint import coordinates, marginals
-from .user_priors import KINDS, check_kinds, natural_priors
 
 if TYPE_CHECKING:
     from ..fit import Fit
     from ..views.panels import Panels
+
+KINDS: dict[Constraint, type[Distribution]] = {
+    constraints.unit_interval: Beta,
+    constraints.simplex: Dirichlet,
+    constraints.positive: Gamma,
+}
+"""The conjugate prior of parameters with a support."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -147,7 +154,7 @@ class CoupledSSM(Model):
         check_no_inputs("emission", emission)
         super().__init__(chain_sizes=sizes, emission=emission, chain_priors=None)
         own = {part.prefix + name: one for part in emission.parts for name, one in part.emission.user_priors.items()}
-        check_kinds({name: one.distribution for name, one in own.items()}, self.prior_kinds, self.name)
+        self._check_kinds({name: one.distribution for name, one in own.items()})
         emission.prior_scaled(sizes[0], None)  # raises an error for a prior of another shape
 
     emissions: ClassVar[tuple[type, ...]] = (Emission,)  # supported kinds
@@ -185,9 +192,6 @@ class CoupledSSM(Model):
         """The same model with distributions of Pyro as priors, by name of a parameter. Both methods of a fit support
         the distributions in `prior_kinds`. Parameters without a distribution keep their default priors.
 
-        Arguments:
-            prior: distributions of Pyro by name of a parameter.
-
         Raises:
             TypeError: a class in place of a distribution.
             ValueError: a parameter without a conjugate prior, another kind of distribution, or another shape.
@@ -205,7 +209,7 @@ class CoupledSSM(Model):
         model = super().with_prior({name: one for name, one in prior.items() if name not in distributions})
         if not distributions:
             return model
-        check_kinds(distributions, self.prior_kinds, self.name)
+        self._check_kinds(distributions)
         of_chains = {name: one for name, one in distributions.items() if name in self._of_chains}
         of_emission = {name: one for name, one in distributions.items() if name not in of_chains}
         emission = self.emission.with_user_priors(of_emission) if of_emission else self.emission
@@ -214,9 +218,33 @@ class CoupledSSM(Model):
         made._user_etas(made._like)  # raises an error for another shape
         return made._copy(self.values)
 
+    def _check_kinds(self, prior: Mapping[str, Any]) -> None:
+        """Raise ValueError, with the distributions that a fit supports, if it does not support one of these."""
+        kinds = self.prior_kinds
+        for name, given in prior.items():
+            if name in kinds and isinstance(given, (kinds[name], type)):  # a class has an error of its own
+                continue
+            taken = ", ".join(f"a {kind.__name__} of {place}" for place, kind in kinds.items())
+            raise ValueError(
+                f"prior[{name!r}]: got {kind_of(given)}, but a {self.name} supports only conjugate priors: {taken}."
+            )
+
     def _user_etas(self, like: Tensor) -> Etas:
-        """Natural parameters of the blocks of chains under priors of the user."""
-        return natural_priors(self.chain_priors or {}, self._of_chains, self.sizes, like, self.name)
+        """Natural parameters of the blocks of chains that have a prior of the user.
+
+        Raises:
+            TypeError, ValueError: see `switching.user_priors.read`; another shape.
+        """
+        etas: Etas = {}
+        for name, user in read(self.chain_priors or {}, self._of_chains, self.name).items():
+            parameter = self._of_chains[name]
+            shape = [self.sizes[dim] for dim in parameter.dims]
+            eta = natural(user, like.new_zeros(shape if parameter.support is constraints.simplex else [*shape, 2]))
+            if name == "redraw_prob":  # each chain has a block
+                etas |= {f"redraw_{d}": row for d, row in enumerate(eta, start=1)}
+            else:
+                etas[name.replace("state_probs", "state")] = eta
+        return etas
 
     @property
     def chain_sizes(self) -> tuple[int, ...]:

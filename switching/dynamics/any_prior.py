@@ -20,9 +20,9 @@ from torch.distributions.constraints import Constraint
 
 from ..data.series import Series
 from ..emissions.ascent import ascend
-from ..parameters import Parameter, Parameters
+from ..parameters import Parameters
 from ..priors import Conjugate, Probabilities, Site
-from ..user_priors import NEAR_END, UserPrior, limit, read, support_of
+from ..user_priors import NEAR_END, UserPrior, excluded, limit, read, support_of
 
 ROUNDING = 1e-6  # relative, of a probability to float32
 INSIDE = 1e-2  # share of the range of a support that separates a start from its ends
@@ -42,7 +42,7 @@ class AnyPrior(Probabilities):
     @property
     def default_kind(self) -> str:
         """The name of the distribution that the default prior has."""
-        return "Dirichlet" if self.dims else "Beta"
+        return type(self.family).__name__
 
     @property
     def support(self) -> Constraint:
@@ -88,8 +88,7 @@ class AnyPrior(Probabilities):
 
     def sites(self, prior: Parameters) -> list[Site]:
         eta = self.natural(prior)
-        like = eta if self.dims else eta[..., 0]
-        return [self.user.site(like.shape, like, None, None)]
+        return [self.user.site(eta if self.dims else eta[..., 0])]
 
     def mode(self, prior: Parameters | None, message: Tensor, near: Parameters | None = None) -> Parameters:
         """The mode near some values, or values at which the density is at least as high."""
@@ -135,15 +134,9 @@ def off_the_ends(value: Tensor, support: Constraint) -> Tensor:
     return value.clamp(torch.nextafter(low, high), torch.nextafter(high, low))
 
 
-def has_default_form(block: Probabilities, distribution: Any) -> bool:
-    """Whether a distribution has the form of the default prior: a Dirichlet of rows, a Beta of one probability."""
-    default = torch.distributions.Dirichlet if block.dims else torch.distributions.Beta
-    return isinstance(distribution, default)
-
-
 def under_user_priors(blocks: Mapping[str, Conjugate], prior: Any, of: str) -> Mapping[str, Conjugate]:
-    """The blocks with priors of the user, distributions of Pyro by name of a parameter; those that have the form of the
-    default prior are hyperparameters.
+    """The blocks with priors of the user, distributions of Pyro by name of a parameter; conjugate ones are
+    hyperparameters.
 
     Raises:
         TypeError: not a mapping of names to distributions.
@@ -151,25 +144,15 @@ def under_user_priors(blocks: Mapping[str, Conjugate], prior: Any, of: str) -> M
     """
     if prior is None:
         return blocks
-    places = {block.name: name for name, block in blocks.items() if isinstance(block, Probabilities)}
-    known = {
-        name: Parameter(
-            cast(Probabilities, blocks[place]).dims,
-            constraints.simplex if cast(Probabilities, blocks[place]).dims else constraints.unit_interval,
-        )
-        for name, place in places.items()
+    rows = {place: block for place, block in blocks.items() if isinstance(block, Probabilities)}
+    known = {block.name: block.parameters[block.name] for block in rows.values()}
+    users = read(prior, known, f"{of} dynamics", narrower=True)
+    other = {
+        place: AnyPrior(block.name, block.hyperparameter, block.dims, users[block.name])
+        for place, block in rows.items()
+        if block.name in users and block.natural_of(users[block.name].distribution) is None
     }
-    under = dict(blocks)
-    for name, user in read(prior, known, f"{of} dynamics", narrower=True).items():
-        block = cast(Probabilities, blocks[places[name]])
-        if not has_default_form(block, user.distribution):
-            under[places[name]] = AnyPrior(block.name, block.hyperparameter, block.dims, user)
-    return under
-
-
-def first_in_words(blocks: Sequence[AnyPrior]) -> str | None:
-    """Why the first of these priors is not conjugate, in words; None if there are none."""
-    return next((f"the prior of {b.name} is a {b.kind}, not a {b.default_kind}" for b in blocks), None)
+    return {**blocks, **other}
 
 
 def check_prior(dynamics: Any, beside: str) -> None:
@@ -211,10 +194,7 @@ def check_start(blocks: Sequence[AnyPrior], values: Parameters, fixed: Parameter
         low, high, value = float(support.lower_bound), float(support.upper_bound), values[block.name]
         outside = (value < low - ROUNDING * high) | (value > high + ROUNDING * high)
         if bool(outside.any()):
-            raise ValueError(
-                f"start[{block.name!r}]: got {float(value[outside][0]):g}, which its prior of {block.kind} excludes; "
-                "give another number, or another prior."
-            )
+            raise excluded("start", block.name, value[outside][0], block.kind)
 
 
 def check_fit(blocks: Sequence[AnyPrior], series: Series, fixed: Parameters) -> None:

@@ -30,7 +30,7 @@ from ..parameters import Named, Parameter, Parameters, check_parameters, concent
 from ..priors import Conjugate, Probabilities, Site
 from ..responses import Response
 from ..user_priors import as_text
-from .any_prior import AnyPrior, first_in_words, has_default_form, hyperparameter_defaults
+from .any_prior import AnyPrior, hyperparameter_defaults
 
 PATHS = "paths"
 """The block of a model's paths in message passing."""
@@ -153,12 +153,17 @@ class Dynamics(Named, ABC):
     @property
     def no_messages(self) -> str | None:
         """What keeps message passing from these dynamics, in words; None if nothing does."""
-        return self.not_conjugate or first_in_words(self.any_priors)
+        return self.not_conjugate or self.unusual_prior
 
     @property
     def any_priors(self) -> list[AnyPrior]:
         """The blocks whose prior does not have the form of the default."""
         return [block for block in self.blocks.values() if isinstance(block, AnyPrior)]
+
+    @property
+    def unusual_prior(self) -> str | None:
+        """The first prior that is not conjugate, in words; None if all are."""
+        return next((f"the prior of {b.name} is a {b.kind}, not a {b.default_kind}" for b in self.any_priors), None)
 
     @property
     def bounded(self) -> dict[str, Parameter]:
@@ -201,32 +206,29 @@ class Dynamics(Named, ABC):
         """The parameters' prior as Pyro sites."""
         return [site for block in self.blocks.values() for site in block.sites(prior)]
 
-    def hyperparameters(self, distributions: Mapping[str, Any]) -> Parameters:
-        """The hyperparameters of the distributions of Pyro that have the form of the default prior, by parameter: a
-        Beta of a probability, a Dirichlet of rows.
+    @property
+    def probabilities(self) -> dict[str, Probabilities]:
+        """The blocks of probabilities by the name of their parameter, which may have another prior."""
+        return {block.name: block for block in self.blocks.values() if isinstance(block, Probabilities)}
+
+    def hyperparameters(self, distributions: Mapping[str, Any], default: Parameters) -> Parameters:
+        """The hyperparameters of the conjugate ones of some distributions.
+
+        Arguments:
+            default: the hyperparameters in their places.
 
         Raises:
             ValueError: another shape.
         """
-        return self._tables_of(distributions, self.default_prior())
-
-    def _tables_of(self, distributions: Mapping[str, Any], default: Parameters) -> Parameters:
-        blocks, tables = {b.name: b for b in self.blocks.values() if isinstance(b, Probabilities)}, {}
-        for name, given in distributions.items():
-            block = blocks.get(name)
-            if block is None or not has_default_form(block, given):
-                continue
-            pair = ("concentration",) if block.dims else ("concentration1", "concentration0")
-            numbers = torch.stack([getattr(given, part) for part in pair], -1)
-            numbers = numbers.squeeze(-1) if block.dims else numbers
-            tables[block.hyperparameter] = concentration(
-                numbers, tuple(default[block.hyperparameter].shape), f"prior[{name!r}]"
-            )
+        tables = {}
+        for name, block in self.probabilities.items():
+            if (eta := block.natural_of(distributions.get(name))) is not None:
+                shape = tuple(default[block.hyperparameter].shape)
+                tables[block.hyperparameter] = concentration(eta, shape, f"prior[{name!r}]")
         return tables
 
-    def with_user_priors(self, prior: Mapping[str, Any]) -> "Dynamics":
-        """The same dynamics with those of these priors that do not have the form of the default; the others are its
-        `hyperparameters`.
+    def with_user_priors(self, prior: Mapping[str, Any]) -> tuple["Dynamics", Parameters]:
+        """The same dynamics with those of these priors that are not conjugate, and the hyperparameters of the others.
 
         Arguments:
             prior: distributions of Pyro by name of a parameter.
@@ -234,17 +236,17 @@ class Dynamics(Named, ABC):
         Raises:
             TypeError, ValueError: a distribution that does not fit its parameter, or these dynamics.
         """
-        blocks, known = {b.name: b for b in self.blocks.values() if isinstance(b, Probabilities)}, self.prior or {}
-        other = {n: d for n, d in prior.items() if n not in blocks or not has_default_form(blocks[n], d)}
+        tables, blocks, known = self.hyperparameters(prior, self.default_prior()), self.probabilities, self.prior or {}
+        other = {n: d for n, d in prior.items() if n not in blocks or blocks[n].natural_of(d) is None}
         joined = {name: one for name, one in known.items() if name not in prior} | other
         if joined == known:
-            return self
+            return self, tables
         if "prior" not in getattr(self, "__dataclass_fields__", {}):
             raise ValueError(
                 f"prior: got distributions of {', '.join(sorted(other))}, but {self.name} supports none; give the "
                 "hyperparameters of `model.prior`."
             )
-        return replace(cast(Any, self), prior=joined or None, **hyperparameter_defaults(self, joined))
+        return replace(cast(Any, self), prior=joined or None, **hyperparameter_defaults(self, joined)), tables
 
     # ---- paths -----------------------------------------------------------------------------------------------------
 

@@ -180,7 +180,7 @@ class Copy(Dynamics):
         }
         if self.n_inputs:
             default[WEIGHTS_SCALE] = concentration(COEFFICIENT_SCALE, (self.n_inputs,), WEIGHTS_SCALE)
-        return default | self._tables_of(self.prior or {}, default)
+        return default | self.hyperparameters(self.prior or {}, default)
 
     def check_drive(self, drive: Drive, batch_shape: torch.Size, n_steps: int) -> None:
         gaps, expected = drive.gaps, (*batch_shape, n_steps)

@@ -27,7 +27,7 @@ from ..known import block_beside, with_known
 from ..parameters import Parameters, concentration, kept, widened
 from ..priors import Conjugate, Probabilities
 from ..responses import Response, Shares
-from .any_prior import check_prior, first_in_words, under_user_priors
+from .any_prior import check_prior, under_user_priors
 from .contract import NOTHING, PATHS, Drawn, Dynamics, draw_state, pushed, stepped
 from .factors import by_state, constant_start, first_state, moves
 from .initial import StationaryRows, closed_class, given_start, has_one_class, initial_weights, stationary
@@ -235,7 +235,7 @@ class Markov(Dynamics):
 
     @property
     def no_messages(self) -> str | None:
-        return first_in_words(self.any_priors)
+        return self.unusual_prior
 
     @property
     def not_conjugate(self) -> str | None:
@@ -253,7 +253,7 @@ class Markov(Dynamics):
         default |= {"transition_concentration": rows}
         for block in self.blocks.values():
             default |= block.default_prior() if isinstance(block, InputWeights) else {}
-        return default | self._tables_of(self.prior or {}, default)
+        return default | self.hyperparameters(self.prior or {}, default)
 
     def check_values(self, values: Parameters) -> Parameters:
         checked = super().check_values(values)

@@ -130,10 +130,11 @@ class StickyHDP(Dynamics):
         uniform = base.new_full((self.max_states,), 1 / self.max_states)
         return dict(zip(PRIORS, means, strict=True)) | {"base_probs": uniform}
 
-    def hyperparameters(self, distributions: Mapping[str, Any]) -> Parameters:
+    def with_user_priors(self, prior: Mapping[str, Any]) -> tuple[Dynamics, Parameters]:
+        """The same dynamics, and the hyperparameters of these priors."""
         kinds = dict.fromkeys(PRIORS, torch.distributions.Gamma) | {"stickiness": torch.distributions.Beta}
         tables: Parameters = {}
-        for name, given in distributions.items():
+        for name, given in prior.items():
             if name not in PRIORS:
                 raise ValueError(
                     f"prior[{name!r}]: got {type(given).__name__}, but its prior follows from {', '.join(PRIORS)}; "
@@ -145,10 +146,7 @@ class StickyHDP(Dynamics):
             parts = ("concentration1", "concentration0") if name == "stickiness" else ("concentration", "rate")
             pair = torch.stack([getattr(given, part) for part in parts], -1)
             tables[PRIORS[name][0]] = concentration(pair, (2,), f"prior[{name!r}]")
-        return tables
-
-    def with_user_priors(self, prior: Mapping[str, Any]) -> Dynamics:
-        return self  # all are hyperparameters
+        return self, tables
 
     def check_states(self, series: Series, fixed: Parameters = NOTHING) -> None:
         known = fixed.keys() & self.parameters.keys()

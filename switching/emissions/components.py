@@ -187,12 +187,7 @@ class Mixture(Emission):
         def flat(values: Parameters) -> Parameters:
             return {n: v.flatten(-1 - len(known[n].dims), -len(known[n].dims)) for n, v in values.items() if n in known}
 
-        density = site.density
-        return Site(
-            site.name,
-            lambda values: _Apart(site.distribution(flat(values)), self.n),
-            None if density is None else lambda values: density(flat(values)),
-        )
+        return site.reading(flat)._replace(distribution=lambda values: _Apart(site.distribution(flat(values)), self.n))
 
     def with_user_priors(self, prior: Mapping[str, Any]) -> "Mixture":
         return Mixture(self.emission.with_user_priors(prior), self.n)

@@ -19,7 +19,6 @@ from ...inference.numerics.remembered import remembered
 from ..known import block_beside
 from ..parameters import Parameters, moved, widened
 from ..priors import Conjugate, Site
-from ..user_priors import has_default_form
 from .contract import Emission, Maximized
 
 
@@ -59,11 +58,11 @@ class ConjugateEmission(Conjugate, Emission):
     def has_default_priors(self) -> bool:
         """Whether hyperparameters of the default prior give all user priors."""
         names = set(self.default_prior(1, None)) if self.user_priors else set()
-        return all(has_default_form(one, names) for one in self.user_priors.values())
+        return all(one.numbers(names) for one in self.user_priors.values())
 
     @property
     def is_conjugate(self) -> bool:
-        return self.has_default_priors
+        return not self.not_conjugate and self.has_default_priors
 
     fills_in: ClassVar[bool] = False
     """Whether missing features of a step are imputed under the parameters. The expected log-likelihood is then convex

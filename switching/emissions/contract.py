@@ -49,7 +49,7 @@ from ..parameters import (
 )
 from ..priors import Conjugate, Site, log_prior
 from ..responses import Response
-from ..user_priors import UserPrior, as_text, has_default_form, hyperparameters, merged
+from ..user_priors import UserPrior, as_text, hyperparameters, merged
 from ..user_priors import read as read_priors
 from .ascent import ascend
 
@@ -684,19 +684,15 @@ class Emission(Named, ABC):
 
     def _with_user_priors(self, sites: list[Site], prior: Parameters, typical: Parameters) -> list[Site]:
         """Sites with the user's priors in their places; `typical` values have the shapes of tables."""
-        chosen = {name: one for name, one in self.user_priors.items() if not has_default_form(one, set(prior))}
+        chosen = {name: one for name, one in self.user_priors.items() if not one.numbers(prior)}
         about, unit = vars(self).get("_units", (None, None))
-        replaced = []
-        for site in sites:
-            if site.name not in chosen:
-                replaced.append(site)
-                continue
-            like = typical[site.name]
-            scaled = None if unit is None else self.in_units({site.name: torch.ones_like(like)}, unit.to(like))
-            factor = None if scaled is None else scaled[site.name]
-            shift = about.to(like) if site.name == "loc" and about is not None else None
-            replaced.append(chosen[site.name].site(like.shape, like, factor, shift))
-        return replaced
+
+        def replaced(name: str) -> Site:
+            one = torch.ones_like(typical[name])
+            factor = None if unit is None else self.in_units({name: one}, unit.to(one))[name]
+            return chosen[name].site(one, factor, about.to(one) if name == "loc" and about is not None else None)
+
+        return [replaced(site.name) if site.name in chosen else site for site in sites]
 
 
 def check_no_inputs(argument: str, emission: Emission) -> None:

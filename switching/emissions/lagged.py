@@ -13,8 +13,8 @@ from torch import Tensor
 from ...inference.numerics.scalars import check_choice, check_integer, check_kind
 from ..inputs import Inputs, named_or_counted
 from ..parameters import Parameter, Parameters
-from ..priors import Site, moved_site
-from ..responses import Real, Response
+from ..priors import Site
+from ..responses import Real, Response, moved_site
 from ..user_priors import as_text
 from .contract import Emission
 from .regression import NormalRegression
@@ -143,10 +143,6 @@ class Lagged(NormalRegression):
         return f"AutoRegressive({', '.join([f'order={self.order}', *shown, *filter(None, [as_text(self.prior)])])})"
 
     @property
-    def is_conjugate(self) -> bool:
-        return not self.not_conjugate and self.has_default_priors
-
-    @property
     def not_conjugate(self) -> str:  # type: ignore[override]
         shared = [part for part in SWITCHING if part not in self.switching]
         return f"all states share its {' and '.join(shared)}" if shared else ""
@@ -230,7 +226,7 @@ class Lagged(NormalRegression):
             return sites
         *others, of_loc = sites  # the intercept depends on the coefficients
         lags = self.of_lags((about / unit).to(prior["count"]), 0.0)
-        return [*others, moved_site(of_loc, lambda values: (values["coefficients"] * lags).sum(-1))]
+        return [*others, moved_site(of_loc, lambda values: (values["coefficients"] * lags).sum(-1), Real())]
 
     @abstractmethod
     def typical_precision(self, prior: Parameters) -> Tensor:

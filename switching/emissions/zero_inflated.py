@@ -184,12 +184,6 @@ class ZeroInflated(Emission):
             sites = self._with_user_priors(sites, prior, {ZERO: prior[HYPERPARAMETERS[0]]})
         return self.emission.sites(prior) + sites
 
-    def with_user_priors(self, prior: Mapping[str, Any]) -> "ZeroInflated":
-        inner = {name: one for name, one in prior.items() if name != ZERO}
-        emission = self.emission.with_user_priors(inner) if inner else self.emission
-        mine = {ZERO: prior[ZERO]} if ZERO in prior else self.prior
-        return replace(self, emission=emission, prior=mine)
-
     def in_fit_units(self, about: Tensor, unit: Tensor) -> "ZeroInflated":
         emission = self.emission.in_fit_units(about, unit)
         return self if emission is self.emission else replace(self, emission=emission)

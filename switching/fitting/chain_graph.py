@@ -280,7 +280,7 @@ def message_form(emission: Emission) -> ConjugateEmission | LinkedEmission:
             f"emission: {plain.name} has no conjugate family, which message passing needs; "
             'use method="em", "svi" or "nuts".'
         )
-    if plain.not_conjugate and not plain.is_conjugate:
+    if plain.not_conjugate:
         raise TypeError(
             f"emission: {plain.not_conjugate}, so {plain.name} has no conjugate family, which message "
             'passing needs; use method="em", "svi" or "nuts".'

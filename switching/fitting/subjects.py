@@ -23,7 +23,6 @@ from torch import Tensor
 from ...inference.numerics.interrupts import may_interrupt
 from ...inference.numerics.scalars import check_choice
 from ..data.series import Series
-from ..dynamics.any_prior import first_in_words
 from ..dynamics.contract import Dynamics
 from ..emissions.contract import Emission
 from ..parameters import Parameter, Parameters, read_table
@@ -75,7 +74,7 @@ class Pooling:
             check_choice(f"pooled[{name!r}]" if isinstance(pooled, Mapping) else "pooled", word, POOLED)
         if set(words.values()) == {POOLED[0]}:
             return None
-        if (reason := first_in_words(dynamics.any_priors)) is not None:
+        if (reason := dynamics.unusual_prior) is not None:
             raise ValueError(
                 f"pooled: got {pooled!r}, but {reason}, which parameters by subject need; give one, or leave pooled= "
                 "out."

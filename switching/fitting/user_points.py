@@ -21,6 +21,7 @@ from ...inference.families import Dirichlet, LocPrecision, MatrixNormalWishart, 
 from ..ascent import newton
 from ..definite import DefiniteTransform
 from ..newton import uphill
+from ..user_priors import summed
 
 MAX_STEPS = 50
 
@@ -92,8 +93,3 @@ def _parts(point: Any) -> list[Tensor]:
 
 def _point(parts: list[Tensor]) -> Any:
     return parts[0] if len(parts) == 1 else LocPrecision(*parts)
-
-
-def summed(values: Tensor, n_axes: int) -> Tensor:
-    """Sums over all axes after the first ones."""
-    return values.flatten(n_axes).sum(-1) if values.ndim > n_axes else values

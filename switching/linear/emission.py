@@ -1,21 +1,20 @@
 r"""Emissions of a latent vector: $x_t = C s_t + d + N(0, R)$, with tables that are parameters or constants."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, NamedTuple
 
 import torch
-from jaxtyping import Float
 from torch import Tensor
 from torch.distributions import constraints
 
 from ...inference.numerics.placement import constant
 from ...inference.numerics.scalars import check_integer
 from ..parameters import Named, Parameter, Parameters
-from ..user_priors import UserPrior, merged, read
+from ..user_priors import UserPrior, read
 from .structure import VARIANCE, Structure
-from .user_priors import forms, ranges, read_priors
+from .user_priors import form, ranges, read_priors
 
 IN_ANY_BASIS = ("emission_offset", "observation_noise")
 """The tables that no linear change of the latent vector changes. A shift of it moves the offset."""
@@ -45,28 +44,18 @@ class LinearEmission(Named):
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "n_features", check_integer("n_features", self.n_features))
-        sizes = {"feature": self.n_features, "feature_new": self.n_features}
-        for name, own in self.user_priors.items():  # raises an error if one does not fit
-            shape = torch.Size(sizes[dim] for dim in self.parameters[name].dims)
-            own.site(shape, torch.zeros(shape, dtype=torch.float64, device="cpu"), None, None)
+        _ = self.user_priors  # raises an error if they do not fit
+
+    @property
+    def forms(self) -> dict[str, Parameter]:
+        """The parameters that take priors."""
+        return {name: self.parameters[name] for name in IN_ANY_BASIS}
 
     @cached_property
     def user_priors(self) -> dict[str, UserPrior]:
         """The user's priors, by parameter."""
-        known = {name: self.parameters[name] for name in IN_ANY_BASIS}
-        return {} if self.prior is None else read(self.prior, known, "LinearSSM that have one")
-
-    def with_user_priors(self, prior: Mapping[str, Any]) -> "LinearEmission":
-        """The same with these priors, beside those that it has of other parameters."""
-        return replace(self, prior={**(self.prior or {}), **prior})
-
-    def log_user_prior(self, values: Parameters) -> Float[Tensor, "*r"]:
-        """The sum of the log densities of the user's priors at parameters `[*r, ...]` in the units of the data."""
-        lead, terms = values["emission"].ndim - 2, []
-        for name, own in self.user_priors.items():
-            density = own.log_prob(values[name], len(self.parameters[name].dims))
-            terms.append(density.flatten(lead).sum(-1) if density.ndim > lead else density)
-        return torch.stack(terms).sum(0)
+        sizes = {"feature": self.n_features, "feature_new": self.n_features}
+        return {} if self.prior is None else read(self.prior, self.forms, "LinearSSM that have one", sizes)
 
     @property
     def parameters(self) -> Mapping[str, Parameter]:
@@ -116,20 +105,17 @@ class Irregular(Named):
     @cached_property
     def user_priors(self) -> dict[str, UserPrior]:
         """The user's priors, by parameter."""
-        return {} if self.prior is None else read_priors(self.prior, self.structure, self._names)
+        return {} if self.prior is None else read_priors(self.prior, self.structure, self.forms)
 
     @property
     def ranges(self) -> dict[str, tuple[float, float]]:
         """The structure's `ranges`, within the supports of the user's priors."""
         return ranges(self.structure, self.user_priors)
 
-    def with_user_priors(self, prior: Mapping[str, Any]) -> "Irregular":
-        """The same with these priors, beside those that it has of other parameters."""
-        return replace(self, prior=merged(self.prior or {}, prior, forms(self.structure, self._names)))
-
     @property
-    def _names(self) -> list[str]:
-        return [*self.parameters, *self.structure.parameters]
+    def forms(self) -> dict[str, Parameter]:
+        """The parameters of both, with the supports of their priors."""
+        return {name: form(name, self.structure) for name in (*self.parameters, *self.structure.parameters)}
 
     @property
     def parameters(self) -> Mapping[str, Parameter]:

@@ -15,6 +15,7 @@ from ..fitting.result import Result, diagnostics, only_start
 from ..fitting.units import Units
 from ..fitting.whole import Whole
 from ..parameters import Parameters
+from ..user_priors import check_possible
 from .emission import Irregular
 from .fixed import inverse_in_groups, known_points, open_values, read_fixed
 from .learning import learn
@@ -22,7 +23,6 @@ from .maximum import maximum, mode_of_tables
 from .priors import NAMES, one_point
 from .problem import LinearProblem, sizes, typical
 from .sampling import draw
-from .user_priors import check_possible
 
 
 @explains_singularity()
@@ -164,6 +164,5 @@ def start_values(problem: LinearProblem, start: Any) -> Parameters:
         raise TypeError(f"start: got {type(start).__name__}, expected a model, a fit, or values by name.")
     tables = {name: value.double() for name, value in problem.values_of(values).items()}
     if isinstance(problem.emission, Irregular) and problem.prior is not None:
-        free = {name: table for name, table in tables.items() if name not in problem.fixed}
-        check_possible(problem.emission.user_priors, free, "start")
+        check_possible(problem.emission.user_priors, tables, "start", problem.fixed)
     return tables

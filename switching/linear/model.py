@@ -33,7 +33,7 @@ from ..inputs import Inputs
 from ..parameters import Parameter, Parameters, check_parameters
 from ..peers import explains_options
 from ..seeding import in_turn, seeded
-from ..user_priors import as_text, is_distribution
+from ..user_priors import as_text, is_distribution, merged
 from .bases import n_bases
 from .contract import LinearDynamics, LinearGaussian
 from .emission import IN_ANY_BASIS, Irregular, LinearEmission
@@ -215,9 +215,6 @@ class LinearSSM(Model):
         are 0 outside the stationary ones, and outside the range of a frequency or damping. Parameters without a
         distribution keep the prior of `switching.linear.priors`.
 
-        Arguments:
-            prior: hyperparameters and distributions of Pyro by name; those left out keep their values.
-
         Raises:
             TypeError: a distribution of a table that depends on the basis of the latent vector.
             ValueError: other names or shapes; numbers that are not finite or not valid hyperparameters; a distribution
@@ -239,7 +236,9 @@ class LinearSSM(Model):
             distributions = {n: value for n, value in prior.items() if is_distribution(value) and n in IN_ANY_BASIS}
         model = super().with_prior({name: value for name, value in prior.items() if name not in distributions})
         if distributions:
-            vars(model).update(emission=self.emission.with_user_priors(distributions))
+            emission = self.emission
+            both = merged(emission.prior or {}, distributions, emission.forms)
+            vars(model).update(emission=replace(emission, prior=both))
         return model
 
     def at_ends(self) -> list[str]:

@@ -28,9 +28,10 @@ from ..data.series import Series
 from ..emissions.spread import check_squares, spread
 from ..fitting.units import Units
 from ..parameters import Parameters, moved
+from ..user_priors import log_density, summed
 from .contract import LinearDynamics
 from .emission import Irregular, LinearEmission
-from .user_priors import VARIANCES, log_density
+from .user_priors import VARIANCES
 
 WEIGHT = 0.5  # weight of the prior of coefficients, in steps
 OFFSET_WEIGHT = 0.01
@@ -189,16 +190,16 @@ def log_prior(
     unit = prior["spread"]
     scaled = emission.in_units(moved(values, -prior["center"]), unit)
     if isinstance(emission, Irregular):
-        return _log_prior_of_structure(dynamics, emission, prior, values, scaled)
-    etas, at = weak(dynamics.n_latent, emission, unit), one_point(scaled, emission)
-    terms = [family.log_prob(at[name], etas[name]) for name, family in families(dynamics.n_latent).items()]
-    total = torch.stack([term.flatten(values["initial_mean"].ndim - 1).sum(-1) for term in terms]).sum(0)
-    if emission.user_priors:
+        total = _of_structure(emission, scaled)
+    else:
+        etas, at = weak(dynamics.n_latent, emission, unit), one_point(scaled, emission)
+        terms = [family.log_prob(at[name], etas[name]) for name, family in families(dynamics.n_latent).items()]
         how = {"weight": OFFSET_WEIGHT, "unexplained": UNEXPLAINED, "spare": SPARE}
-        each = [log_default(name, at["sights"], **how) for name in emission.user_priors]
-        replaced = [density.flatten(values["initial_mean"].ndim - 1).sum(-1) for density in each]
+        terms += [-log_default(name, at["sights"], **how) for name in emission.user_priors]
+        total = torch.stack([summed(term, values["initial_mean"].ndim - 1) for term in terms]).sum(0)
+    if emission.user_priors:
         in_data = moved(emission.in_units(values, 1 / prior["unit"]), prior["about"]) if "unit" in prior else values
-        total = total - torch.stack(replaced).sum(0) + emission.log_user_prior(in_data)
+        total = total + log_density(emission.user_priors, in_data)
     return total - prior_volume(dynamics, emission, unit)
 
 
@@ -232,21 +233,15 @@ def _default_noise(
     return family.tilted(eta), family.log_normalizer(eta)
 
 
-def _log_prior_of_structure(
-    dynamics: LinearDynamics, emission: Irregular, prior: Parameters, values: Parameters, scaled: Parameters
-) -> Float[Tensor, "*r"]:
-    """The log prior of a structure; `scaled` values are in units of the spread."""
-    own = emission.user_priors
-    default = {name: value for name, value in scaled.items() if name not in own}
+def _of_structure(emission: Irregular, scaled: Parameters) -> Float[Tensor, "*r"]:
+    """The log density of the parameters that have no prior of the user, in units of the spread."""
+    default = {name: value for name, value in scaled.items() if name not in emission.user_priors}
     sizes = [_root(value) for name, value in default.items() if name.startswith(VARIANCES)]
     widths = [high - low for name, (low, high) in emission.structure.ranges.items() if name in default]
     n_weights = len(default) - len(sizes) - len(widths)
     constant = n_weights * math.log(2.0) + sum(map(math.log, widths))
     like = torch.zeros_like(next(iter(scaled.values())))
-    total = like - torch.stack(torch.broadcast_tensors(*sizes, like)).sum(0) - constant
-    if own:
-        total = total + log_density(own, emission.in_units(values, 1 / prior["unit"]) if "unit" in prior else values)
-    return total - prior_volume(dynamics, emission, prior["spread"])
+    return like - torch.stack(torch.broadcast_tensors(*sizes, like)).sum(0) - constant
 
 
 def _root(value: Tensor) -> Tensor:

@@ -6,8 +6,8 @@ the values that a fit allows (stationary autoregressions, the range of a frequen
 constant than the distribution there.
 """
 
-from collections.abc import Iterable, Mapping
-from dataclasses import replace
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
@@ -16,7 +16,7 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.distributions import Distribution, constraints
 
-from ..parameters import Parameter, Parameters, Shown
+from ..parameters import Parameter, Shown
 from ..user_priors import NEAR_END, UserPrior, limit, on, read, support_of
 from .structure import VARIANCE, Structure
 
@@ -26,7 +26,20 @@ SINGLE = 1e-6  # relative rounding of a parameter to float32
 DECADES = 8  # of standard deviations in which the scale of a prior is looked for, on either side of the unit
 
 
-def read_priors(prior: Any, structure: Structure, names: Iterable[str]) -> dict[str, UserPrior]:
+@dataclass(frozen=True, eq=False)
+class NumberPrior(UserPrior):
+    """The prior of a number of a structure, whose density has a limit at the ends of its values."""
+
+    def log_prob(self, table: Float[Tensor, "*r"]) -> Float[Tensor, "*r"]:
+        law = on(self.distribution, table)
+        if not self.name.startswith(VARIANCES):
+            return law.log_prob(_within(support_of(law), table))
+        there = table > 0
+        inside = torch.where(there, table, 1.0)
+        return torch.where(there, law.log_prob(inside.sqrt() if self.shown else inside), at_zero(self))
+
+
+def read_priors(prior: Any, structure: Structure, forms: Mapping[str, Parameter]) -> dict[str, UserPrior]:
     """The priors of a structure's parameters by name, from those of parameters or standard deviations.
 
     Raises:
@@ -37,7 +50,9 @@ def read_priors(prior: Any, structure: Structure, names: Iterable[str]) -> dict[
         if isinstance(distribution, Distribution) and distribution.batch_shape + distribution.event_shape:
             shape = list(distribution.batch_shape + distribution.event_shape)
             raise ValueError(f"prior[{called!r}]: got a distribution of shape {shape}, expected one number's.")
-    priors = read(prior, forms(structure, names), repr(structure))
+    priors: dict[str, UserPrior] = {
+        name: NumberPrior(**vars(one)) for name, one in read(prior, forms, repr(structure)).items()
+    }
     for together in structure.orders.values():
         some = [name for name in together if name in priors]
         if some and len(some) < len(together):
@@ -47,12 +62,7 @@ def read_priors(prior: Any, structure: Structure, names: Iterable[str]) -> dict[
     return priors
 
 
-def forms(structure: Structure, names: Iterable[str]) -> dict[str, Parameter]:
-    """The parameters of these names, with the supports of their priors."""
-    return {name: _form(name, structure) for name in names}
-
-
-def _form(name: str, structure: Structure) -> Parameter:
+def form(name: str, structure: Structure) -> Parameter:
     """The parameter with the support of its priors, and with the other form that these may have."""
     if name.startswith(VARIANCES):
         deviation = DEVIATIONS + name.removeprefix(VARIANCES)
@@ -72,30 +82,6 @@ def ranges(structure: Structure, priors: Mapping[str, UserPrior]) -> dict[str, t
             min(high, float(getattr(support, "upper_bound", high))),
         )
     return narrow
-
-
-def log_density(priors: Mapping[str, UserPrior], values: Parameters) -> Float[Tensor, "*r"]:
-    """The sum of the log densities at parameters `[*r]` in the units of the data."""
-    return torch.stack([_log_prob(one, values[name]) for name, one in priors.items()]).sum(0)
-
-
-def check_possible(priors: Mapping[str, UserPrior], values: Parameters, argument: str) -> None:
-    """Raise ValueError if a prior excludes a value of an argument, `fixed` or `start`."""
-    for name in priors.keys() & values.keys():
-        if not bool(_log_prob(priors[name], values[name]).isfinite()):
-            raise ValueError(
-                f"{argument}[{name!r}]: got {float(values[name]):g}, which its prior of "
-                f"{type(priors[name].distribution).__name__} excludes; give another number, or another prior."
-            )
-
-
-def _log_prob(prior: UserPrior, value: Tensor) -> Tensor:
-    law = on(prior.distribution, value)
-    if not prior.name.startswith(VARIANCES):
-        return law.log_prob(_within(support_of(law), value))
-    there = value > 0
-    inside = torch.where(there, value, 1.0)
-    return torch.where(there, law.log_prob(inside.sqrt() if prior.shown else inside), at_zero(prior))
 
 
 def _within(support: Any, value: Tensor) -> Tensor:
@@ -120,7 +106,7 @@ def typical_deviation(prior: UserPrior, unit: float) -> float:
     sizes = torch.logspace(-DECADES, DECADES, 20 * DECADES + 1, dtype=torch.float64, device="cpu")
     value = (sizes * unit).square()
     power = 1 if prior.shown else 2
-    heights = _log_prob(prior, value) + power * sizes.log()
+    heights = prior.log_prob(value) + power * sizes.log()
     return float(sizes[heights.nan_to_num(-torch.inf).argmax()])
 
 

@@ -23,7 +23,6 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import pyro.distributions as dist
-from pyro.distributions.torch_distribution import TorchDistributionMixin
 from torch import Tensor
 from torch.distributions import constraints
 from torch.distributions.transforms import AffineTransform
@@ -143,12 +142,9 @@ def sites(known: Mapping[str, Parameter], center: Parameters, hazard: Any = None
             prior = Wishart(df, center[name] / df)
         else:
             prior = _about(center[name], parameter.support)
-        made.append(Site(name, _always(prior.to_event(len(prior.batch_shape)))))
+        placed = prior.to_event(len(prior.batch_shape))
+        made.append(Site(name, lambda values, placed=placed: placed))
     return stated_sites(made, responses_of(hazard), inputs_of(hazard), center)
-
-
-def _always(prior: TorchDistributionMixin) -> Callable[[Parameters], TorchDistributionMixin]:
-    return lambda values: prior
 
 
 def _about(center: Tensor, support: Any) -> Any:

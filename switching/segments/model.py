@@ -273,9 +273,6 @@ class Segments(Model):
         has distributions of Pyro of the conjugate form by name of a parameter, and a Beta of `hazard`. A fit starts
         there, and takes them as typical values.
 
-        Arguments:
-            prior: hyperparameters and distributions by name; those left out keep their values.
-
         Raises:
             ValueError: other names or shapes; numbers that are not finite or not valid hyperparameters; a distribution
                 that is not of the conjugate form.
@@ -297,12 +294,9 @@ class Segments(Model):
         tables = {name: value for name, value in prior.items() if name not in laws}
         single = {name: value for name, value in tables.items() if name in self.known}
         tables |= widened(self.emission, self.hazard, read_tables(single)) if single else {}
-        prepared = model._with_tables(tables)
+        prepared: Any = Model.with_prior(model, tables)
         vars(prepared).update(values=prepared._implied(prepared._chosen) or dict(self.values))
         return prepared
-
-    def _with_tables(self, tables: Mapping[str, Any]) -> "Segments":
-        return super().with_prior(tables)
 
     def _under(self, laws: Mapping[str, Any]) -> "Segments":
         """The model with distributions as priors of the emission's parameters and of the hazard."""

@@ -29,12 +29,13 @@ from ..fitting.result import Result, result_of
 from ..fitting.search import multi_start
 from ..linear.fixed import Known, in_states
 from ..parameters import SYMMETRIC, Parameter, Parameters
+from ..user_priors import check_possible
 from .gpb import gpb_filter
 from .graph import families_of, priors_of, step_variance
 from .layout import LinearRegimes
 from .problem import ORDER, SwitchingLinearProblem
 from .starts import components
-from .user_priors import InFit, check_start, families_under, under_conjugate
+from .user_priors import InFit, families_under, under_conjugate
 
 SPREAD = 0.5  # standard deviation of a start's coordinates
 LEAST = 1e-300  # floor of probabilities, whose logarithm has a gradient
@@ -84,7 +85,7 @@ def _user_start(problem: SwitchingLinearProblem, known: Known, options: Options)
             f"start: got {type(options.start).__name__}, but with singular noises, expected a model or values."
         )
     values = {name: value.double() for name, value in problem.values_of(values).items()}
-    check_start(problem.layout, values, options)
+    check_possible(problem.layout.user_priors, values, "start", options.fixed or {})
     return in_states(known.units.values(values), known.unit)
 
 

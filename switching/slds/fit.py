@@ -31,6 +31,7 @@ from ..fitting.whole import Whole, together
 from ..linear.fixed import Known, read_fixed
 from ..linear.priors import units_of
 from ..parameters import SYMMETRIC, Parameters
+from ..user_priors import check_possible, log_density
 from .evidence import fit_by_evidence
 from .gpb import evidences
 from .graph import LINEAR, SWITCH, blank_states, graph_of, priors_of, step_variance
@@ -39,7 +40,7 @@ from .joint import COVARIANCES
 from .layout import ALONE, LinearRegimes
 from .problem import ORDER, SwitchingLinearProblem
 from .starts import KINDS, labels_of, paths_from, single, warmed
-from .user_priors import BLOCK_OF, InFit, check_start, families_under, under_conjugate, users_of
+from .user_priors import BLOCK_OF, InFit, families_under, under_conjugate, users_of
 
 BEFORE = 32  # steps of EM before those of BFGS
 BRIEF = 2  # steps of Newton's method in each M-step under a prior of the user, while starts are annealed
@@ -258,7 +259,7 @@ def _evidence(climbs: Sequence[Climb], graph: Graph, problem: SwitchingLinearPro
 
     zero = torch.zeros(len(means), dtype=torch.float64, device="cpu")
     filtered = graph.ranks.summed(compute, [zero])[0].tolist()
-    return [one + float(layout.log_user_prior(mean)) for one, mean in zip(filtered, means, strict=True)]
+    return [one + float(log_density(layout.user_priors, mean)) for one, mean in zip(filtered, means, strict=True)]
 
 
 def _labels(problem: SwitchingLinearProblem, path: Tensor, options: Options) -> tuple[tuple[str, ...], Tensor]:
@@ -280,7 +281,7 @@ def _user_labels(problem: SwitchingLinearProblem, options: Options) -> Tensor:
             raise ValueError(f"start: got a model of {of_start}, expected {layout}.")
         series = problem.series.double()
         values = {name: value.to(series.observations) for name, value in problem.values_of(values).items()}
-        check_start(layout, values, options)
+        check_possible(layout.user_priors, values, "start", options.fixed or {})
         with torch.no_grad():
             return infer(layout, values, series).state.argmax(-1)
     table, expected = to_tensor(start, "start"), tuple(problem.series.observations.shape[:-1])

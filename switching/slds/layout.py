@@ -27,7 +27,7 @@ from ..linear.fixed import inverse_in_groups, known_points, open_values
 from ..linear.priors import NAMES, values_at
 from ..linear.priors import points as linear_points
 from ..parameters import SYMMETRIC, Named, Parameter, Parameters
-from ..user_priors import UserPrior, read
+from ..user_priors import UserPrior, log_density, read
 from .joint import CHAIN, COVARIANCES, PARAMETERS, Regimes, side_by_side, sizes_of
 
 ALONE = ("first", "moves", "sights")  # blocks that a single linear model also has
@@ -71,9 +71,7 @@ class LinearRegimes(Named):
             raise ValueError(
                 "recurrent: got True with a single regime, so there is nothing to choose; give two or more."
             )
-        for name, one in self.user_priors.items():  # raises an error if one does not fit
-            shape = torch.Size(self.sizes[dim] for dim in self.forms[name].dims)
-            one.site(shape, torch.zeros(shape, dtype=torch.float64, device="cpu"), None, None)
+        _ = self.user_priors  # raises an error if they do not fit
 
     # ---- priors of the user ------------------------------------------------------------------------------------------
 
@@ -89,18 +87,8 @@ class LinearRegimes(Named):
     @cached_property
     def user_priors(self) -> dict[str, UserPrior]:
         """The user's priors, by parameter."""
-        return {} if self.prior is None else read(self.prior, self.forms, "SwitchingLinearSSM that have one")
-
-    def with_user_priors(self, prior: Mapping[str, Any]) -> "LinearRegimes":
-        """The same with these priors, beside those that it has of other parameters."""
-        return replace(self, prior={**(self.prior or {}), **prior})
-
-    def log_user_prior(self, values: Parameters) -> Tensor:
-        """The sum of the log densities of the user's priors at parameters in the units of the data."""
-        total = values["initial_probs"].new_zeros(())
-        for name, one in self.user_priors.items():
-            total = total + one.log_prob(values[name], len(self.forms[name].dims)).sum()
-        return total
+        of = "SwitchingLinearSSM that have one"
+        return {} if self.prior is None else read(self.prior, self.forms, of, self.sizes)
 
     @property
     def n_chains(self) -> int:
@@ -140,7 +128,7 @@ class LinearRegimes(Named):
 
     def is_as_likely(self, values: Parameters, order: Tensor) -> bool:
         """Whether priors of the user have the same density where regime `order[k]` is regime k."""
-        here, there = self.log_user_prior(values), self.log_user_prior(self.reordered(values, order))
+        here, there = (log_density(self.user_priors, some) for some in (values, self.reordered(values, order)))
         return bool((here - there).abs() <= SAME * here.abs().clamp_min(1.0))
 
     # ---- parameters as points of the blocks --------------------------------------------------------------------------

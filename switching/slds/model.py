@@ -169,7 +169,7 @@ class SwitchingLinearSSM(Model):
     @classmethod
     def _from_specification(cls, parts: dict[str, Any]) -> "SwitchingLinearSSM":
         layout = check_kind("layout", parts["layout"], LinearRegimes, "the sizes of a switching linear model")
-        return cls(
+        model = cls(
             layout.n_regimes,
             layout.n_latent,
             layout.n_features,
@@ -177,7 +177,8 @@ class SwitchingLinearSSM(Model):
             recurrent=layout.recurrent,
             common_emission=layout.common_emission,
             observation_noise=NOISES[layout.full_noise],
-        )._under(layout.prior)
+        )
+        return model if layout.prior is None else model.with_prior(layout.prior)
 
     def _made(self) -> str:
         layout, words = self.layout, []
@@ -238,9 +239,6 @@ class SwitchingLinearSSM(Model):
         "vmp" accepts a Dirichlet of rows of probabilities, a Normal of `recurrence_offset`, an InverseGamma of diagonal
         `observation_noise`, and beside a known one a Normal of `emission_offset`.
 
-        Arguments:
-            prior: distributions of Pyro by name of a parameter.
-
         Raises:
             TypeError: a distribution of a parameter that depends on the basis of the states.
             ValueError: another name, support or shape.
@@ -253,13 +251,8 @@ class SwitchingLinearSSM(Model):
         check_kind("prior", prior, Mapping, "distributions by name")
         distributions = {name: one for name, one in prior.items() if is_distribution(one) and name in self.in_any_basis}
         model = super().with_prior({name: one for name, one in prior.items() if name not in distributions})
-        return model._under(distributions or None)
-
-    def _under(self, distributions: Mapping[str, Any] | None) -> "SwitchingLinearSSM":
-        """The same model with these priors, beside those that it has of other parameters."""
-        model = self._copy(self.values)
-        if distributions is not None:
-            vars(model).update(layout=self.layout.with_user_priors(distributions))
+        if distributions:
+            vars(model).update(layout=replace(self.layout, prior={**(self.layout.prior or {}), **distributions}))
         return model
 
     def regimes(self, like: Tensor | None = None) -> Regimes:

@@ -30,13 +30,12 @@ from ...inference.families import Gaussian, LocPrecision, MatrixNormalWishart
 from ...inference.numerics.cholesky import cholesky, cholesky_inverse
 from ..dynamics.any_prior import AnyPrior
 from ..fitting.graph import Etas, Points
-from ..fitting.options import Options
 from ..fitting.units import Units
-from ..fitting.user_points import MAX_STEPS, UnderPrior, summed
+from ..fitting.user_points import MAX_STEPS, UnderPrior
 from ..linear.fixed import Known
 from ..linear.priors import log_coefficients, log_default
-from ..parameters import Parameters, is_simplex
-from ..user_priors import NEAR_END, UserPrior, expanded, limit, natural
+from ..parameters import is_simplex
+from ..user_priors import NEAR_END, UserPrior, check_possible, expanded, limit, natural, summed
 from .graph import SEEN, SPARE, WEIGHT, WORTH
 from .layout import BLOCKS, LinearRegimes
 
@@ -79,7 +78,7 @@ def users_of(layout: LinearRegimes, known: Known, method: str) -> InFit:
             parameter that are held, or for message passing; for a mode one with an infinite density.
     """
     fully_known = {name: table for name, table in known.tables.items() if not bool(table.isnan().any())}
-    check_possible(layout, fully_known, "fixed")
+    check_possible(layout.user_priors, fully_known, "fixed")
     users = {name: one for name, one in layout.user_priors.items() if name not in fully_known}
     if layout.n_regimes == 1:  # then there is no switch
         users = {name: one for name, one in users.items() if not name.endswith("_probs")}
@@ -138,24 +137,6 @@ def _check_mode(layout: LinearRegimes, prior: UserPrior) -> None:
                 f"prior[{prior.name!r}]: got {type(prior.distribution).__name__} with an infinite density at 0, so the "
                 "posterior has no mode; give one with a finite density."
             )
-
-
-def check_possible(layout: LinearRegimes, values: Parameters, argument: str) -> None:
-    """Raise ValueError if a prior excludes values of an argument, `fixed` or `start`."""
-    for name in [name for name in layout.user_priors if name in values]:
-        prior, table = layout.user_priors[name], values[name].double()
-        density = prior.log_prob(table, len(layout.forms[name].dims))
-        if not bool(density.isfinite().all()):
-            raise ValueError(
-                f"{argument}[{name!r}]: got {table.tolist()}, which its prior of {type(prior.distribution).__name__} "
-                "excludes; give other numbers, or another prior."
-            )
-
-
-def check_start(layout: LinearRegimes, values: Parameters, options: Options) -> None:
-    """Raise ValueError if a prior excludes values of the user's start that are not held."""
-    fixed = options.fixed or {}
-    check_possible(layout, {name: value for name, value in values.items() if name not in fixed}, "start")
 
 
 # ---- conjugate priors ------------------------------------------------------------------------------------------------
@@ -231,16 +212,15 @@ def families_under(
 
 
 def _ratio_of_rows(layout: LinearRegimes, users: Users, statistics: Tensor) -> Float[Tensor, "*groups"]:
-    ((name, prior),) = users.items()
-    k = statistics.shape[-1]
-    flat = torch.full_like(statistics[..., 0], math.lgamma(k))
-    return _together([prior.log_prob(statistics.exp(), len(layout.forms[name].dims)), -flat])
+    ((_, prior),) = users.items()
+    flat = torch.full_like(statistics[..., 0], math.lgamma(statistics.shape[-1]))
+    return _together([prior.log_prob(statistics.exp()), -flat])
 
 
 def _ratio_of_recurrence(layout: LinearRegimes, users: Users, statistics: Tensor) -> Float[Tensor, "*groups"]:
     ((_, prior),) = users.items()
     offset = statistics[..., layout.n_latent : layout.n_latent + layout.n_regimes]
-    density = prior.log_prob(offset.mT, 2)
+    density = prior.log_prob(offset.mT)
     lead = offset.ndim - 2
     density = density.mT if density.ndim == offset.ndim else summed(density, lead)
     default = Normal(0.0, WEIGHT**-0.5, validate_args=False).log_prob(offset)
@@ -263,7 +243,7 @@ def _ratio_of_sights(
         values = {name: table.squeeze(lead) for name, table in values.items()}
     values, terms = units.to(statistics).back(values), []
     for name, prior in users.items():
-        density = prior.log_prob(values[name], len(layout.forms[name].dims))
+        density = prior.log_prob(values[name])
         terms.append(density.unsqueeze(lead) if layout.common_emission else density)
         terms.append(-log_default(name, sights, weight=WORTH, unexplained=SEEN, spare=SPARE))
     if "observation_noise" in users and known is not None:  # it is the prior beside known coefficients

@@ -12,6 +12,7 @@ from samplehold.inference.families import Dirichlet, LocPrecision, MatrixNormalW
 from samplehold.switching.emissions.ascent import ascend
 from samplehold.switching.fitting.user_points import UnderPrior
 from samplehold.switching.linear.priors import log_default
+from samplehold.switching.user_priors import log_density
 from torch.testing import assert_close
 
 DOUBLE, NAN = torch.float64, float("nan")
@@ -166,16 +167,16 @@ def test_em_ends_at_the_mode_that_direct_ascent_finds(noise: str, prior: dict) -
 
 
 def test_regimes_are_numbered_by_their_steps_if_a_prior_does_not_distinguish_them() -> None:
-    layout = sh.SwitchingLinearSSM(2, 1).with_prior({"transition_probs": ROWS, "emission_offset": NORMAL}).layout
+    model = sh.SwitchingLinearSSM(2, 1).with_prior({"transition_probs": ROWS, "emission_offset": NORMAL})
     swapped = torch.tensor([1, 0])
     rows = {"transition_probs": torch.tensor([[0.9, 0.1], [0.4, 0.6]], dtype=DOUBLE), "initial_probs": of(0.5, 0.5)}
     values = rows | {"emission_offset": torch.tensor([[1.0], [2.0]], dtype=DOUBLE)}
     values |= {name: torch.zeros(2, 1, 1) for name in ("transition", "state_noise", "emission")}
     values |= {name: torch.zeros(2, 1) for name in ("transition_offset", "observation_noise")}
     values |= {"initial_mean": torch.zeros(1), "initial_covariance": torch.eye(1)}
-    assert not layout.is_as_likely(values, swapped)
-    alike = layout.with_user_priors({"transition_probs": dist.Dirichlet(of(2.0, 2.0))})
-    assert alike.is_as_likely(values, swapped)
+    assert not model.layout.is_as_likely(values, swapped)
+    alike = model.with_prior({"transition_probs": dist.Dirichlet(of(2.0, 2.0))})
+    assert alike.layout.is_as_likely(values, swapped)
 
 
 @pytest.mark.slow
@@ -286,11 +287,11 @@ def test_text_files_and_pickles_have_them(tmp_path) -> None:
     fitted = sh.SwitchingLinearSSM(2, 1).fit(x, prior=prior, max_steps=1, start=labels(20), **QUIET).model
     assert "prior={'observation_noise': InverseGamma(" in repr(fitted)
     fitted.save(tmp_path / "model")
-    density = fitted.layout.log_user_prior(fitted.values)
+    density = log_density(fitted.layout.user_priors, fitted.values)
     own = [one.log_prob(fitted.values[name]).sum() for name, one in prior.items()]
     assert_close(density, torch.stack(own).sum(), rtol=1e-12, atol=1e-12)
     for again in (sh.load(tmp_path / "model"), pickle.loads(pickle.dumps(fitted)), fitted.without_values()):
-        assert_close(again.layout.log_user_prior(fitted.values), density, rtol=0, atol=0)
+        assert_close(log_density(again.layout.user_priors, fitted.values), density, rtol=0, atol=0)
 
 
 def test_a_later_prior_replaces_an_earlier_one_of_the_same_parameter() -> None:
