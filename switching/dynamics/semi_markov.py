@@ -376,15 +376,10 @@ class SemiMarkov(Dynamics):
         return {name: (~self._endless).unsqueeze(-1).to(values[name].device) for name in names}
 
     def check_states(self, series: Series, fixed: Parameters = NOTHING) -> None:
-        first, moves = torch.ones(self.n_states, dtype=torch.bool, device="cpu"), self.possible
-        start = (
-            fixed.get("initial_probs") if isinstance(self.initial, str) else torch.tensor(self.initial, device="cpu")
-        )
-        if start is not None:
-            first = start.cpu() != 0
+        moves = self.possible
         if ROWS in fixed:
             moves = moves & (fixed[ROWS].cpu() != 0)
-        check_paths(series, first, moves | torch.eye(self.n_states, dtype=torch.bool, device="cpu"))
+        check_paths(series, self.initial, moves | torch.eye(self.n_states, dtype=torch.bool, device="cpu"), fixed)
 
     # ---- fits ------------------------------------------------------------------------------------------------------
 
