@@ -145,18 +145,12 @@ def _checked(
         return support.checked(check_simplex(value, name), name)
     if isinstance(support, Entries):
         return support.checked(value, name)
-    if _is(support, "positive_definite"):
-        failed = torch.linalg.cholesky_ex(value).info
+    semi = _is(support, "positive_semidefinite")
+    if semi or _is(support, "positive_definite"):
+        failed = factor_of(value)[1] if semi else torch.linalg.cholesky_ex(value).info
         if bool(failed.any()) or bool((value - value.mT).abs().amax() > 1e-6 * value.abs().amax()):
-            raise ValueError(
-                f"{name}: got a matrix that is not symmetric positive definite; check each state's matrix."
-            )
-        return value
-    if _is(support, "positive_semidefinite"):
-        if bool(factor_of(value)[1].any()) or bool((value - value.mT).abs().amax() > 1e-6 * value.abs().amax()):
-            raise ValueError(
-                f"{name}: got a matrix that is not symmetric positive semidefinite; check each state's matrix."
-            )
+            kind = "semidefinite" if semi else "definite"
+            raise ValueError(f"{name}: got a matrix that is not symmetric positive {kind}; check each state's matrix.")
         return value
     bad = ~support.check(value)
     if bool(bad.any()):
