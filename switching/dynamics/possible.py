@@ -122,7 +122,7 @@ class PossibleProbabilities(Probabilities):
 
     @cached_property
     def family(self) -> VectorFamily[Any]:  # type: ignore[override]
-        return given_entries(Dirichlet(), torch.where(self.rows.free, torch.nan, 0.0).double())
+        return given_entries(Dirichlet(), self.rows.table)
 
     @property
     def parameters(self) -> Mapping[str, Parameter]:  # type: ignore[override]
@@ -139,7 +139,8 @@ class PossibleProbabilities(Probabilities):
 
 def possible_rows(mask: Mask) -> PossibleRows:
     """The support of a transition table."""
-    return PossibleRows(torch.tensor(mask, device="cpu"), "the mask excludes this move")
+    free = torch.tensor(mask, device="cpu")
+    return PossibleRows(torch.where(free, torch.nan, 0.0).double(), "the mask excludes this move")
 
 
 def references(free: Bool[Tensor, "K K"]) -> Bool[Tensor, "K K"]:

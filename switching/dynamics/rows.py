@@ -37,7 +37,7 @@ from ...inference.chains.markov.op import row_sums
 from ...inference.families import Gaussian
 from ...inference.numerics.products import with_ones
 from ..emissions.ascent import ascend
-from ..entries import Entries, EntriesTransform
+from ..entries import Entries, KnownTransform
 from ..inputs import COEFFICIENT_SCALE
 from ..known import support_beside
 from ..parameters import Parameter, Parameters
@@ -72,8 +72,8 @@ class InputWeights(Conjugate):
         return {self.of_scale: torch.full((n_inputs,), COEFFICIENT_SCALE, dtype=torch.float64, device="cpu")}
 
     @cached_property
-    def _free(self) -> EntriesTransform:
-        return EntriesTransform(self.support)
+    def _free(self) -> KnownTransform:
+        return KnownTransform(self.support)
 
     def natural(self, prior: Parameters) -> Tensor:
         """A standard normal, from which starts are drawn."""
