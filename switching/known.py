@@ -7,13 +7,14 @@ the free entries, and from the prior given the known ones:
                              the Dirichlet distribution of the free concentrations
     other numbers            entries, or whole matrices, have the support of the parameter
 
-`PossibleRows` and `KnownEntries` are these supports, `known_sites` are priors on them, and `FixedBlock` is a conjugate
-block.
+`PossibleRows` and `KnownEntries` are the supports, `FreeCoordinates` what steps and densities move, `known_sites` the
+priors, and `FixedBlock` a conjugate block.
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from types import MappingProxyType
 from typing import Any, ClassVar, cast
 
 import torch
@@ -21,12 +22,13 @@ from jaxtyping import Float
 from pyro.distributions import TorchDistribution
 from pyro.distributions.util import sum_rightmost
 from torch import Tensor
-from torch.distributions import constraints
+from torch.distributions import Transform, constraints
 from torch.distributions.constraints import Constraint
 
 from ..inference.families import VectorFamily
 from ..inference.message_passing.factor_graph import Factor
 from ..inference.numerics.delegation import delegated
+from .definite import free_coordinates
 from .entries import KnownEntries, PossibleRows, of_free
 from .parameters import Parameter, Parameters, is_simplex
 from .priors import NONE, Conjugate, Site
@@ -70,6 +72,71 @@ def _with_known(value: Tensor, table: Tensor, support: Constraint) -> Tensor:
 def whole_parameters(fixed: Parameters) -> Parameters:
     """The parameters all of whose entries are known."""
     return {name: table for name, table in fixed.items() if is_whole(table)}
+
+
+# ---- free coordinates ------------------------------------------------------------------------------------------------
+
+
+class FreeCoordinates:
+    """Free coordinates of parameters, by name; known entries have none.
+
+    Arguments:
+        supports: of whole tables.
+        near: a point `[...]`.
+        fixed: tables of known parameters, with NaN where an entry is free.
+        others: bijections from other coordinates, by name.
+
+    Attributes:
+        start: the coordinates of the point.
+    """
+
+    start: Parameters
+
+    def __init__(
+        self,
+        supports: Mapping[str, Constraint],
+        near: Parameters,
+        fixed: Parameters = NONE,
+        others: Mapping[str, Transform] = MappingProxyType({}),
+    ) -> None:
+        self._whole = whole_parameters(fixed)
+        free = {name: support for name, support in supports.items() if name not in self._whole}
+        self._transforms = {
+            name: others.get(name) or free_coordinates(support_beside(support, fixed.get(name)))
+            for name, support in free.items()
+        }
+        self.start = self.of(near)
+
+    def of(self, values: Parameters) -> Parameters:
+        """The coordinates of parameters `[*r, ...]`."""
+        return {name: cast(Tensor, to.inv(values[name])) for name, to in self._transforms.items()}
+
+    def values(self, free: Parameters) -> Parameters:
+        """The parameters at coordinates `[*r, ...]`."""
+        values = {name: cast(Tensor, to(free[name])) for name, to in self._transforms.items()}
+        name, some = next(iter(free.items()))
+        lead = some.shape[: some.ndim - self.start[name].ndim]
+        return values | {name: table.expand((*lead, *table.shape)) for name, table in self._whole.items()}
+
+    def log_volume(self, free: Parameters, values: Parameters) -> Float[Tensor, "*r"]:
+        """The log Jacobian of the parameters at coordinates."""
+        terms = []
+        for name, to in self._transforms.items():
+            each, lead = to.log_abs_det_jacobian(free[name], values[name]), free[name].ndim - self.start[name].ndim
+            terms.append(each.reshape(*each.shape[:lead], -1).sum(-1))
+        return torch.stack(terms).sum(0)
+
+
+def joined(free: Parameters, like: Parameters) -> Float[Tensor, "*r P"]:
+    """Coordinates `[*r, ...]` one after another; `like` are those of one point."""
+    tables = [(table, table.ndim - like[name].ndim) for name, table in free.items()]
+    return torch.cat([table.reshape(*table.shape[:lead], -1) for table, lead in tables], -1)
+
+
+def parted(flat: Float[Tensor, "*r P"], like: Parameters) -> Parameters:
+    """The same coordinates by name."""
+    parts = zip(like.items(), flat.split([table.numel() for table in like.values()], -1), strict=True)
+    return {name: part.reshape((*flat.shape[:-1], *table.shape)) for (name, table), part in parts}
 
 
 # ---- priors ----------------------------------------------------------------------------------------------------------

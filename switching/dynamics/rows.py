@@ -39,7 +39,6 @@ from ...inference.numerics.products import with_ones
 from ..emissions.ascent import ascend
 from ..entries import Entries, KnownTransform
 from ..inputs import COEFFICIENT_SCALE
-from ..known import support_beside
 from ..parameters import Parameter, Parameters
 from ..priors import Conjugate, Site
 
@@ -265,8 +264,7 @@ class Rows:
         in_part = (self.known_probs.isnan().any(-1) & ~self._whole.squeeze(-1)).nonzero().flatten()
         if not len(in_part):
             return probs
-        support = support_beside(constraints.simplex, self.known_probs[in_part].to(probs))
-        possible = likelihood.log_base > -torch.inf
+        known, possible = self.known_probs[in_part].to(probs), likelihood.log_base > -torch.inf
 
         def height(free: Parameters) -> Tensor:
             now = probs.index_copy(-2, in_part, free["probs"])
@@ -275,7 +273,8 @@ class Rows:
             return value.reshape(len(value), -1).sum(-1)
 
         before = probs[..., in_part, :].clamp_min(LEAST)
-        return probs.index_copy(-2, in_part, ascend(height, {"probs": before}, {"probs": support})["probs"])
+        best = ascend(height, {"probs": before}, {"probs": constraints.simplex}, fixed={"probs": known})
+        return probs.index_copy(-2, in_part, best["probs"])
 
     def _free(self, log_base: Tensor, moves: Tensor, support: Entries | None) -> Float[Tensor, "R I P"]:
         """Where numbers may move: probabilities are relative to the most expected one of each row."""
