@@ -48,6 +48,11 @@ class KnownEntries(Constraint):
         fits = (value == self.table.to(value)) | self.table.isnan().to(value.device)
         return fits.reshape(*lead, -1).all(-1) & self.base.check(value).reshape(*lead, -1).all(-1)
 
+    def fitted(self, table: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
+        """A table with the known entries in their places."""
+        known = self.table.to(table)
+        return torch.where(known.isnan(), table, known)
+
 
 class Entries(KnownEntries):
     """Tables of numbers that are 0 except at `free` entries.

@@ -43,13 +43,9 @@ def is_whole(table: Tensor) -> bool:
     return not bool(table.isnan().any())
 
 
-def support_beside(support: Constraint, table: Tensor | None) -> Constraint:
+def support_beside(support: Constraint, table: Tensor) -> KnownEntries | PossibleRows:
     """The support of a parameter whose entries that are not NaN in a table are known."""
-    if table is None:
-        return support
-    if is_simplex(support):
-        return PossibleRows(table, REASON)
-    return KnownEntries(support, table)
+    return PossibleRows(table, REASON) if is_simplex(support) else KnownEntries(support, table)
 
 
 def with_known(values: Parameters, fixed: Parameters, known: Mapping[str, Parameter]) -> Parameters:
@@ -61,12 +57,9 @@ def with_known(values: Parameters, fixed: Parameters, known: Mapping[str, Parame
 
 
 def _with_known(value: Tensor, table: Tensor, support: Constraint) -> Tensor:
-    table, free = table.to(value), table.isnan().to(value.device)
-    if not bool(free.any()):
-        return table.expand_as(value)
-    if is_simplex(support):
-        return cast(PossibleRows, support_beside(support, table)).fitted(value)
-    return torch.where(free, value, table)
+    if is_whole(table):
+        return table.to(value).expand_as(value)
+    return support_beside(support, table.to(value)).fitted(value)
 
 
 def whole_parameters(fixed: Parameters) -> Parameters:
@@ -102,7 +95,8 @@ class FreeCoordinates:
         self._whole = whole_parameters(fixed)
         free = {name: support for name, support in supports.items() if name not in self._whole}
         self._transforms = {
-            name: others.get(name) or free_coordinates(support_beside(support, fixed.get(name)))
+            name: others.get(name)
+            or free_coordinates(support_beside(support, fixed[name]) if name in fixed else support)
             for name, support in free.items()
         }
         self.start = self.of(near)
@@ -254,8 +248,7 @@ def _known_site(site: Site, table: Tensor | None, support: Constraint) -> Site:
         concentration = _concentration(site.distribution({}))
         if concentration is None:
             return site
-        rows = cast(PossibleRows, support_beside(support, table))
-        of_rows = PossibleDirichlet(concentration, rows)
+        of_rows = PossibleDirichlet(concentration, PossibleRows(table, REASON))
         return Site(site.name, lambda values: of_rows, lambda values: of_rows.log_prob(values[site.name]))
     base = of_free(support)
     closed = base is constraints.nonnegative or isinstance(base, constraints.interval)

@@ -36,7 +36,6 @@ from ..data.packed import rows_of
 from ..data.series import Drive, Series
 from ..emissions.contract import ByGate
 from ..inputs import Inputs, named_or_counted
-from ..known import with_known
 from ..parameters import Parameters, concentration, kept, read_table, widened
 from ..priors import Conjugate, Probabilities
 from ..responses import Positive, Response
@@ -371,7 +370,7 @@ class ContinuousMarkov(Dynamics):
             modes |= self.blocks[NAME].mode(prior, message)
         else:
             modes |= maximal_rates(jumps, times, inputs, prior, values, fixed)
-        return with_known(kept(modes, values), fixed, self.parameters)
+        return kept(modes, values)
 
     def expected_path(
         self, marginals: Marginals, values: Parameters, drive: Drive

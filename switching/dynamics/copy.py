@@ -32,7 +32,6 @@ from ...inference.numerics.scalars import check_states
 from ..data.series import Drive, Series
 from ..emissions.contract import ByGate
 from ..inputs import COEFFICIENT_SCALE, Inputs, named_or_counted
-from ..known import with_known
 from ..parameters import Parameter, Parameters, concentration, free_entries, widened
 from ..priors import Conjugate, Probabilities, Site
 from ..responses import Real, Response
@@ -290,8 +289,7 @@ class Copy(Dynamics):
             return super().maximize(marginals, prior, values, drive, fixed)
         state = self.counts(marginals, self._lead(values))["state"]
         modes = self.maximize_counts({"state": state}, prior, values, fixed)
-        modes |= self._scored(marginals, prior, values, drive.at(slice(1, None)), fixed)
-        return with_known(modes, fixed, self.parameters)
+        return modes | self._scored(marginals, prior, values, drive.at(slice(1, None)), fixed)
 
     def _scored(
         self, marginals: Marginals, prior: Parameters | None, values: Parameters, drive: Drive, fixed: Parameters

@@ -23,7 +23,6 @@ from ...inference.numerics.scalars import check_integer, check_number, check_sta
 from ..data.series import Drive, Series
 from ..emissions.contract import ByGate
 from ..inputs import Inputs, all_inputs, columns_of, count_inputs, named_or_counted, select_columns
-from ..known import with_known
 from ..parameters import Parameters, concentration, widened
 from ..priors import Conjugate, Probabilities
 from ..responses import Response, Shares
@@ -392,7 +391,7 @@ class Markov(Dynamics):
         else:
             counts = self.counts(marginals, lead)["transition"]
             modes |= self.maximize_counts({"transition": counts}, prior, values, fixed)
-        return with_known(modes, fixed, self.parameters)
+        return modes
 
     def _maximal_start(
         self, starts: Tensor, prior: Parameters | None, values: Parameters, drive: Drive, fixed: Parameters

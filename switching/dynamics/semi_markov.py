@@ -32,7 +32,6 @@ from ..emissions.conjugate import ConjugateEmission
 from ..emissions.contract import ByGate, Emission
 from ..emissions.counts import NegativeBinomial
 from ..inputs import Inputs, named_or_counted
-from ..known import with_known
 from ..parameters import Parameters, kept, prefixed, widened, with_prefix
 from ..priors import Conjugate
 from ..responses import Response
@@ -424,7 +423,7 @@ class SemiMarkov(Dynamics):
         step = own, None if prior is None else with_prefix(prior, PREFIX), with_prefix(fixed, PREFIX)
         of_durations = self._durations
         best = of_durations.maximal(counts, *step) if first is None else of_durations.climbed(counts, first, *step)
-        return with_known(modes | kept(prefixed(best, PREFIX), values), fixed, self.parameters)
+        return modes | kept(prefixed(best, PREFIX), values)
 
     def _counted(self, counts: Float[Tensor, "*r b K longest"]) -> Float[Tensor, "*r K D"]:
         """The numbers of segments of all sequences by duration, without those that have no end."""
