@@ -39,7 +39,7 @@ from ...inference.numerics.products import with_ones
 from ..emissions.ascent import ascend
 from ..entries import Entries, KnownTransform
 from ..inputs import COEFFICIENT_SCALE
-from ..parameters import Parameter, Parameters
+from ..parameters import Parameter, Parameters, places
 from ..priors import Conjugate, Site
 
 PIECE = 2**16  # numbers in the tables of some steps
@@ -279,8 +279,7 @@ class Rows:
     def _free(self, log_base: Tensor, moves: Tensor, support: Entries | None) -> Float[Tensor, "R I P"]:
         """Where numbers may move: probabilities are relative to the most expected one of each row."""
         possible = log_base > -torch.inf
-        most = torch.where(possible, moves[..., 0], -torch.inf).argmax(-1, keepdim=True)
-        of_probs = possible.to(log_base).scatter(-1, most, 0.0) * self._whole
+        of_probs = places(constraints.simplex, possible, moves[..., 0]).to(log_base) * self._whole
         if support is None:
             return of_probs
         of_weights = support.free.to(log_base).expand(*log_base.shape, -1)
