@@ -426,7 +426,7 @@ class Model(Named, ABC):
             fixed: the names of the parameters that the fit keeps; or their tables by name, with NaN where an entry is
                 free.
         """
-        return count_free(self.known, free_entries(self._values, fixed))
+        return count_free(self.known, free_entries(self._values, fixed), self._values)
 
     def describe(self) -> Parameters:
         """The parameter values in their displayed forms: scales and covariances instead of precisions.

@@ -7,13 +7,14 @@ the free entries, and from the prior given the known ones:
                              the Dirichlet distribution of the free concentrations
     other numbers            entries, or whole matrices, have the support of the parameter
 
-`PossibleRows` and `KnownEntries` are these supports, `known_sites` are priors on them, and `FixedBlock` is a conjugate
-block.
+`PossibleRows` and `KnownEntries` are the supports, `FreeCoordinates` what steps and densities move, `known_sites` the
+priors, and `FixedBlock` a conjugate block.
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from types import MappingProxyType
 from typing import Any, ClassVar, cast
 
 import torch
@@ -21,14 +22,14 @@ from jaxtyping import Float
 from pyro.distributions import TorchDistribution
 from pyro.distributions.util import sum_rightmost
 from torch import Tensor
-from torch.distributions import Transform, biject_to, constraints
+from torch.distributions import Transform, constraints
 from torch.distributions.constraints import Constraint
 
 from ..inference.families import VectorFamily
 from ..inference.message_passing.factor_graph import Factor
 from ..inference.numerics.delegation import delegated
 from .definite import free_coordinates
-from .entries import Entries, PossibleRows
+from .entries import KnownEntries, PossibleRows, of_free
 from .parameters import Parameter, Parameters, is_simplex
 from .priors import NONE, Conjugate, Site
 
@@ -37,106 +38,14 @@ ENDED = torch.distributions.Beta, torch.distributions.Gamma  # whose density may
 REASON = "this entry is known"
 
 
-# ---- supports --------------------------------------------------------------------------------------------------------
-
-
-class KnownEntries(Constraint):
-    """Tables of which some entries are known.
-
-    Arguments:
-        base: the support of the whole table.
-        table: the known entries, NaN elsewhere. Matrices are known or free as a whole.
-    """
-
-    base: Constraint
-    table: Tensor
-    event_dim: int
-
-    is_discrete = False
-
-    def __init__(self, base: Constraint, table: Tensor) -> None:
-        while isinstance(base, constraints.independent):
-            base = base.base_constraint
-        free = table.isnan()
-        if isinstance(base, Entries):
-            table, free = torch.where(base.free.to(table.device), table, 0.0), free & base.free.to(table.device)
-            base = base.of
-        self.base, self.table, self.event_dim = base, table, table.ndim  # pyright: ignore[reportIncompatibleMethodOverride]
-        self.free: Tensor = free.flatten(free.ndim - base.event_dim).any(-1) if base.event_dim else free
-
-    def check(self, value: Tensor) -> Tensor:
-        lead = value.shape[: value.ndim - self.event_dim]
-        fits = (value == self.table.to(value)) | self.table.isnan().to(value.device)
-        return fits.reshape(*lead, -1).all(-1) & self.base.check(value).reshape(*lead, -1).all(-1)
-
-
-class KnownTransform(Transform):
-    """From free coordinates `[P]` of the free entries to the table."""
-
-    support: KnownEntries
-
-    domain = constraints.real_vector
-    bijective = True
-
-    def __init__(self, support: KnownEntries) -> None:
-        super().__init__()
-        self.support, self._inner = support, free_coordinates(support.base)
-        self._event = support.table.shape[support.free.ndim :]
-        self._domain = self._inner.inverse_shape(self._event)
-        self._places = support.free.flatten().nonzero().flatten()
-
-    @property
-    def codomain(self) -> KnownEntries:  # pyright: ignore[reportIncompatibleVariableOverride]
-        return self.support
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, KnownTransform) and torch.equal(
-            self.support.table.nan_to_num(torch.inf), other.support.table.nan_to_num(torch.inf)
-        )
-
-    def _apart(self, x: Tensor) -> Tensor:
-        return x.reshape(*x.shape[:-1], len(self._places), *self._domain)
-
-    def _call(self, x: Tensor) -> Tensor:
-        known, lead = self.support.table.nan_to_num(0.0).to(x), x.shape[:-1]
-        flat = known.reshape(-1, *self._event).expand(*lead, -1, *self._event)
-        completed = flat.index_copy(len(lead), self._places.to(x.device), cast(Tensor, self._inner(self._apart(x))))
-        return completed.reshape(*lead, *known.shape)
-
-    def _inverse(self, y: Tensor) -> Tensor:
-        lead = y.shape[: y.ndim - self.support.event_dim]
-        free = y.reshape(*lead, -1, *self._event).index_select(len(lead), self._places.to(y.device))
-        return cast(Tensor, self._inner.inv(free)).reshape(*lead, -1)
-
-    def log_abs_det_jacobian(self, x: Tensor, y: Tensor) -> Tensor:
-        lead = y.shape[: y.ndim - self.support.event_dim]
-        free = y.reshape(*lead, -1, *self._event).index_select(len(lead), self._places.to(y.device))
-        return self._inner.log_abs_det_jacobian(self._apart(x), free).sum(-1)
-
-    def forward_shape(self, shape: Any) -> torch.Size:
-        return torch.Size([*shape[:-1], *self.support.table.shape])
-
-    def inverse_shape(self, shape: Any) -> torch.Size:
-        return torch.Size([*shape[: len(shape) - self.support.event_dim], len(self._places) * self._domain.numel()])
-
-
-@biject_to.register(KnownEntries)
-def _(support: KnownEntries) -> KnownTransform:
-    return KnownTransform(support)
-
-
 def is_whole(table: Tensor) -> bool:
     """Whether all entries are known."""
     return not bool(table.isnan().any())
 
 
-def support_beside(support: Constraint, table: Tensor | None) -> Constraint:
+def support_beside(support: Constraint, table: Tensor) -> KnownEntries | PossibleRows:
     """The support of a parameter whose entries that are not NaN in a table are known."""
-    if table is None:
-        return support
-    if is_simplex(support):
-        return PossibleRows(table.isnan(), REASON, table.nan_to_num(0.0))
-    return KnownEntries(support, table)
+    return PossibleRows(table, REASON) if is_simplex(support) else KnownEntries(support, table)
 
 
 def with_known(values: Parameters, fixed: Parameters, known: Mapping[str, Parameter]) -> Parameters:
@@ -148,17 +57,80 @@ def with_known(values: Parameters, fixed: Parameters, known: Mapping[str, Parame
 
 
 def _with_known(value: Tensor, table: Tensor, support: Constraint) -> Tensor:
-    table, free = table.to(value), table.isnan().to(value.device)
-    if not bool(free.any()):
-        return table.expand_as(value)
-    if is_simplex(support):
-        return cast(PossibleRows, support_beside(support, table)).fitted(value)
-    return torch.where(free, value, table)
+    if is_whole(table):
+        return table.to(value).expand_as(value)
+    return support_beside(support, table.to(value)).fitted(value)
 
 
 def whole_parameters(fixed: Parameters) -> Parameters:
     """The parameters all of whose entries are known."""
     return {name: table for name, table in fixed.items() if is_whole(table)}
+
+
+# ---- free coordinates ------------------------------------------------------------------------------------------------
+
+
+class FreeCoordinates:
+    """Free coordinates of parameters, by name; known entries have none.
+
+    Arguments:
+        supports: of whole tables.
+        near: a point `[...]`.
+        fixed: tables of known parameters, with NaN where an entry is free.
+        others: bijections from other coordinates, by name.
+
+    Attributes:
+        start: the coordinates of the point.
+    """
+
+    start: Parameters
+
+    def __init__(
+        self,
+        supports: Mapping[str, Constraint],
+        near: Parameters,
+        fixed: Parameters = NONE,
+        others: Mapping[str, Transform] = MappingProxyType({}),
+    ) -> None:
+        self._whole = whole_parameters(fixed)
+        free = {name: support for name, support in supports.items() if name not in self._whole}
+        self._transforms = {
+            name: others.get(name)
+            or free_coordinates(support_beside(support, fixed[name]) if name in fixed else support)
+            for name, support in free.items()
+        }
+        self.start = self.of(near)
+
+    def of(self, values: Parameters) -> Parameters:
+        """The coordinates of parameters `[*r, ...]`."""
+        return {name: cast(Tensor, to.inv(values[name])) for name, to in self._transforms.items()}
+
+    def values(self, free: Parameters) -> Parameters:
+        """The parameters at coordinates `[*r, ...]`."""
+        values = {name: cast(Tensor, to(free[name])) for name, to in self._transforms.items()}
+        name, some = next(iter(free.items()))
+        lead = some.shape[: some.ndim - self.start[name].ndim]
+        return values | {name: table.expand((*lead, *table.shape)) for name, table in self._whole.items()}
+
+    def log_volume(self, free: Parameters, values: Parameters) -> Float[Tensor, "*r"]:
+        """The log Jacobian of the parameters at coordinates."""
+        terms = []
+        for name, to in self._transforms.items():
+            each, lead = to.log_abs_det_jacobian(free[name], values[name]), free[name].ndim - self.start[name].ndim
+            terms.append(each.reshape(*each.shape[:lead], -1).sum(-1))
+        return torch.stack(terms).sum(0)
+
+
+def joined(free: Parameters, like: Parameters) -> Float[Tensor, "*r P"]:
+    """Coordinates `[*r, ...]` one after another; `like` are those of one point."""
+    tables = [(table, table.ndim - like[name].ndim) for name, table in free.items()]
+    return torch.cat([table.reshape(*table.shape[:lead], -1) for table, lead in tables], -1)
+
+
+def parted(flat: Float[Tensor, "*r P"], like: Parameters) -> Parameters:
+    """The same coordinates by name."""
+    parts = zip(like.items(), flat.split([table.numel() for table in like.values()], -1), strict=True)
+    return {name: part.reshape((*flat.shape[:-1], *table.shape)) for (name, table), part in parts}
 
 
 # ---- priors ----------------------------------------------------------------------------------------------------------
@@ -231,15 +203,14 @@ class KnownDistribution(TorchDistribution):
         return cast(Tensor, sum_rightmost(torch.where(self.extreme, 0.0, each), n_axes))
 
     def rsample(self, sample_shape: torch.Size = NO_AXES) -> Tensor:
-        drawn = self.base.rsample(sample_shape + self.batch_shape)
-        table = self.known.table.to(drawn)
-        return torch.where(table.isnan(), drawn, table)
+        return self._completed(self.base.rsample(sample_shape + self.batch_shape))
 
     def sample(self, sample_shape: torch.Size = NO_AXES) -> Tensor:
-        with torch.no_grad():
-            drawn = self.base.sample(sample_shape + self.batch_shape)
-            table = self.known.table.to(drawn)
-            return torch.where(table.isnan(), drawn, table)
+        return self._completed(self.base.sample(sample_shape + self.batch_shape))
+
+    def _completed(self, drawn: Tensor) -> Tensor:
+        table = self.known.table.to(drawn)
+        return torch.where(table.isnan(), drawn, table)
 
     def expand(self, batch_shape: Sequence[int], _instance: object = None) -> "KnownDistribution":
         return KnownDistribution(self.base, self.known, self.extreme, torch.Size(batch_shape))
@@ -277,10 +248,9 @@ def _known_site(site: Site, table: Tensor | None, support: Constraint) -> Site:
         concentration = _concentration(site.distribution({}))
         if concentration is None:
             return site
-        rows = cast(PossibleRows, support_beside(support, table))
-        of_rows = PossibleDirichlet(concentration, rows)
+        of_rows = PossibleDirichlet(concentration, PossibleRows(table, REASON))
         return Site(site.name, lambda values: of_rows, lambda values: of_rows.log_prob(values[site.name]))
-    base = support.base if isinstance(support, KnownEntries) else support
+    base = of_free(support)
     closed = base is constraints.nonnegative or isinstance(base, constraints.interval)
     extreme = _extreme(site.distribution({}), table) if closed else None
     if is_whole(table) and extreme is None:

@@ -211,7 +211,8 @@ class SwitchingSSM(Model):
         free = free_entries(self._values, fixed)
         moves = self.n_states > 1 or len(self.emission.parts) > 1
         used = self.dynamics.used(self._values) if moves else dict.fromkeys(self.dynamics.parameters, False)
-        return count_free(self.known, {name: entries & used.get(name, True) for name, entries in free.items()})
+        free = {name: entries & used.get(name, True) for name, entries in free.items()}
+        return count_free(self.known, free, self._values)
 
     def _checked(self, values: Parameters) -> Parameters:
         return self.dynamics.check_values(values) | self.emission.check_values(values, self.n_states)

@@ -145,18 +145,12 @@ def _checked(
         return support.checked(check_simplex(value, name), name)
     if isinstance(support, Entries):
         return support.checked(value, name)
-    if _is(support, "positive_definite"):
-        failed = torch.linalg.cholesky_ex(value).info
+    semi = _is(support, "positive_semidefinite")
+    if semi or _is(support, "positive_definite"):
+        failed = factor_of(value)[1] if semi else torch.linalg.cholesky_ex(value).info
         if bool(failed.any()) or bool((value - value.mT).abs().amax() > 1e-6 * value.abs().amax()):
-            raise ValueError(
-                f"{name}: got a matrix that is not symmetric positive definite; check each state's matrix."
-            )
-        return value
-    if _is(support, "positive_semidefinite"):
-        if bool(factor_of(value)[1].any()) or bool((value - value.mT).abs().amax() > 1e-6 * value.abs().amax()):
-            raise ValueError(
-                f"{name}: got a matrix that is not symmetric positive semidefinite; check each state's matrix."
-            )
+            kind = "semidefinite" if semi else "definite"
+            raise ValueError(f"{name}: got a matrix that is not symmetric positive {kind}; check each state's matrix.")
         return value
     bad = ~support.check(value)
     if bool(bad.any()):
@@ -273,22 +267,20 @@ def free_entries(values: Parameters, fixed: Iterable[str]) -> dict[str, Bool[Ten
     }
 
 
-def count_free(known: Mapping[str, Parameter], free: Mapping[str, Bool[Tensor, "..."]]) -> int:
-    """The number of free numbers: rows of probabilities sum to 1, matrices are symmetric, some entries are always 0."""
-    total = 0
-    for name, entries in free.items():
-        support = known[name].support
-        if isinstance(support, PossibleRows):
-            entries = entries & support.free.to(entries.device)
-        if is_simplex(support):
-            total += int((entries.sum(-1) - 1).clamp_min(0).sum())
-        elif isinstance(support, Entries):
-            total += int((entries & support.free.to(entries.device)).sum())
-        elif support in SYMMETRIC:
-            total += int(entries.tril().sum())
-        else:
-            total += int(entries.sum())
-    return total
+def places(support: constraints.Constraint, free: Bool[Tensor, "..."], value: Tensor) -> Bool[Tensor, "..."]:
+    """The free entries that determine a table: without the greatest of a row of probabilities, as these sum to 1, the
+    upper triangle of a symmetric matrix, and entries that are always 0."""
+    if isinstance(support, Entries | PossibleRows):
+        free = free & support.free.to(free.device)
+    if is_simplex(support):
+        greatest = torch.where(free, value.to(free.device), -1.0).argmax(-1)
+        return free & ~torch.nn.functional.one_hot(greatest, value.shape[-1]).bool()
+    return free.tril() if support in SYMMETRIC else free
+
+
+def count_free(known: Mapping[str, Parameter], free: Mapping[str, Bool[Tensor, "..."]], values: Parameters) -> int:
+    """The number of free numbers."""
+    return sum(int(places(known[name].support, entries, values[name]).sum()) for name, entries in free.items())
 
 
 def with_prefix(values: Mapping[str, Any], prefix: str | None) -> dict[str, Any]:

@@ -19,8 +19,7 @@ from ...inference.message_passing.factor_graph import Factor
 from ...inference.numerics.delegation import delegated
 from ..data.series import Drive, Series
 from ..emissions.contract import ByGate
-from ..known import block_beside
-from ..parameters import Parameters, kept, of_subject
+from ..parameters import Parameters, of_subject
 from ..priors import BySubject, Conjugate
 from .contract import NOTHING, Drawn, Dynamics
 from .factors import named
@@ -182,14 +181,12 @@ class SubjectDynamics(Dynamics):
             common = self.dynamics.maximize(marginals, prior, self.one(values, 0), alike, of_all)
             return {name: own[name] if name in self._of_subjects else common[name] for name in self.parameters}
         lead = self._lead(values)
-        counts, modes = self.dynamics.counts(marginals, torch.Size((*lead, len(subjects)))), {}
-        for name, of_sequences in counts.items():
-            if name in self.common:
-                total = of_sequences.sum(len(lead))
-            else:
-                total = self._summed(of_sequences, len(lead), subjects)
-            modes |= block_beside(self.blocks[name], fixed).mode(prior, total)
-        return kept(modes, values)
+        counts = self.dynamics.counts(marginals, torch.Size((*lead, len(subjects))))
+        totals = {
+            name: some.sum(len(lead)) if name in self.common else self._summed(some, len(lead), subjects)
+            for name, some in counts.items()
+        }
+        return self.maximize_counts(totals, prior, values, fixed)
 
     def _summed(self, table: Tensor, axis: int, subjects: Int[Tensor, "N"]) -> Tensor:
         """Numbers of the sequences on an axis, summed over those of each subject."""

@@ -36,7 +36,6 @@ from ..data.packed import rows_of
 from ..data.series import Drive, Series
 from ..emissions.contract import ByGate
 from ..inputs import Inputs, named_or_counted
-from ..known import block_beside, with_known
 from ..parameters import Parameters, concentration, kept, read_table, widened
 from ..priors import Conjugate, Probabilities
 from ..responses import Positive, Response
@@ -333,12 +332,7 @@ class ContinuousMarkov(Dynamics):
 
     def check_states(self, series: Series, fixed: Parameters = NOTHING) -> None:
         check_gaps(series)
-        start = (
-            fixed.get("initial_probs") if isinstance(self.initial, str) else torch.tensor(self.initial, device="cpu")
-        )
-        first = torch.ones(self.n_states, dtype=torch.bool, device="cpu") if start is None else start.cpu() != 0
-        if not bool(first.all() and self._reachable.all()):
-            check_paths(series, first, self._reachable)
+        check_paths(series, self.initial, self._reachable, fixed)
 
     # ---- fits ------------------------------------------------------------------------------------------------------
 
@@ -369,14 +363,14 @@ class ContinuousMarkov(Dynamics):
         if isinstance(self.initial, str):
             assert marginals.initial is not None
             starts = by_state(marginals.initial, lead)
-            modes |= block_beside(self.blocks["initial"], fixed).mode(prior, starts)
+            modes |= self.maximize_counts({"initial": starts}, prior, values, fixed)
         jumps, times, inputs = self._expected(marginals, values, drive)
         if inputs is None:
             message = torch.stack([jumps, -times.unsqueeze(-1).expand_as(jumps)], -1).squeeze(-4).to(values[NAME])
             modes |= self.blocks[NAME].mode(prior, message)
         else:
             modes |= maximal_rates(jumps, times, inputs, prior, values, fixed)
-        return with_known(kept(modes, values), fixed, self.parameters)
+        return kept(modes, values)
 
     def expected_path(
         self, marginals: Marginals, values: Parameters, drive: Drive

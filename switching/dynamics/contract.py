@@ -356,8 +356,8 @@ class Dynamics(Named, ABC):
     ) -> Parameters:
         """Mode of the parameters given the chain's posterior; maximum likelihood without a prior.
 
-        Known entries of `fixed` tables, which have NaN where free, keep their values, and so do parameters about which
-        the data have no information.
+        Parameters about which the data have no information keep their values. Free entries are at the mode given the
+        known ones of `fixed` tables, which have NaN where free; `with_known` puts these in their places.
         """
         return self.maximize_counts(self.counts(marginals, self._lead(values)), prior, values, fixed)
 

@@ -32,8 +32,7 @@ from ...inference.numerics.scalars import check_states
 from ..data.series import Drive, Series
 from ..emissions.contract import ByGate
 from ..inputs import COEFFICIENT_SCALE, Inputs, named_or_counted
-from ..known import block_beside, with_known
-from ..parameters import Parameter, Parameters, concentration, free_entries, kept, widened
+from ..parameters import Parameter, Parameters, concentration, free_entries, widened
 from ..priors import Conjugate, Probabilities, Site
 from ..responses import Real, Response
 from .any_prior import check_prior, under_user_priors
@@ -289,9 +288,8 @@ class Copy(Dynamics):
         if not self.n_inputs and drive.gaps is None:
             return super().maximize(marginals, prior, values, drive, fixed)
         state = self.counts(marginals, self._lead(values))["state"]
-        modes = kept(block_beside(self.blocks["state"], fixed).mode(prior, state), values)
-        modes |= self._scored(marginals, prior, values, drive.at(slice(1, None)), fixed)
-        return with_known(modes, fixed, self.parameters)
+        modes = self.maximize_counts({"state": state}, prior, values, fixed)
+        return modes | self._scored(marginals, prior, values, drive.at(slice(1, None)), fixed)
 
     def _scored(
         self, marginals: Marginals, prior: Parameters | None, values: Parameters, drive: Drive, fixed: Parameters

@@ -14,7 +14,7 @@ the count of this entry among the durations that it stands for.
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, cast
+from typing import Any
 
 import torch
 from jaxtyping import Float
@@ -23,11 +23,10 @@ from torch.distributions import constraints
 
 from ...inference.chains.semi_markov.plain import survivors
 from ...inference.families import VectorFamily
-from ..definite import free_coordinates
 from ..emissions.ascent import ascend
 from ..emissions.conjugate import ConjugateEmission
 from ..emissions.contract import Emission, check_no_inputs
-from ..known import known_sites, support_beside, whole_parameters
+from ..known import FreeCoordinates, known_sites
 from ..parameters import Parameter, Parameters, kept, prefixed, with_prefix
 from ..priors import Conjugate, Site, log_prior, prefixed_sites
 
@@ -99,13 +98,13 @@ class DurationBlock(Conjugate):
         """From the prior if it is conjugate, otherwise typical values with factors about 1."""
         if isinstance(self.law, ConjugateEmission) and self.law.is_conjugate:
             return super().drawn_start(prior, generator)
-        typical, supports = self.law.start(with_prefix(prior, PREFIX)), self.law.parameters
-        free = {name: free_coordinates(supports[name].support) for name in typical}
-        moved = {name: cast(Tensor, free[name].inv(value)) for name, value in typical.items()}
-        for name, value in moved.items():
+        typical = self.law.start(with_prefix(prior, PREFIX))
+        coordinates = FreeCoordinates({name: self.law.parameters[name].support for name in typical}, typical)
+        moved = {}
+        for name, value in coordinates.start.items():
             noise = torch.randn(value.shape, generator=generator, dtype=value.dtype, device=generator.device)
-            moved[name] = value + noise.to(value)
-        return prefixed({n: cast(Tensor, free[n](value)).unsqueeze(0) for n, value in moved.items()}, PREFIX)
+            moved[name] = (value + noise.to(value)).unsqueeze(0)
+        return prefixed(coordinates.values(moved), PREFIX)
 
     def sites(self, prior: Parameters) -> list[Site]:
         return prefixed_sites(self.law.sites(with_prefix(prior, PREFIX)), PREFIX)
@@ -236,22 +235,17 @@ class Durations:
         """A better point of the M-step if first segments are cut: of the `spread` counts, where each first segment has
         the factor 1 / E[d] too."""
         x, weights = self.spread(counts, own, first)
-        x, number, fully_known = (
-            x.double(),
-            first.sum(-1).double(),
-            {n: t.expand_as(own[n]) for n, t in whole_parameters(fixed).items()},
-        )
+        x, number = x.double(), first.sum(-1).double()
         sites = None if prior is None else known_sites(self.law.sites(prior), fixed, self.law.parameters)
 
         def objective(values: Parameters) -> Tensor:
-            wide = {name: value.double() for name, value in (fully_known | values).items()}
+            wide = {name: value.double() for name, value in values.items()}
             terms = torch.where(weights > 0, weights * self.law.table(x, wide), 0.0).sum(-2)
             fit = (terms - number * self.mean(wide).log()).sum(-1)
-            return fit if sites is None else fit + log_prior(sites, fully_known | values)
+            return fit if sites is None else fit + log_prior(sites, values)
 
-        known = {name: parameter.support for name, parameter in self.law.parameters.items() if name not in fully_known}
-        supports = {name: support_beside(support, fixed.get(name)) for name, support in known.items()}
-        return fully_known | ascend(objective, {name: own[name] for name in supports}, supports)
+        supports = {name: parameter.support for name, parameter in self.law.parameters.items()}
+        return ascend(objective, {name: own[name] for name in supports}, supports, fixed=fixed)
 
 
 def _closed(head: Float[Tensor, "*r K n"], tail: Callable[[], Tensor]) -> Tensor:

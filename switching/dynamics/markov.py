@@ -23,8 +23,7 @@ from ...inference.numerics.scalars import check_integer, check_number, check_sta
 from ..data.series import Drive, Series
 from ..emissions.contract import ByGate
 from ..inputs import Inputs, all_inputs, columns_of, count_inputs, named_or_counted, select_columns
-from ..known import block_beside, with_known
-from ..parameters import Parameters, concentration, kept, widened
+from ..parameters import Parameters, concentration, widened
 from ..priors import Conjugate, Probabilities
 from ..responses import Response, Shares
 from .any_prior import check_prior, under_user_priors
@@ -353,18 +352,10 @@ class Markov(Dynamics):
         )  # every step is drawn afresh, from a row that depends on the state before
 
     def check_states(self, series: Series, fixed: Parameters = NOTHING) -> None:
-        if series.states is None:
-            return
-        first, moves = torch.ones(self.n_states, dtype=torch.bool, device="cpu"), self._possible
-        start = fixed.get("initial_probs") if self.initial == "free" else None
-        if not isinstance(self.initial, str):
-            start = torch.tensor(self.initial, device="cpu")
-        if start is not None:
-            first = start.cpu() != 0
+        moves = self._possible
         if "transition_probs" in fixed:
             moves = moves & (fixed["transition_probs"].cpu() != 0)
-        if not bool(first.all() and moves.all()):
-            check_paths(series, first, moves)
+        check_paths(series, self.initial, moves, fixed)
 
     # ---- fits ------------------------------------------------------------------------------------------------------
 
@@ -394,13 +385,13 @@ class Markov(Dynamics):
         if self.n_initial:
             modes |= self._maximal_start(starts, prior, values, drive, fixed)
         elif self.initial == "free":
-            modes |= kept(block_beside(self.blocks["initial"], fixed).mode(prior, starts.sum(-2)), values)
+            modes |= self.maximize_counts({"initial": starts.sum(-2)}, prior, values, fixed)
         if self.n_inputs or self.initial == "stationary":
             modes |= self._maximal_rows(starts, marginals, prior, values, drive, fixed)
         else:
             counts = self.counts(marginals, lead)["transition"]
-            modes |= kept(block_beside(self.blocks["transition"], fixed).mode(prior, counts), values)
-        return with_known(modes, fixed, self.parameters)
+            modes |= self.maximize_counts({"transition": counts}, prior, values, fixed)
+        return modes
 
     def _maximal_start(
         self, starts: Tensor, prior: Parameters | None, values: Parameters, drive: Drive, fixed: Parameters

@@ -86,9 +86,19 @@ def check_known_states(
     return alive
 
 
-def check_paths(series: Series, first: Bool[Tensor, "K"], moves: Bool[Tensor, "K K"]) -> None:
-    """`check_known_states` of all sequences of a series."""
-    n_states = len(first)
+def check_paths(series: Series, initial: Any, moves: Bool[Tensor, "K K"], fixed: Parameters) -> None:
+    """`check_known_states` of all sequences of a series.
+
+    Arguments:
+        initial: that of the dynamics: the probabilities of the first state, or how they are found.
+        moves: those that are possible.
+        fixed: tables of known parameters; a first state of probability 0 is impossible too.
+    """
+    n_states = len(moves)
+    start = fixed.get("initial_probs") if isinstance(initial, str) else torch.tensor(initial, device="cpu")
+    first = torch.ones(n_states, dtype=torch.bool, device="cpu") if start is None else start.cpu() != 0
+    if series.states is None or bool(first.all() and moves.all()):
+        return
     if series.on_disk:
         alive = first
         for number, step, part in series.turns():
@@ -112,7 +122,7 @@ class PossibleProbabilities(Probabilities):
 
     @cached_property
     def family(self) -> VectorFamily[Any]:  # type: ignore[override]
-        return given_entries(Dirichlet(), torch.where(self.rows.free, torch.nan, 0.0).double())
+        return given_entries(Dirichlet(), self.rows.table)
 
     @property
     def parameters(self) -> Mapping[str, Parameter]:  # type: ignore[override]
@@ -129,7 +139,8 @@ class PossibleProbabilities(Probabilities):
 
 def possible_rows(mask: Mask) -> PossibleRows:
     """The support of a transition table."""
-    return PossibleRows(torch.tensor(mask, device="cpu"), "the mask excludes this move")
+    free = torch.tensor(mask, device="cpu")
+    return PossibleRows(torch.where(free, torch.nan, 0.0).double(), "the mask excludes this move")
 
 
 def references(free: Bool[Tensor, "K K"]) -> Bool[Tensor, "K K"]:

@@ -24,7 +24,7 @@ from ...inference.numerics.checks import check_integers
 from ...inference.numerics.products import with_ones
 from ..ascent import inside, newton, shortened
 from ..entries import Entries
-from ..known import KnownDistribution, KnownEntries
+from ..known import KnownDistribution
 from ..parameters import Parameter, Parameters, free_entries
 from ..priors import Conjugate, Site
 from .possible import Mask
@@ -130,9 +130,8 @@ class JumpRates(Conjugate):
 
     def sites(self, prior: Parameters) -> list[Site]:
         shape, time = prior["rates_shape"], prior["rates_time"]
-        free = self.free.to(shape.device)
-        known = KnownEntries(constraints.nonnegative, torch.where(free, torch.nan, 0.0).to(shape))
-        distribution = KnownDistribution(dist.Gamma(shape, time).to_event(2), known, ~free)
+        known: Any = self.parameters[NAME].support
+        distribution = KnownDistribution(dist.Gamma(shape, time).to_event(2), known, ~self.free.to(shape.device))
         return [Site(NAME, lambda values: distribution)]
 
 

@@ -37,10 +37,9 @@ from ...inference.chains.markov.op import row_sums
 from ...inference.families import Gaussian
 from ...inference.numerics.products import with_ones
 from ..emissions.ascent import ascend
-from ..entries import Entries, EntriesTransform
+from ..entries import Entries, KnownTransform
 from ..inputs import COEFFICIENT_SCALE
-from ..known import support_beside
-from ..parameters import Parameter, Parameters
+from ..parameters import Parameter, Parameters, places
 from ..priors import Conjugate, Site
 
 PIECE = 2**16  # numbers in the tables of some steps
@@ -72,8 +71,8 @@ class InputWeights(Conjugate):
         return {self.of_scale: torch.full((n_inputs,), COEFFICIENT_SCALE, dtype=torch.float64, device="cpu")}
 
     @cached_property
-    def _free(self) -> EntriesTransform:
-        return EntriesTransform(self.support)
+    def _free(self) -> KnownTransform:
+        return KnownTransform(self.support)
 
     def natural(self, prior: Parameters) -> Tensor:
         """A standard normal, from which starts are drawn."""
@@ -265,8 +264,7 @@ class Rows:
         in_part = (self.known_probs.isnan().any(-1) & ~self._whole.squeeze(-1)).nonzero().flatten()
         if not len(in_part):
             return probs
-        support = support_beside(constraints.simplex, self.known_probs[in_part].to(probs))
-        possible = likelihood.log_base > -torch.inf
+        known, possible = self.known_probs[in_part].to(probs), likelihood.log_base > -torch.inf
 
         def height(free: Parameters) -> Tensor:
             now = probs.index_copy(-2, in_part, free["probs"])
@@ -275,13 +273,13 @@ class Rows:
             return value.reshape(len(value), -1).sum(-1)
 
         before = probs[..., in_part, :].clamp_min(LEAST)
-        return probs.index_copy(-2, in_part, ascend(height, {"probs": before}, {"probs": support})["probs"])
+        best = ascend(height, {"probs": before}, {"probs": constraints.simplex}, fixed={"probs": known})
+        return probs.index_copy(-2, in_part, best["probs"])
 
     def _free(self, log_base: Tensor, moves: Tensor, support: Entries | None) -> Float[Tensor, "R I P"]:
         """Where numbers may move: probabilities are relative to the most expected one of each row."""
         possible = log_base > -torch.inf
-        most = torch.where(possible, moves[..., 0], -torch.inf).argmax(-1, keepdim=True)
-        of_probs = possible.to(log_base).scatter(-1, most, 0.0) * self._whole
+        of_probs = places(constraints.simplex, possible, moves[..., 0]).to(log_base) * self._whole
         if support is None:
             return of_probs
         of_weights = support.free.to(log_base).expand(*log_base.shape, -1)

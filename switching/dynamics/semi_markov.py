@@ -32,7 +32,6 @@ from ..emissions.conjugate import ConjugateEmission
 from ..emissions.contract import ByGate, Emission
 from ..emissions.counts import NegativeBinomial
 from ..inputs import Inputs, named_or_counted
-from ..known import with_known
 from ..parameters import Parameters, kept, prefixed, widened, with_prefix
 from ..priors import Conjugate
 from ..responses import Response
@@ -376,15 +375,10 @@ class SemiMarkov(Dynamics):
         return {name: (~self._endless).unsqueeze(-1).to(values[name].device) for name in names}
 
     def check_states(self, series: Series, fixed: Parameters = NOTHING) -> None:
-        first, moves = torch.ones(self.n_states, dtype=torch.bool, device="cpu"), self.possible
-        start = (
-            fixed.get("initial_probs") if isinstance(self.initial, str) else torch.tensor(self.initial, device="cpu")
-        )
-        if start is not None:
-            first = start.cpu() != 0
+        moves = self.possible
         if ROWS in fixed:
             moves = moves & (fixed[ROWS].cpu() != 0)
-        check_paths(series, first, moves | torch.eye(self.n_states, dtype=torch.bool, device="cpu"))
+        check_paths(series, self.initial, moves | torch.eye(self.n_states, dtype=torch.bool, device="cpu"), fixed)
 
     # ---- fits ------------------------------------------------------------------------------------------------------
 
@@ -429,7 +423,7 @@ class SemiMarkov(Dynamics):
         step = own, None if prior is None else with_prefix(prior, PREFIX), with_prefix(fixed, PREFIX)
         of_durations = self._durations
         best = of_durations.maximal(counts, *step) if first is None else of_durations.climbed(counts, first, *step)
-        return with_known(modes | kept(prefixed(best, PREFIX), values), fixed, self.parameters)
+        return modes | kept(prefixed(best, PREFIX), values)
 
     def _counted(self, counts: Float[Tensor, "*r b K longest"]) -> Float[Tensor, "*r K D"]:
         """The numbers of segments of all sequences by duration, without those that have no end."""

@@ -1,7 +1,6 @@
 """An M-step by gradient ascent, for emissions without a conjugate prior."""
 
 from collections.abc import Callable, Mapping
-from typing import cast
 
 import torch
 from torch import Tensor
@@ -9,8 +8,9 @@ from torch.distributions import AffineTransform
 from torch.distributions.constraints import Constraint
 
 from ..ascent import FARTHEST, Ascent, Differentiable, share_left
-from ..definite import free_coordinates
+from ..known import FreeCoordinates, joined, parted, whole_parameters
 from ..parameters import Parameters
+from ..priors import NONE
 
 MAX_STEPS = 4  # of BFGS in one M-step; the next M-step continues
 NEAR = 0.05  # of coordinates, between two slopes that show the curvature; kinks within it count
@@ -53,6 +53,7 @@ def ascend(
     values: Parameters,
     supports: Mapping[str, Constraint],
     units: Mapping[str, Tensor] | None = None,
+    fixed: Parameters = NONE,
 ) -> Parameters:
     """Increase an objective `[*r]` by BFGS in unconstrained coordinates, from all restarts `*r` at once.
 
@@ -60,23 +61,23 @@ def ascend(
 
     Arguments:
         units: of real parameters, by name; a step of BFGS is at most one unit long. Others have unit 1.
+        fixed: tables of parameters that keep their values, with NaN where an entry is free.
     """
-    if not values:  # all are known
-        return {}
-    to_support = {name: free_coordinates(support) for name, support in supports.items()}
-    for name, unit in (units or {}).items():
-        to_support[name] = AffineTransform(torch.zeros_like(unit), unit)
-    free = {name: cast(Tensor, to_support[name].inv(value)).detach() for name, value in values.items()}
+    known = whole_parameters(fixed)
+    values = values | {name: table.expand_as(values[name]) for name, table in known.items()}
+    if len(known) == len(values):
+        return values
     shape = objective(values).shape
-    sizes = [value[(0,) * len(shape)].numel() for value in free.values()]
+    first = {name: value[(0,) * len(shape)].detach() for name, value in values.items()}
+    scaled = {name: AffineTransform(torch.zeros_like(unit), unit) for name, unit in (units or {}).items()}
+    coordinates = FreeCoordinates(supports, first, fixed, scaled)
 
     def moved(flat: Tensor) -> Parameters:
-        parts = zip(free.items(), flat.split(sizes, -1), strict=True)
-        return {name: cast(Tensor, to_support[name](part.reshape(value.shape))) for (name, value), part in parts}
+        return coordinates.values(parted(flat.reshape(*shape, -1), coordinates.start))
 
-    start = torch.cat([value.reshape(shape.numel(), -1) for value in free.values()], -1)
+    start = joined(coordinates.of(values), coordinates.start).detach().reshape(shape.numel(), -1)
     climb = MStep(Differentiable(lambda flat: objective(moved(flat)).flatten()), start, RESTS)
-    climb.sizes = sizes
+    climb.sizes = [table.numel() for table in coordinates.start.values()]
     climb.run(MAX_STEPS)
     with torch.no_grad():
         raised = moved(climb.point)

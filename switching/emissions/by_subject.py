@@ -228,10 +228,7 @@ class SubjectEmission(ConjugateEmission):
     def maximize(
         self, x: Tensor, weights: Tensor, near: Parameters, prior: Parameters | None, floor: Tensor
     ) -> Maximized:
-        def maximized(x: Tensor, weights: Tensor, near: Parameters, subject: int) -> Parameters:
-            return self.emission.maximize(x, weights, near, prior, floor).values
-
-        return Maximized(self._each(maximized, x, weights, near, direct=self.emission.is_conjugate))
+        return self.maximize_beside({}, x, weights, near, prior, floor)
 
     def maximize_beside(
         self,
@@ -243,10 +240,11 @@ class SubjectEmission(ConjugateEmission):
         floor: Tensor,
     ) -> Maximized:
         def maximized(x: Tensor, weights: Tensor, near: Parameters, subject: int) -> Parameters:
+            step = x, weights, near, prior, floor
             held = {name: table[subject] for name, table in fixed.items()}
-            return self.emission.maximize_beside(held, x, weights, near, prior, floor).values
+            return (self.emission.maximize_beside(held, *step) if held else self.emission.maximize(*step)).values
 
-        return Maximized(self._each(maximized, x, weights, near, direct=False))
+        return Maximized(self._each(maximized, x, weights, near, direct=not fixed and self.emission.is_conjugate))
 
     def _each(
         self,

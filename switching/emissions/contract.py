@@ -34,7 +34,7 @@ from ...inference.numerics.scalars import check_integer
 from ..data.series import place
 from ..definite import free_coordinates
 from ..inputs import Inputs, count_inputs
-from ..known import known_sites, support_beside, whole_parameters
+from ..known import known_sites
 from ..parameters import (
     SINGLE,
     Named,
@@ -329,30 +329,23 @@ class Emission(Named, ABC):
         floor: Float[Tensor, "F"],
     ) -> Maximized:
         """`maximize` by BFGS, with some of the parameters fixed: tables of these, NaN where entries are free."""
-        whole = {name: table.expand_as(near[name]) for name, table in whole_parameters(fixed).items()}
         sites = None if prior is None else known_sites(self.sites(prior), fixed, self.parameters)
 
-        def objective(free: Parameters) -> Tensor:
-            values = whole | free
+        def objective(values: Parameters) -> Tensor:
             gained = torch.where(weights > 0, weights * self.table(x, values), 0.0).sum((-2, -1))
             return gained if sites is None else gained + log_prior(sites, values)
 
-        free = {
-            name: support_beside(parameter.support, fixed.get(name))
-            for name, parameter in self.parameters.items()
-            if name not in whole
-        }
-        values = whole
-        if free:
-            values = whole | ascend(objective, {name: near[name] for name in free}, free, self._spread_of(x, free))
-        return Maximized(values)
+        supports = {name: parameter.support for name, parameter in self.parameters.items()}
+        own = {name: near[name] for name in supports}
+        return Maximized(ascend(objective, own, supports, self._spread_of(x, fixed), fixed))
 
-    def _spread_of(self, x: Float[Tensor, "N R"], free: Mapping[str, Any]) -> dict[str, Tensor]:
+    def _spread_of(self, x: Float[Tensor, "N R"], fixed: Collection[str]) -> dict[str, Tensor]:
         """The spread of the features, for real parameters of features: BFGS is slow where units differ much."""
         rows = x[..., : self.n_features]
         away = (rows - rows.nanmean(0)).square().nanmean(0).sqrt()
         unit = torch.where(away > 0, away, 1.0)
-        dims = {name: self.parameters[name].dims for name, support in free.items() if support is constraints.real}
+        real = {name: one for name, one in self.parameters.items() if one.support is constraints.real}
+        dims = {name: one.dims for name, one in real.items() if name not in fixed}
         wide = {name: axes.index("feature") - len(axes) + 1 for name, axes in dims.items() if "feature" in axes}
         return {name: unit.reshape(-1, *[1] * -after) for name, after in wide.items()} if not self.have_unit else {}
 

@@ -35,8 +35,8 @@ from ...inference.families.peak import NEAR_FLOOR
 from ...inference.gaussian.op import Moments
 from ...inference.numerics.cholesky import cholesky, cholesky_inverse, cholesky_solve, log_det
 from ...inference.numerics.scalars import check_integer
-from ..entries import Entries, EntriesTransform
-from ..known import KnownDistribution, KnownEntries
+from ..entries import Entries, KnownEntries, KnownTransform
+from ..known import KnownDistribution
 from ..parameters import Parameter, Parameters, kept
 from ..priors import Site
 from .contract import Emission, Maximized
@@ -60,7 +60,7 @@ class _Triangular(Entries):
         return turned(value) if bool((value != 0)[..., ~self.free.to(value.device)].any()) else value
 
 
-biject_to.register(_Triangular)(EntriesTransform)
+biject_to.register(_Triangular)(KnownTransform)
 
 
 @dataclass(frozen=True, repr=False)
@@ -142,7 +142,7 @@ class FactorAnalysis(Emission):
         return {name: row.expand(n_states, -1) for name, row in rows.items()}
 
     def priors(self, prior: Parameters) -> Mapping[str, TorchDistributionMixin]:
-        place: Any = EntriesTransform(cast(Entries, self.parameters["loadings"].support))
+        place: Any = KnownTransform(cast(Entries, self.parameters["loadings"].support))
         scale = place.inv(prior["loadings_scale"].unsqueeze(-1).expand(-1, -1, self.n_factors))
         loadings: Any = dist.TransformedDistribution(dist.Normal(torch.zeros_like(scale), scale).to_event(1), [place])
         return {

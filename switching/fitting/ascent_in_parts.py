@@ -2,20 +2,18 @@
 
 It serves models whose M-step needs more than sums over the data: Student's t, emissions and dynamics with inputs or
 gaps between steps, parameters that are known in part, and others. The log evidence and its gradient are sums over the
-parts for every model (see `chains_in_parts`), so a step of BFGS takes about one pass. Its coordinates are those of
-`free_coordinates`. There is no Jacobian in the objective, which is that of EM.
+parts for every model (see `chains_in_parts`), so a step of BFGS takes about one pass. There is no Jacobian in the
+objective, which is that of EM.
 """
 
 import sys
-from typing import cast
 
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
 from ..ascent import Ascent
-from ..definite import free_coordinates
-from ..known import whole_parameters
+from ..known import FreeCoordinates, joined, whole_parameters
 from ..parameters import Parameters
 from ..problem import Problem
 from .chains_in_parts import Piece, log_evidence, summed
@@ -36,25 +34,15 @@ class LogPosterior(FreeDensity):
 
     def __init__(self, problem: Problem, whole: Whole, near: Parameters) -> None:
         self._problem, self._data, self._floor = problem, whole, variance_floor(problem.series)
-        self._known = whole_parameters(problem.fixed)
-        self._to = {
-            name: free_coordinates(parameter.support)
-            for name, parameter in problem.parameters.items()
-            if name not in self._known
-        }
-        self.start = {name: table[0] for name, table in self.free(near).items()}
+        supports = {name: parameter.support for name, parameter in problem.parameters.items()}
+        first = {name: table[0] for name, table in near.items()}
+        self.coordinates = FreeCoordinates(supports, first, whole_parameters(problem.fixed))
+        self.start = self.coordinates.start
         # EM leaves narrow states at the floor, and known ones may be below it
         self._least = (1 - ROUNDING) * self._floor.minimum(self.narrowness(near).amin(0))
 
-    def free(self, values: Parameters) -> Parameters:
-        """The coordinates of parameters `[R, ...]`."""
-        return {name: cast(Tensor, to.inv(values[name])) for name, to in self._to.items()}
-
     def values(self, free: Parameters) -> Parameters:
-        values = {name: cast(Tensor, to(free[name])) for name, to in self._to.items()}
-        name, some = next(iter(free.items()))
-        lead = some.shape[: some.ndim - self.start[name].ndim]
-        return values | {name: table.expand(*lead, *table.shape) for name, table in self._known.items()}
+        return self.coordinates.values(free)
 
     def log_prob(self, free: Parameters) -> Float[Tensor, "*r"]:
         values = self.values(free)
@@ -93,7 +81,7 @@ class AscentInParts(Ascent):
         super().__init__(self._posterior, self._point(values), rest)
 
     def _point(self, values: Parameters) -> Float[Tensor, "R P"]:
-        return torch.cat([table.reshape(len(table), -1) for table in self._posterior.free(values).values()], -1)
+        return joined(self._posterior.coordinates.of(values), self._posterior.start)
 
     @property
     def tables(self) -> Parameters:

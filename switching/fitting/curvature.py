@@ -26,8 +26,8 @@ from torch.distributions import constraints
 
 from ...inference.numerics.randomness import Seed, generator_of
 from ..definite import free_coordinates
-from ..entries import Entries
-from ..parameters import Parameter, Parameters, described, is_simplex
+from ..entries import Entries, of_free
+from ..parameters import Parameter, Parameters, described, is_simplex, places
 from .density import IMPOSSIBLE
 
 FIRST, SHARE, WIDEST = (
@@ -200,7 +200,7 @@ class Coordinates:
         moving = {name: _moving(known[name].support, value, free.get(name)) for name, value in values.items()}
         bounded, near, first = [], [], []
         for name, mask in moving.items():
-            real, dims = is_real(known[name].support), known[name].dims
+            real, dims = of_free(known[name].support) is constraints.real, known[name].dims
             size = unit.new_ones(())
             if real and "feature" in dims:
                 size = unit.reshape(-1, *[1] * (len(dims) - 1 - dims.index("feature")))
@@ -234,32 +234,21 @@ class Coordinates:
 
 def _moving(support: constraints.Constraint, value: Tensor, free: Tensor | None) -> Tensor:
     """Which entries of a table, or of its free coordinates, can move."""
-    if free is not None and support is constraints.positive_definite:  # free in whole groups of rows
-        rows, columns = torch.tril_indices(*free.shape[-2:], device=free.device)
+    if support.event_dim and not isinstance(support, Entries) and not is_simplex(support):
+        if free is None:
+            return torch.ones_like(cast(Tensor, free_coordinates(support).inv(value)), dtype=torch.bool)
+        rows, columns = torch.tril_indices(*free.shape[-2:], device=free.device)  # free in whole groups of rows
         return free[..., rows, columns]
-    if free is not None and not is_simplex(support):
-        return _moving(support, value, None) & free
-    if isinstance(support, Entries):
-        return support.free.to(value.device) & _moving(support.of, value, None)
-    if support is constraints.real:
-        return torch.ones_like(value, dtype=torch.bool)
-    if is_simplex(support):  # all possible ones except the greatest, which is their reference
-        possible = value > 0 if free is None else (value > 0) & free
-        greatest = torch.nn.functional.one_hot(torch.where(possible, value, 0.0).argmax(-1), value.shape[-1]).bool()
-        return possible & ~greatest
-    ends = _ends(support)
-    if ends is not None:
-        return (value > ends[0]) & (value < ends[1])
-    return torch.ones_like(cast(Tensor, free_coordinates(support).inv(value)), dtype=torch.bool)
+    free = torch.ones_like(value, dtype=torch.bool) if free is None else free
+    ends = (0.0, torch.inf) if is_simplex(support) else _ends(of_free(support))
+    return places(support, free if ends is None else free & (value > ends[0]) & (value < ends[1]), value)
 
 
 def _near(support: constraints.Constraint, value: Tensor, moving: Tensor) -> Tensor:
     """Which entries of a table are probabilities near 0 or 1."""
-    if isinstance(support, Entries):
-        return _near(support.of, value, moving)
     if is_simplex(support):
         return value < NEAR
-    if _ends(support) == (0.0, 1.0):
+    if _ends(of_free(support)) == (0.0, 1.0):
         return (value < NEAR) | (value > 1 - NEAR)
     return torch.zeros_like(moving)
 
@@ -267,31 +256,15 @@ def _near(support: constraints.Constraint, value: Tensor, moving: Tensor) -> Ten
 def _stepped(support: constraints.Constraint, value: Tensor, step: Tensor, free: Tensor | None = None) -> Tensor:
     """A parameter after a step of its coordinates; the step is 0 at entries that do not move. Free probabilities of a
     row keep their sum."""
-    if isinstance(support, Entries):
-        return _stepped(support.of, value, step)
-    if is_real(support):
-        return value + step
     if is_simplex(support):
         constant = value == 0 if free is None else (value == 0) | ~free
         part = torch.where(constant, 0.0, value)
         raised = part * step.exp()
         share = raised / raised.sum(-1, keepdim=True).clamp_min(torch.finfo(value.dtype).tiny)
         return torch.where(constant, value, part.sum(-1, keepdim=True) * share)
-    ends = _ends(support)
-    if ends is None:
-        transform = free_coordinates(support)
-        return cast(Tensor, transform(cast(Tensor, transform.inv(value)) + step))
-    low, high = ends
-    inside = (value > low) & (value < high)
-    if high == torch.inf:
-        return torch.where(inside, low + (value - low) * step.exp(), value)
-    middle = torch.where(inside, (value - low) / (high - low), 0.5)
-    return torch.where(inside, low + (high - low) * torch.sigmoid(torch.logit(middle) + step), value)
-
-
-def is_real(support: constraints.Constraint) -> bool:
-    """Whether free numbers have no bounds."""
-    return support is constraints.real or (isinstance(support, Entries) and support.of is constraints.real)
+    transform, ends = free_coordinates(of_free(support)), _ends(of_free(support))
+    moved = cast(Tensor, transform(cast(Tensor, transform.inv(value)) + step))
+    return moved if ends is None else torch.where((value > ends[0]) & (value < ends[1]), moved, value)
 
 
 def _ends(support: constraints.Constraint) -> tuple[float, float] | None:

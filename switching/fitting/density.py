@@ -1,7 +1,7 @@
 r"""The log joint density of a model's parameters and a series in free coordinates, for samplers and intervals.
 
-The paths are summed out exactly. Coordinates come from `biject_to` of each parameter's support, in units of the
-data's spread, so that the density does not depend on the unit of x. The density includes the Jacobian of the transform,
+The paths are summed out exactly. Coordinates are those of each parameter's support (`known.FreeCoordinates`), in units
+of the data's spread, so that the density does not depend on the unit of x. The density includes their Jacobian,
 
 $$\log p(y, x) = \log p(x \mid \theta(y)) + \log p(\theta(y)) + \log |\partial \theta / \partial y|,$$
 
@@ -9,16 +9,14 @@ so that its peak is inside the support.
 """
 
 from abc import ABC, abstractmethod
-from typing import cast
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
-from torch.distributions import Transform, biject_to
 
 from ...inference.numerics.deferred import deferred
 from ...inference.numerics.ranks import IMPOSSIBLE
-from ..known import whole_parameters
+from ..known import FreeCoordinates, joined, parted, whole_parameters
 from ..parameters import Parameters
 from ..problem import Problem
 from .units import Units
@@ -65,13 +63,11 @@ class FreeDensity(ABC):
     @property
     def point(self) -> Float[Tensor, "P"]:
         """The coordinates of `start`."""
-        return torch.cat([value.flatten() for value in self.start.values()])
+        return joined(self.start, self.start)
 
     def by_name(self, flat: Float[Tensor, "*r P"]) -> Parameters:
         """The same coordinates by the names of their parameters."""
-        parts = flat.split([value.numel() for value in self.start.values()], -1)
-        pairs = zip(self.start.items(), parts, strict=True)
-        return {name: part.reshape((*flat.shape[:-1], *value.shape)) for (name, value), part in pairs}
+        return parted(flat, self.start)
 
     @torch.no_grad()
     def at(self, flat: Float[Tensor, "R P"]) -> Float[Tensor, "R"]:
@@ -142,27 +138,15 @@ class Density(FreeDensity):
         near = self.units.values(near)
         self._inner.objective(near)
         supports = {site.name: site.distribution(near).support for site in self._inner.sites}
-        self._whole = whole_parameters(self._inner.fixed)
-        self._transforms: dict[str, Transform] = {
-            name: biject_to(support) for name, support in supports.items() if name not in self._whole
-        }
-        self.start = {name: cast(Tensor, to.inv(near[name])) for name, to in self._transforms.items()}
+        self.coordinates = FreeCoordinates(supports, near, whole_parameters(self._inner.fixed))
+        self.start = self.coordinates.start
 
     def values(self, free: Parameters) -> Parameters:
-        return self.problem.admitted(self.units.back(self._values(free)))
-
-    def _values(self, free: Parameters) -> Parameters:
-        values = {name: cast(Tensor, to(free[name])) for name, to in self._transforms.items()}
-        if not self._whole:
-            return values
-        name, value = next(iter(free.items()))
-        lead = value.shape[: value.ndim - self.start[name].ndim]
-        return values | {name: value.expand((*lead, *value.shape)) for name, value in self._whole.items()}
+        return self.problem.admitted(self.units.back(self.coordinates.values(free)))
 
     def log_prob(self, free: Parameters) -> Float[Tensor, "*r"]:
-        values = self._values(free)
-        volume = [to.log_abs_det_jacobian(free[name], values[name]) for name, to in self._transforms.items()]
-        return self._inner.objective(values) + torch.stack(volume).sum(0)
+        values = self.coordinates.values(free)
+        return self._inner.objective(values) + self.coordinates.log_volume(free, values)
 
     def hessian(self, flat: Float[Tensor, "P"]) -> Float[Tensor, "P P"]:
         """The Hessian at a point. If all parameters are of subjects, it has a block for each, and differences move

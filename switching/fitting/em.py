@@ -23,6 +23,7 @@ from ...inference.numerics.deferred import deferred
 from ..ascent import leaving
 from ..definite import free_coordinates
 from ..emissions.driven import rows_read
+from ..known import with_known
 from ..parameters import Parameters, is_simplex
 from ..problem import Problem
 from .bucketing import Bucketing
@@ -156,7 +157,8 @@ def maximized(
     moved = problem.dynamics.maximize(marginals, problem.prior, values, problem.series.drive, problem.fixed)
     rows, weights = weighted_rows(problem, marginals)
     best = problem.emission.maximize_parts(rows, weights, values, problem.prior, floor, problem.fixed)
-    return moved | best.values, collapsed_at(problem, best.values, floor)
+    values = with_known(moved | best.values, problem.fixed, problem.parameters)
+    return values, collapsed_at(problem, values, floor)
 
 
 def collapsed_at(problem: Problem, values: Parameters, floor: Float[Tensor, "F"]) -> Bool[Tensor, "R K"]:

@@ -84,8 +84,7 @@ def with_fixed(problem: Problem, fixed: Any) -> Problem:
     completed, called = _completed(problem, units, "fixed", tables)
     known = {name: completed[name][0] for name in called}
     for name, given in called.items():
-        if bool(free[given].any()):
-            known[name] = _with_gaps(problem.parameters[name].support, known[name], free[given])
+        known[name] = _with_gaps(problem.parameters[name].support, known[name], free[given])
     if set(known) == set(problem.parameters) and all(map(is_whole, known.values())):
         raise ValueError("fixed: got all parameters, which leaves nothing to fit; use model.with_values(...).")
     problem.dynamics.check_states(problem.series, known)

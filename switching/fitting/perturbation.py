@@ -12,7 +12,7 @@ local search*). How often is measured in docs/quality/benchmarks.md.
 """
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple, cast
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -21,8 +21,8 @@ from torch import Tensor
 from torch.distributions import constraints
 
 from ..data.series import Series
-from ..definite import free_coordinates
 from ..emissions.clusters import clusters_among
+from ..known import FreeCoordinates
 from ..parameters import Parameters, reordered
 from ..problem import Problem
 from .starts import (
@@ -108,14 +108,13 @@ def _shaken(draws: Draws, end: End) -> Parameters:
     rng, known = draws.rng, draws.problem.parameters
     size = float(np.exp(rng.uniform(*np.log(SHAKES))))
     some = opened(draws.problem, end.values)
+    coordinates = FreeCoordinates({name: known[name].support for name in some}, some)
 
-    def moved(name: str, value: Tensor) -> Tensor:
-        to_support = free_coordinates(known[name].support)
-        here = cast(Tensor, to_support.inv(value))
+    def moved(name: str, here: Tensor) -> Tensor:
         step = size / draws.problem.n_states if known[name].support is constraints.real else size
-        return cast(Tensor, to_support(here + step * torch.from_numpy(rng.standard_normal(here.shape)).to(here)))
+        return here + step * torch.from_numpy(rng.standard_normal(here.shape)).to(here)
 
-    return {name: moved(name, value) for name, value in some.items()}
+    return coordinates.values({name: moved(name, here) for name, here in coordinates.start.items()})
 
 
 def _remixed(draws: Draws, end: End) -> Parameters:

@@ -19,6 +19,7 @@ from typing import Any
 import torch
 from jaxtyping import Float
 from torch import Tensor
+from torch.distributions import constraints
 
 from ...inference.families import (
     Held,
@@ -33,7 +34,8 @@ from ...inference.message_passing.engine import VMP, Block
 from ...inference.numerics.deferred import deferred
 from ...inference.numerics.interrupts import may_interrupt
 from ..ascent import Ascent
-from ..definite import DefiniteTransform
+from ..known import FreeCoordinates, joined, parted
+from ..parameters import Parameters
 from .chunked import ChunkedVMP
 from .climbs import SAME, Climb
 from .density import IMPOSSIBLE
@@ -44,7 +46,6 @@ ENDS = "ends"  # the name of its loop in a checkpoint
 BEFORE = 64  # steps of EM
 STRIDE = 8  # steps between two checks of the progress
 RESTS = 0.01  # promised rise of a step, in the tolerance of the search, below which a restart waits for the others
-DEFINITE: Any = DefiniteTransform()
 
 
 def repays(graph: Graph) -> bool:
@@ -165,6 +166,36 @@ def _moved(graph: Graph) -> list[str]:
     return [name for name, family in points.items() if isinstance(family, MatrixNormalWishart | NormalWishart)]
 
 
+class PointCoordinates:
+    """Free coordinates `[*r, P]` of points, each a location and a precision matrix.
+
+    Arguments:
+        near: points `[...]`, by name.
+        held: the names of those that have none.
+    """
+
+    names: list[str]
+    free: FreeCoordinates
+
+    def __init__(self, near: Mapping[str, LocPrecision], held: Collection[str] = ()) -> None:
+        kinds = {"loc": constraints.real, "precision": constraints.positive_definite}
+        self.names, tables = list(near), self._tables(near)
+        known = self._tables({name: near[name] for name in held})
+        self.free = FreeCoordinates({name: kinds[name.rpartition(".")[2]] for name in tables}, tables, known)
+
+    def _tables(self, points: Mapping[str, LocPrecision]) -> Parameters:
+        return {f"{name}.{part}": table for name, point in points.items() for part, table in vars(point).items()}
+
+    def of(self, points: Mapping[str, LocPrecision]) -> Float[Tensor, "*r P"]:
+        """The coordinates of points `[*r, ...]`."""
+        return joined(self.free.of(self._tables(points)), self.free.start)
+
+    def at(self, flat: Float[Tensor, "*r P"]) -> dict[str, LocPrecision]:
+        """The points at coordinates."""
+        tables = self.free.values(parted(flat, self.free.start))
+        return {name: LocPrecision(tables[f"{name}.loc"], tables[f"{name}.precision"]) for name in self.names}
+
+
 class AtPoints:
     """The bound of a graph in free coordinates `[R, P]` of its points: see `ascent.Climbable`.
 
@@ -178,10 +209,10 @@ class AtPoints:
     def __init__(self, graph: Graph, tables: Mapping[str, Any]) -> None:
         self.graph = graph
         self.families: dict[str, Any] = {name: graph.families[name] for name in _moved(graph)}
-        self.points_near: dict[str, Any] = {
-            name: family.expected(tables[name]) for name, family in self.families.items()
-        }
-        self.start: Tensor = self.flat(self.points_near)
+        near = {name: family.expected(tables[name]) for name, family in self.families.items()}
+        first = {name: LocPrecision(point.loc[0], point.precision[0]) for name, point in near.items()}
+        self.coordinates = PointCoordinates(first)
+        self.start: Tensor = self.coordinates.of(near)
         self.best, self.highest = dict(tables), torch.full_like(self.start[:, 0], -torch.inf)
         self._last: VMP | ChunkedVMP | None = None  # the engine at the highest bounds, which knows expected statistics
 
@@ -203,30 +234,13 @@ class AtPoints:
     def select(self, restarts: Tensor) -> "AtPoints":
         """The bound of some of the restarts."""
         some, there = {name: tree_map(lambda part: part[restarts], eta) for name, eta in self.best.items()}, copy(self)
-        there.points_near = {name: family.expected(some[name]) for name, family in self.families.items()}
         there.start, there.best, there.highest, there._last = self.start[restarts], some, self.highest[restarts], None
         return there
-
-    def flat(self, points: Mapping[str, LocPrecision]) -> Float[Tensor, "R P"]:
-        """The coordinates of points."""
-        pairs = [(point.loc.flatten(1), DEFINITE.inv(point.precision).flatten(1)) for point in points.values()]
-        return torch.cat([part for pair in pairs for part in pair], -1)
-
-    def points(self, flat: Float[Tensor, "R P"]) -> dict[str, LocPrecision]:
-        """The points of coordinates."""
-        points, first = {}, 0
-        for name, like in self.points_near.items():
-            n, shape = like.loc[0].numel(), DEFINITE.inverse_shape(like.precision.shape)
-            m = shape[1:].numel()
-            loc, precision = flat[:, first : first + n], flat[:, first + n : first + n + m]
-            points[name] = LocPrecision(loc.reshape(like.loc.shape), DEFINITE(precision.reshape(shape)))
-            first += n + m
-        return points
 
     def engine(self, flat: Float[Tensor, "R P"]) -> VMP | ChunkedVMP:
         """The engine at these points, after an update of all other blocks."""
         engine, self._last = self._last or self.graph.engine(self.best, check=False), None
-        for name, point in self.points(flat).items():
+        for name, point in self.coordinates.at(flat).items():
             engine.put(Block(name, Held(self.families[name], point), self.graph.priors[name], self.best[name]))
         for name in self.others:
             engine.update(name)
@@ -245,7 +259,7 @@ class AtPoints:
         with torch.enable_grad():
             here = flat.requires_grad_()
             terms, prior = [], here.new_zeros(len(flat))
-            for name, point in self.points(here).items():
+            for name, point in self.coordinates.at(here).items():
                 statistics = self.families[name].statistics(point)
                 terms.append((messages[name] * statistics).sum())
                 prior = prior - self.families[name].kl_of(statistics, self.graph.priors[name]).flatten(1).sum(-1)

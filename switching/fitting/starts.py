@@ -35,9 +35,9 @@ from ..data.series import Series
 from ..emissions.clusters import clusters_among
 from ..emissions.contract import Emission
 from ..emissions.driven import rows_read
-from ..entries import Entries, PossibleRows
-from ..known import KnownEntries, with_known
-from ..parameters import Parameters, prefixed
+from ..entries import Entries, PossibleRows, of_free
+from ..known import with_known
+from ..parameters import Parameters, is_simplex, prefixed
 from ..problem import Problem
 from .spectral import predictive_states
 
@@ -192,18 +192,15 @@ def _from_shares(problem: Problem, near: Parameters, weights: Float[Tensor, "R *
 
 def _opened(value: Tensor, support: Any) -> Tensor:
     """The value without a probability or a rate at an end of its range, which no update could change."""
-    if isinstance(support, KnownEntries):
-        support = support.base
-    if isinstance(support, PossibleRows):
-        possible = support.free.to(value)
+    numbers = of_free(support)
+    if is_simplex(support):
+        possible = support.free.to(value) if isinstance(support, PossibleRows) else torch.ones_like(value)
         return (1 - OPEN) * value + OPEN * possible / possible.sum(-1, keepdim=True)
-    if support is constraints.simplex:
-        return (1 - OPEN) * value + OPEN / value.shape[-1]
-    if isinstance(support, constraints.interval):
-        return (1 - OPEN) * value + OPEN * (support.lower_bound + support.upper_bound) / 2
-    if isinstance(support, Entries) and support.of is constraints.nonnegative:
+    if isinstance(numbers, constraints.interval):
+        return (1 - OPEN) * value + OPEN * (numbers.lower_bound + numbers.upper_bound) / 2
+    if isinstance(support, Entries) and numbers is constraints.nonnegative:
         return torch.where(support.free.to(value.device), value.clamp_min(OPEN * float(value.mean())), value)
-    return value.clamp_min(OPEN) if support is constraints.nonnegative else value
+    return value.clamp_min(OPEN) if numbers is constraints.nonnegative else value
 
 
 def drawn_moves(problem: Problem, generator: torch.Generator) -> Parameters:

@@ -8,17 +8,16 @@ and the free coordinates of precisions. Fixed parameters have no coordinates.
 """
 
 from collections.abc import Sequence
-from typing import cast
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from ...inference.families import LocPrecision
 from ...inference.numerics.cholesky import cholesky, log_det
-from ..definite import DefiniteTransform
 from ..fitting.density import FreeDensity
+from ..fitting.points import PointCoordinates
 from ..fitting.units import Units
+from ..known import parted
 from ..parameters import Parameters
 from ..user_priors import UserPrior
 from .emission import Irregular, LinearEmission
@@ -122,54 +121,32 @@ class TableCoordinates:
     """
 
     emission: LinearEmission
-    near: Parameters
     fixed: Parameters
     priors: dict[str, UserPrior]
 
     def __init__(self, emission: LinearEmission, near: Parameters, fixed: Parameters) -> None:
-        self.emission, self.near, self.fixed, self.priors = emission, near, fixed, emission.user_priors
-        self.free: list[str] = [name for name, block in NAMES.items() if block[0] not in fixed]
+        self.emission, self.fixed, self.priors = emission, fixed, emission.user_priors
+        held = [name for name, names in NAMES.items() if names[0] in fixed]
+        self._points = PointCoordinates(one_point(near | fixed, emission), held)
 
     def of(self, values: Parameters) -> Float[Tensor, "*r P"]:
         """The coordinates of parameters."""
-        at, lead = one_point(values, self.emission), values["initial_mean"].ndim - 1
-        parts = [table for name in self.free for table in (at[name].loc, DefiniteTransform().inv(at[name].precision))]
-        return torch.cat([cast(Tensor, table).flatten(lead) for table in parts], -1)
+        return self._points.of(one_point(values, self.emission))
 
     def values(self, at: Float[Tensor, "*r P"]) -> Parameters:
         """Parameters at coordinates."""
-        point_of, lead = one_point(self.near | self.fixed, self.emission), at.shape[:-1]
-        points, used = {}, 0
-        for name, point in point_of.items():
-            if name not in self.free:
-                points[name] = LocPrecision(
-                    point.loc.expand(*lead, *point.loc.shape), point.precision.expand(*lead, *point.precision.shape)
-                )
-                continue
-            n, inner = point.loc.numel(), DefiniteTransform().inverse_shape(point.precision.shape)
-            loc, rest = at[..., used : used + n], at[..., used + n : used + n + inner.numel()]
-            precision = cast(Tensor, DefiniteTransform()(rest.unflatten(-1, inner)))
-            points[name] = LocPrecision(loc.unflatten(-1, point.loc.shape), precision)
-            used += n + inner.numel()
-        return one_value(points, self.emission) | {
-            name: value.to(at).expand(*lead, *value.shape) for name, value in self.fixed.items()
-        }
+        fixed = {name: value.to(at).expand(*at.shape[:-1], *value.shape) for name, value in self.fixed.items()}
+        return one_value(self._points.at(at), self.emission) | fixed
 
     def log_volume(self, at: Float[Tensor, "*r P"]) -> Float[Tensor, "*r"]:
         """How densities of coefficients and precisions change, or of a noise under a prior of the user."""
-        point_of, used, total = one_point(self.near, self.emission), 0, torch.zeros_like(at[..., 0])
-        for name in self.free:
-            point = point_of[name]
-            used += point.loc.numel()
-            inner = DefiniteTransform().inverse_shape(point.precision.shape)
-            rest = at[..., used : used + inner.numel()].unflatten(-1, inner)
-            to = DefiniteTransform()
-            precision = cast(Tensor, to(rest))
-            total = total + to.log_abs_det_jacobian(rest, precision).flatten(at.ndim - 1).sum(-1)
-            if name == "sights" and "observation_noise" in self.priors:  # of the noise, not of its precision
-                change = (precision.shape[-1] + 1) * log_det(cholesky(precision))
-                total = total - change.flatten(at.ndim - 1).sum(-1)
-            used += inner.numel()
+        free = parted(at, self._points.free.start)
+        tables = self._points.free.values(free)
+        total = self._points.free.log_volume(free, tables)
+        if "sights.precision" in free and "observation_noise" in self.priors:  # of the noise, not of its precision
+            precision = tables["sights.precision"]
+            change = (precision.shape[-1] + 1) * log_det(cholesky(precision))
+            total = total - change.flatten(at.ndim - 1).sum(-1)
         return total
 
 

@@ -13,11 +13,10 @@ from typing import Any
 import torch
 from jaxtyping import Float
 from torch import Tensor
-from torch.distributions import Transform, constraints
+from torch.distributions import constraints
 from torch.distributions.transforms import AffineTransform
 
 from ..ascent import Ascent
-from ..definite import free_coordinates
 from ..fitting.density import FreeDensity
 from ..fitting.initialization import values_of_model
 from ..fitting.options import Options
@@ -25,6 +24,7 @@ from ..fitting.posterior import SampledParameters
 from ..fitting.result import Result, diagnostics, only_start
 from ..fitting.sampling import run_nuts, sampled_diagnostics
 from ..fitting.search import multi_start
+from ..known import FreeCoordinates, joined
 from ..parameters import Parameters, check_parameters, read_tables
 from .hazards import INTERCEPT, frame_of, near, of_hazard
 from .hyperparameters import OF_LOCATION, check_hazard, sites, widened
@@ -50,43 +50,23 @@ class SegmentDensity(FreeDensity):
 
     def __init__(self, problem: SegmentProblem, center: Parameters, near: Parameters, volume: bool) -> None:
         self.problem, self.volume = problem, volume
-        self._transforms: dict[str, Any] = {}
+        supports, spreads = {}, {}
         for site in sites(problem.parameters, center, problem.hazard):
-            if site.name in problem.fixed:
-                continue
-            support = problem.parameters[site.name].support
-            to: Transform = free_coordinates(support)
-            if support is constraints.real and site.name != INTERCEPT:
+            supports[site.name] = problem.parameters[site.name].support
+            if supports[site.name] is constraints.real and site.name != INTERCEPT:
                 law: Any = site.distribution(center)
-                to = AffineTransform(law.mean, law.stddev)
-            self._transforms[site.name] = to
-        self.start = {name: to.inv(near[name]) for name, to in self._transforms.items()}
-
-    def at_values(self, values: Parameters) -> Float[Tensor, "*r P"]:
-        """The coordinates of parameters, in one vector."""
-        parts = []
-        for name, to in self._transforms.items():
-            free, n = to.inv(values[name]), self.start[name].ndim
-            parts.append(free.reshape(*free.shape[: free.ndim - n], -1))
-        return torch.cat(parts, -1)
+                spreads[site.name] = AffineTransform(law.mean, law.stddev)
+        self.coordinates = FreeCoordinates(supports, near, problem.fixed, spreads)
+        self.start = self.coordinates.start
 
     def values(self, free: Parameters) -> Parameters:
-        name, value = next(iter(free.items()))
-        lead = value.shape[: value.ndim - self.start[name].ndim]
-        fixed = {name: table.expand((*lead, *table.shape)) for name, table in self.problem.fixed.items()}
-        values = {name: to(free[name]) for name, to in self._transforms.items()}
-        return {name: (values | fixed)[name] for name in self.problem.parameters}
+        values = self.coordinates.values(free)
+        return {name: values[name] for name in self.problem.parameters}
 
     def log_prob(self, free: Parameters) -> Float[Tensor, "*r"]:
         values = self.values(free)
         height = self.problem.objective(values)
-        if not self.volume:
-            return height
-        for name, to in self._transforms.items():
-            each = to.log_abs_det_jacobian(free[name], values[name])
-            lead = free[name].ndim - self.start[name].ndim
-            height = height + each.flatten(lead).sum(-1) if each.ndim > lead else height + each
-        return height
+        return height + self.coordinates.log_volume(free, values) if self.volume else height
 
     @property
     def at_once(self) -> int:
@@ -107,7 +87,8 @@ def fit_segments(problem: SegmentProblem, center: Parameters, known: Parameters,
     first, kinds = starts(problem, center, known, options)
     density = SegmentDensity(problem, center, {name: table[0] for name, table in first.items()}, volume=False)
     with multi_start(options, problem.series) as search:
-        search.run(Ascent(density, density.at_values(first), RESTS), kinds, options.n_kept)
+        at = joined(density.coordinates.of(first), density.start)
+        search.run(Ascent(density, at, RESTS), kinds, options.n_kept)
     found = search.result().raised(volume)
     values = density.values(density.by_name(found.best.tables["y"]))
     posterior: SampledParameters | None = None

@@ -27,6 +27,7 @@ from ..fitting.initialization import values_of_model
 from ..fitting.options import Options
 from ..fitting.result import Result, result_of
 from ..fitting.search import multi_start
+from ..known import with_known
 from ..linear.fixed import Known, in_states
 from ..parameters import SYMMETRIC, Parameter, Parameters
 from ..user_priors import check_possible
@@ -143,14 +144,7 @@ class Surface:
     def values(self, y: Float[Tensor, "P"]) -> Parameters:
         """The parameters, in the units of the fit."""
         values = self.coordinates.values(y)
-        for name, table in self.tables.items():
-            free, value = table.isnan(), values[name]
-            if self.layout.known[name].support is constraints.simplex:
-                rest = 1 - table.nan_to_num(0.0).sum(-1, keepdim=True)
-                value = torch.where(free, value, 0.0)
-                value = value * rest / value.sum(-1, keepdim=True).clamp_min(LEAST)
-            values[name] = torch.where(free, value, table.nan_to_num(0.0))
-        return values
+        return values | {name: torch.where(at.isnan(), values[name], at) for name, at in self.tables.items()}
 
     def climb(self, flat: Float[Tensor, "R P"]) -> tuple[Float[Tensor, "R"], Float[Tensor, "R P"]]:
         heights, slopes = torch.full_like(flat[:, 0], -torch.inf), torch.zeros_like(flat)
@@ -207,5 +201,5 @@ def _regular(layout: LinearRegimes, tables: Parameters, values: Parameters) -> P
         elif support is constraints.nonnegative:
             regular[name] = torch.where(is_known, 1.0, values[name])
         elif values is not tables:
-            regular[name] = torch.where(is_known, table, values[name])
+            regular |= with_known({name: values[name]}, tables, layout.known)
     return regular

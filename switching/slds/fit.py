@@ -202,15 +202,11 @@ def _in_fit(graph: Graph, users: InFit, options: Options) -> tuple[Graph, Graph]
 
 def _singular(layout: LinearRegimes, tables: Parameters) -> bool:
     """Whether a known covariance has no inverse: then independent states and regimes have no bound."""
+    regular = {}
     for name in set(COVARIANCES) & set(tables):
-        table = tables[name]
-        if layout.known[name].support in SYMMETRIC:
-            regular = torch.where(table.isnan(), torch.eye(table.shape[-1]).to(table), table)
-            if bool((torch.linalg.cholesky_ex(regular).info != 0).any()):
-                return True
-        elif bool((table == 0).any()):
-            return True
-    return False
+        table, full = tables[name], layout.known[name].support in SYMMETRIC
+        regular[name] = torch.where(table.isnan(), torch.eye(table.shape[-1]).to(table) if full else 1.0, table)
+    return layout.singular(regular) is not None
 
 
 def _run(search: MultiStart, optimizer: Passing, kinds: Sequence[str], options: Options, n_kept: int = 0) -> None:

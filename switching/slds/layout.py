@@ -194,8 +194,8 @@ class LinearRegimes(Named):
         return values[name].ndim - len(self.known[name].dims)
 
     def singular(self, values: Parameters) -> str | None:
-        """The name of a covariance without an inverse, if there is one."""
-        for name in COVARIANCES:
+        """The name of a covariance without an inverse, if one of these is."""
+        for name in [name for name in COVARIANCES if name in values]:
             table = values[name] if self.known[name].support in SYMMETRIC else torch.diag_embed(values[name])
             if bool((torch.linalg.cholesky_ex(table).info != 0).any()):
                 return name

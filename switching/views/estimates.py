@@ -14,8 +14,8 @@ from torch.distributions import constraints
 from ...inference.numerics.randomness import Seed
 from ...inference.numerics.scalars import check_probability
 from ..data.series import Series
-from ..entries import Entries
-from ..fitting.curvature import Curvature, errors_of, is_real
+from ..entries import of_free
+from ..fitting.curvature import Curvature, errors_of
 from ..fitting.units import frame_of
 from ..intervals import central_interval
 from ..parameters import SYMMETRIC, Parameter, Parameters, described, is_simplex
@@ -179,7 +179,7 @@ def is_coefficient(row: Row, model: Any) -> bool:
     """Whether a number is the coefficient of an input or a lag, which has no effect at 0."""
     known = model.known.get(row.parameter)
     read = {*model.inputs_of, "regressor"}
-    return known is not None and is_real(known.support) and not read.isdisjoint(known.dims)
+    return known is not None and of_free(known.support) is constraints.real and not read.isdisjoint(known.dims)
 
 
 def is_many(fit: Any) -> bool:
@@ -207,8 +207,7 @@ def normal_ends(
     ends = {}
     for name, parameter in known.items():
         shown = parameter.shown.name if parameter.shown else name
-        support = parameter.shown.support if parameter.shown else parameter.support
-        support = support.of if isinstance(support, Entries) else support
+        support = of_free(parameter.shown.support if parameter.shown else parameter.support)
         at, step = estimates[shown].cpu().numpy(), reach * errors[shown].cpu().numpy()
         with np.errstate(all="ignore"):  # without an error there is no interval
             plain, positive = (at - step, at + step), (at * np.exp(-step / at), at * np.exp(step / at))
