@@ -25,6 +25,7 @@ from ..emissions.clusters import clusters_among
 from ..known import FreeCoordinates
 from ..parameters import Parameters, reordered
 from ..problem import Problem
+from .density import IMPOSSIBLE
 from .starts import (
     Guess,
     Starts,
@@ -61,16 +62,20 @@ class Draws(NamedTuple):
 
 
 def perturbed(problem: Problem, ends: Sequence[End], n: int, seed: int) -> Starts:
-    """n starts, of all kinds in turn, from ends of which the first is the best."""
+    """n starts, of all kinds in turn, from ends of which the first is the best; fewer if some cannot be made."""
     rng, generator = np.random.default_rng(seed), torch.Generator().manual_seed(seed)
     draws = Draws(problem, embedded(problem.emission, problem.series), ends, rng, generator)
     kinds = [list(CHANGES)[(seed + number) % len(CHANGES)] for number in range(n)]
-    changed = []
+    changed, made = [], []
     for kind in kinds:
         end = ends[0] if rng.random() < BEST else ends[int(rng.integers(len(ends)))]
-        values = CHANGES[kind](draws, end)
-        changed.append(opened(problem, {name: values[name].unsqueeze(0) for name in ends[0].values}))
-    return Starts(stacked(problem, changed), tuple(kinds))
+        try:
+            values = CHANGES[kind](draws, end)
+            changed.append(opened(problem, {name: values[name].unsqueeze(0) for name in ends[0].values}))
+        except IMPOSSIBLE:
+            continue
+        made.append(kind)
+    return Starts(stacked(problem, changed) if made else {}, tuple(made))
 
 
 def _crossed(draws: Draws, end: End) -> Parameters:

@@ -29,9 +29,10 @@ from functools import partial
 from typing import Any, Protocol, runtime_checkable
 
 import torch
+from jaxtyping import Bool
 from torch import Tensor
 
-from ...inference.families import tree_map
+from ...inference.families import tree_map, tree_parts
 from ...inference.message_passing.engine import Run
 from ...inference.numerics.deferred import deferred
 from ...inference.numerics.interrupts import may_interrupt
@@ -221,6 +222,8 @@ def _perturb(
         if not multi.replayed():
             ends = [end(climb.tables) for climb in multi.ends(PARENTS)]
             starts = perturbed(problem, ends, n, options.number + number)
+            if not starts.kinds:
+                return
             multi.run(make_optimizer(starts.values), starts.kinds, options.n_kept, independent=False)
         if multi.best.ended != "converged":  # further rounds would only raise it by further steps
             return
@@ -264,8 +267,9 @@ class MultiStart:
     @property
     def best(self) -> Climb:
         """The restart with the highest objective so far; see `avoids_points`. Among equally high ones, a converged
-        one."""
-        sound = [climb for climb in self.climbs if climb.sound or not self.avoids_points] or self.climbs
+        one. One that failed only if all did."""
+        there = [climb for climb in self.climbs if climb.ended != "failed"] or self.climbs
+        sound = [climb for climb in there if climb.sound or not self.avoids_points] or there
         top = max(climb.final for climb in sound) - self.tol
         return max(
             (climb for climb in sound if climb.final >= top),
@@ -275,7 +279,7 @@ class MultiStart:
     @property
     def highest(self) -> Climb:
         """The restart with the highest objective, even if a state of it sits on a single point."""
-        return max(self.climbs, key=lambda climb: climb.final)
+        return max((climb for climb in self.climbs if climb.ended != "failed"), key=lambda climb: climb.final)
 
     def ends(self, most: int) -> list[Climb]:
         """The best restart and the next best at other heights, at most so many."""
@@ -314,6 +318,11 @@ class MultiStart:
             if not self.best.trace:  # one start alone has a result soon
                 alone = optimizer.select(torch.zeros(1, dtype=torch.long, device=self._device))
                 self._note(going[:1], alone, alone.run(1))
+        except IMPOSSIBLE:
+            if not any(climb.ended not in ("", "failed") for climb in self.climbs):
+                raise
+            for climb in going:
+                climb.ended = climb.ended or "failed"
         for climb in self.climbs:
             if not climb.ended:
                 climb.ended = "interrupted" if self.interrupted else "max_steps"
@@ -377,18 +386,18 @@ class MultiStart:
     def _risen(
         self, going: list[Climb], optimizer: Optimizer, n_steps: int
     ) -> tuple[list[Climb], Optimizer, dict[str, Any], Run]:
-        """The restarts after some steps, and their tables before. Those that fail are dropped, unless all do."""
-        before = optimizer.tables
+        """The restarts after some steps, and their tables before. Those that fail are dropped; an error if all do."""
+        before, run = optimizer.tables, None
         try:
             run = optimizer.run(n_steps)
-            failed = run.elbo[-1].isnan().tolist()
+            failed = (run.elbo[-1].isnan() | has_nan(optimizer.tables)).tolist()
         except IMPOSSIBLE:
             failed = [_fails(optimizer.select(self._numbers([i]))) for i in range(len(going))]
             if all(failed) or not any(failed):
                 raise
-            run = None
-        if not any(failed) or all(failed):
-            assert run is not None
+        if all(failed):
+            raise ValueError("x: the parameters of all restarts became NaN; scale x, or give start=.")
+        if run is not None and not any(failed):
             return going, optimizer, before, run
         for climb, out in zip(going, failed, strict=True):
             climb.ended = "failed" if out else climb.ended
@@ -483,9 +492,15 @@ class MultiStart:
 def _fails(alone: Optimizer) -> bool:
     """Whether one restart cannot take a step."""
     try:
-        return bool(alone.run(1).elbo.isnan().any())
+        return bool(alone.run(1).elbo.isnan().any()) or bool(has_nan(alone.tables).any())
     except IMPOSSIBLE:
         return True
+
+
+def has_nan(tables: Mapping[str, Any]) -> Bool[Tensor, "R"]:
+    """Whether a number of a restart `[R, ...]` is NaN."""
+    parts = [part for table in tables.values() for part in tree_parts(table)]
+    return torch.stack([part.isnan().reshape(len(part), -1).any(-1) for part in parts]).any(0)
 
 
 def resumed(optimizer: Optimizer, state: dict[str, Any]) -> Optimizer:

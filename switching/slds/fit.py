@@ -4,6 +4,7 @@ A series is first centered and scaled by feature, so that the fit does not depen
 path of a single linear model and from labels of regimes. The fit with the highest evidence by a filter is kept.
 """
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -243,9 +244,9 @@ def _most_probable(
 
 def _evidence(climbs: Sequence[Climb], graph: Graph, problem: SwitchingLinearProblem) -> list[float]:
     """log p(x) by a filter at each restart's parameters, plus the log density of priors of the user; -inf if the series
-    has no density there."""
+    has no density there, or if the restart failed before it had taken a step."""
     series, layout = problem.series.double(), problem.layout
-    means = [VariationalPosterior.of(graph, climb.tables).mean for climb in climbs]
+    means = [VariationalPosterior.of(graph, climb.tables).mean for climb in climbs if climb.tables]
 
     def compute() -> list[Tensor]:
         if not series.n_sequences:
@@ -255,7 +256,8 @@ def _evidence(climbs: Sequence[Climb], graph: Graph, problem: SwitchingLinearPro
 
     zero = torch.zeros(len(means), dtype=torch.float64, device="cpu")
     filtered = graph.ranks.summed(compute, [zero])[0].tolist()
-    return [one + float(log_density(layout.user_priors, mean)) for one, mean in zip(filtered, means, strict=True)]
+    found = (one + float(log_density(layout.user_priors, mean)) for one, mean in zip(filtered, means, strict=True))
+    return [next(found) if climb.tables else -math.inf for climb in climbs]
 
 
 def _labels(problem: SwitchingLinearProblem, path: Tensor, options: Options) -> tuple[tuple[str, ...], Tensor]:

@@ -1,13 +1,18 @@
 """A fit finds what is there: states that look alike, in any unit, beside outliers; and says how it came about."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 import samplehold as sh
 import torch
-from samplehold.switching.fitting import em
+from samplehold.inference.families import tree_parts
+from samplehold.switching.ascent import Ascent
+from samplehold.switching.fitting import em, perturbation
 from samplehold.switching.fitting import search as search_module
 from samplehold.switching.fitting.climbs import Climb, SearchResult, merged
 from samplehold.switching.fitting.em import _ahead
+from samplehold.switching.fitting.message_passing import Passing
 from samplehold.switching.fitting.perturbation import CHANGES, End, perturbed
 from samplehold.switching.fitting.starts import KINDS, Starts, first_guesses
 from torch.distributions import constraints
@@ -318,6 +323,97 @@ def test_a_restart_that_fails_is_dropped_and_counted(monkeypatch):
     bad.clear()
     with pytest.raises(ValueError, match="got nan"):
         sh.SwitchingSSM(sh.Copy(2), sh.Normal(1)).fit(x, restarts=1, start=fit.model, max_steps=2, progress=False)
+
+
+def fit_of(kind: str) -> Any:
+    """A short fit by an optimizer of each kind."""
+    x, options = two_levels(40, 3.0)[:, None], {"restarts": 4, "progress": False, "seed": 0}
+    pairs, chain = np.concatenate([x, x[::-1]], -1), sh.SwitchingSSM(sh.Markov(2), sh.Normal(1))
+    fits = {
+        "EM": lambda: chain.fit(x, "em", **options),
+        "message passing": lambda: chain.fit(x, "vmp", **options),
+        "Newton": lambda: sh.LinearSSM(sh.LocalLevel()).fit(x, **options),
+        "BFGS": lambda: sh.Segments(sh.Normal(1)).fit(x, **options),
+        "a linear graph": lambda: sh.SwitchingLinearSSM(2, 1, 2).fit(pairs, "vmp", **options),
+    }
+    return fits[kind]()
+
+
+OPTIMIZERS = {"EM": em.EM, "message passing": Passing, "Newton": Ascent, "BFGS": Ascent, "a linear graph": Passing}
+
+
+def poison(optimizer: Any, restarts: slice) -> None:
+    for table in optimizer.tables.values():
+        for part in tree_parts(table):
+            part.detach()[restarts] = torch.nan
+
+
+@pytest.mark.parametrize("kind", OPTIMIZERS)
+def test_a_restart_whose_numbers_become_nan_is_dropped_and_counted(kind, monkeypatch):
+    true_run, true_climb, searched = OPTIMIZERS[kind].run, search_module.MultiStart._risen, []
+
+    def risen(self, *given):
+        searched.append(True)
+        return true_climb(self, *given)
+
+    def run(self, max_steps):
+        found = true_run(self, max_steps)
+        if len(searched) == 1:
+            poison(self, slice(1))
+        return found
+
+    monkeypatch.setattr(search_module.MultiStart, "_risen", risen)
+    monkeypatch.setattr(OPTIMIZERS[kind], "run", run)
+    fit = fit_of(kind)
+    assert int((fit.restarts["ended"] == "failed").sum()) == 1
+    assert f"1 of {len(fit.restarts)} starts failed and were dropped" in fit.reason
+    assert all(bool(value.isfinite().all()) for value in fit.model.values.values())
+
+
+@pytest.mark.parametrize("kind", ["EM", "message passing"])
+def test_a_fit_keeps_what_it_has_if_all_further_restarts_fail(kind, monkeypatch):
+    true_run, true_batch, batches = OPTIMIZERS[kind].run, search_module.MultiStart.run, []
+
+    def batch(self, *given, **named):
+        batches.append(len(given[1]))
+        return true_batch(self, *given, **named)
+
+    def run(self, max_steps):
+        found = true_run(self, max_steps)
+        if len(batches) > 1:
+            poison(self, slice(None))
+        return found
+
+    monkeypatch.setattr(search_module.MultiStart, "run", batch)
+    monkeypatch.setattr(OPTIMIZERS[kind], "run", run)
+    fit = fit_of(kind)
+    assert fit.converged
+    assert len(batches) > 1
+    assert int((fit.restarts["ended"] == "failed").sum()) == sum(batches[1:])
+    assert all(bool(value.isfinite().all()) for value in fit.model.values.values())
+
+
+def test_if_all_numbers_become_nan_the_fit_says_so(monkeypatch):
+    true_run = em.EM.run
+
+    def run(self, max_steps):
+        found = true_run(self, max_steps)
+        poison(self, slice(None))
+        return found
+
+    monkeypatch.setattr(em.EM, "run", run)
+    with pytest.raises(ValueError, match="the parameters of all restarts became NaN; scale x"):
+        fit_of("EM")
+
+
+def test_changes_that_cannot_be_made_are_left_out(monkeypatch):
+    def refused(draws, end):
+        raise ValueError("duration_rate: got nan")
+
+    monkeypatch.setattr(perturbation, "CHANGES", dict.fromkeys(CHANGES, refused))
+    assert fit_of("EM").converged
+    monkeypatch.setattr(perturbation, "CHANGES", CHANGES | {"crossed": refused})
+    assert "crossed" not in set(fit_of("EM").restarts["start"])
 
 
 def test_a_mixture_without_weight_has_equal_shares():
