@@ -42,18 +42,22 @@ def seconds(work: Callable[[], object], times: int = 3) -> float:
     return min(found)
 
 
+def row(name: str, found: str) -> None:
+    print(f"| {name} | {found} |", flush=True)
+
+
 def report(name: str, x: torch.Tensor, tol: float, times: int) -> None:
     chain = lambda: normal_chain(x, tol)
-    print(f"{name}: evidence {seconds(lambda: chain().log_normalizer(), times):.3f} s")
-    print(f"{name}: left out {float(chain().runs().left_out):.2g}")
-    print(f"{name}: smoothing {seconds(lambda: chain().smooth(), times):.3f} s")
-    print(f"{name}: best path {seconds(lambda: chain().viterbi(), times):.3f} s", flush=True)
+    row(f"{name}", f"evidence {seconds(lambda: chain().log_normalizer(), times):.3f} s")
+    row(f"{name}", f"left out {float(chain().runs().left_out):.2g}")
+    row(f"{name}", f"smoothing {seconds(lambda: chain().smooth(), times):.3f} s")
+    row(f"{name}", f"best path {seconds(lambda: chain().viterbi(), times):.3f} s")
 
 
 def report_model(name: str, x: torch.Tensor, tol: float, times: int) -> None:
     model = Segments(Normal(), hazard=1 / 300, tol=tol).scaled_to(x)
     for verb in (model.log_evidence, model.smooth, model.filter):
-        print(f"{name}, the model: {verb.__name__} {seconds(lambda verb=verb: verb(x), times):.3f} s", flush=True)
+        row(f"{name}, the model", f"{verb.__name__} {seconds(lambda verb=verb: verb(x), times):.3f} s")
 
 
 def report_stream(n_runs: int = 100, n_steps: int = 300, n_more: int = 1000) -> None:
@@ -69,8 +73,8 @@ def report_stream(n_runs: int = 100, n_steps: int = 300, n_more: int = 1000) -> 
             now, _ = stream.update(now, (later[t],))
 
     name, each = f"stream of {n_runs} run lengths", 1e6 / (n_steps - n_runs)
-    print(f"{name}: {each * seconds(updates):.0f} us an update")
-    print(f"{name}: {1e6 / n_more * seconds(lambda: stream.extend(runs, (later,))):.1f} us each of {n_more} at once")
+    row(f"{name}", f"{each * seconds(updates):.0f} us an update")
+    row(f"{name}", f"{1e6 / n_more * seconds(lambda: stream.extend(runs, (later,))):.1f} us each of {n_more} at once")
     x = series(n_runs + n_more, every=10 * n_steps)
     model = Segments(Normal(), hazard=1 / 300).scaled_to(x)
     state, _ = model.extend(model.start(most=n_runs, tol=0.0), x[:n_runs])
@@ -83,15 +87,17 @@ def report_stream(n_runs: int = 100, n_steps: int = 300, n_more: int = 1000) -> 
             if read:
                 _ = output.change, output.mean
 
-    print(f"{name}, the model: {each * seconds(lambda: steps(False)):.0f} us an update")
-    print(f"{name}, the model: {each * seconds(lambda: steps(True)):.0f} us an update whose change and means are read")
-    print(
-        f"{name}, the model: {1e6 / n_more * seconds(lambda: model.extend(state, x[n_runs:])):.1f} us each of {n_more}"
+    row(f"{name}, the model", f"{each * seconds(lambda: steps(False)):.0f} us an update")
+    row(f"{name}, the model", f"{each * seconds(lambda: steps(True)):.0f} us an update whose change and means are read")
+    row(
+        f"{name}, the model",
+        f"{1e6 / n_more * seconds(lambda: model.extend(state, x[n_runs:])):.1f} us each of {n_more}",
     )
 
 
 def main() -> None:
     torch.set_num_threads(2)
+    print("| series | time |\n|---|---|")
     with kernels("native"):
         report("T=1e4, exact", series(10_000), 0.0, 3)
         report("T=1e6, tol 1e-9", series(1_000_000), 1e-9, 1)
