@@ -18,7 +18,7 @@ from ..definite import free_coordinates
 from ..known import whole_parameters
 from ..parameters import Parameters
 from ..problem import Problem
-from .chains_in_parts import Piece, log_evidence, summed
+from .chains_in_parts import ChainPiece, log_evidence, summed
 from .density import FreeDensity
 from .em import collapsed_at, occupancy_of
 from .starts import opened, variance_floor
@@ -107,7 +107,7 @@ class AscentInParts(Ascent):
         """See `EM.counted`."""
         zero = torch.zeros(len(self.point), self._problem.n_states, dtype=torch.float64, device=self.point.device)
 
-        def steps(piece: Piece) -> list[Tensor]:
+        def steps(piece: ChainPiece) -> list[Tensor]:
             return [occupancy_of(piece.marginals())]
 
         with torch.no_grad():

@@ -10,9 +10,10 @@ from jaxtyping import Float
 from torch import Tensor
 
 from ..ascent import Differentiable
+from ..data.packed import consecutive
 from ..fitting import chunked
 from ..fitting.units import Units
-from ..fitting.whole import Whole
+from ..fitting.whole import Piece, Whole
 from ..parameters import Parameters
 from .coordinates import LinearDensity
 from .problem import LinearProblem
@@ -37,17 +38,15 @@ class SharedDensity(LinearDensity):
         self, whole: Whole, problem: LinearProblem, compute: Callable[[LinearDensity], list[Tensor]], like: list[Tensor]
     ) -> list[Tensor]:
         """The sums of what the densities of the evidence of all parts give."""
+
+        def density(piece: Piece) -> LinearDensity:
+            part = copy(self)
+            part.problem = replace(problem, series=piece.series, prior=None)
+            return part
+
+        groups = consecutive(whole.lengths, max(1, chunked.max_numbers(whole.like) // problem.n_states))
         zeros = [torch.zeros_like(table) for table in like]
-
-        def local() -> list[Tensor]:
-            total = zeros
-            for series in whole.parts(max(1, chunked.max_numbers(whole.like) // problem.n_states)):
-                part = copy(self)
-                part.problem = replace(problem, series=series, prior=None)
-                total = [before + more for before, more in zip(total, compute(part), strict=True)]
-            return total
-
-        return whole.ranks.summed(local, zeros)
+        return whole.summed(lambda: whole.of_pieces(groups, density, compute), zeros)
 
     def _of_all(self, compute: Callable[[LinearDensity], list[Tensor]], like: list[Tensor]) -> list[Tensor]:
         """`_summed` in the units of the coordinates."""
