@@ -27,6 +27,7 @@ from ...inference.numerics.ranks import Ranks
 from ...inference.numerics.scalars import MOST
 from ..data.packed import ahead
 from ..data.series import Series
+from ..data.spool import BEYOND
 from .starts import first_of, sample_of, stretches_of
 from .units import Units
 
@@ -316,33 +317,18 @@ def jointly(whole: Whole | None, compute: Callable[[], T]) -> T:
 
 def _joined(parts: list[Series]) -> Series:
     """The sequences of several padded series as one."""
-    first, n_steps = parts[0], max(part.n_steps for part in parts)
+    n_steps = max(part.n_steps for part in parts)
 
     def joined(name: str, beyond: float) -> Any:
         tables = [getattr(part, name) for part in parts]
         if any(table is None for table in tables):
             return None
-        wide = [table.new_full((len(table), n_steps, *table.shape[2:]), beyond) for table in tables]
-        for table, place in zip(tables, wide, strict=True):
-            place[:, : table.shape[1]] = table
-        return torch.cat(wide)
+        ends = [(0, 0) * (table.ndim - 2) + (0, n_steps - table.shape[1]) for table in tables]
+        return torch.cat([torch.nn.functional.pad(*pair, value=beyond) for pair in zip(tables, ends, strict=True)])
 
+    tables = {name: joined(name, beyond) for name, beyond in (BEYOND | {"past": torch.nan}).items()}
+    for name in Series._BY_SEQUENCE:
+        of_parts = [getattr(part, name) for part in parts]
+        tables[name] = None if of_parts[0] is None else torch.cat(of_parts)
     lengths = torch.cat([part.last + 1 for part in parts])
-    by_sequence: dict[str, Any] = {
-        name: None if getattr(first, name) is None else torch.cat([getattr(part, name) for part in parts])
-        for name in ("weights", "subjects")
-    }
-    return Series(
-        joined("x", torch.nan),
-        None if bool((lengths == n_steps).all()) else lengths,
-        joined("inputs", 0.0),
-        joined("dt", 0.0),
-        drivers=first.drivers,
-        scaling=first.scaling,
-        features=first.features,
-        states=joined("states", -1),
-        step_weights=joined("step_weights", 1.0),
-        noise=joined("noise", 0.0),
-        past=joined("past", torch.nan),
-        **by_sequence,
-    )
+    return replace(parts[0], lengths=None if bool((lengths == n_steps).all()) else lengths, **tables)
