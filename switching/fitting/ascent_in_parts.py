@@ -107,7 +107,7 @@ class AscentInParts(Ascent):
         """See `EM.counted`."""
         zero = torch.zeros(len(self.point), self._problem.n_states, dtype=torch.float64, device=self.point.device)
 
-        def steps(piece: ChainPiece) -> list[Tensor]:
+        def steps(piece: ChainPiece[Problem]) -> list[Tensor]:
             return [occupancy_of(piece.marginals())]
 
         with torch.no_grad():

@@ -10,36 +10,40 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
+from typing import Any, Generic, TypeVar
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from ...inference.chains.contract import Chain, Marginals, log_belief_at_end, log_evidence_after
+from ...inference.chains.contract import Marginals, log_belief_at_end, log_evidence_after
 from ...inference.numerics.deferred import deferred
+from ...inference.numerics.scalars import MOST
 from ..data.packed import consecutive
 from ..data.series import numbered_from
 from ..parameters import Parameters
-from ..problem import Problem
+from ..problem import Problem, SeriesProblem
 from . import chunked
 from .whole import Piece, Whole
 
+SomeProblem = TypeVar("SomeProblem", bound=SeriesProblem)
+
 
 @dataclass(frozen=True)
-class ChainPiece:
+class ChainPiece(Generic[SomeProblem]):
     """A piece of the data: its problem, the parameters, and what is known of the steps before and after it."""
 
-    problem: Problem
+    problem: SomeProblem
     values: Parameters
     before: Tensor | None = None
     after: Tensor | None = None
 
     @staticmethod
-    def of(problem: Problem, values: Parameters, piece: Piece) -> "ChainPiece":
+    def of(problem: SomeProblem, values: Parameters, piece: Piece) -> "ChainPiece[SomeProblem]":
         return ChainPiece(problem.of(piece.series), values, piece.before, piece.after)
 
     @cached_property
-    def chain(self) -> Chain:
+    def chain(self) -> Any:
         chain = self.problem.chain(self.values)
         return chain if self.before is self.after is None else chain.between(self.before, self.after)
 
@@ -54,7 +58,7 @@ class ChainPiece:
     def log_evidence(self, before: Tensor) -> Tensor:
         return log_evidence_after(self.chain, before).detach()
 
-    def marginals(self) -> Marginals:
+    def marginals(self: "ChainPiece[Problem]") -> Marginals:
         """`Problem.marginals` of its steps; 0 at those that another piece counts."""
         marginals, n = self.problem.marginals_of(self.chain), self.counted_before
         if marginals.held is not None and self.problem.emission.parts[-1].alike:  # a stretch tells its states apart
@@ -69,7 +73,7 @@ class ChainPiece:
         return replace(marginals, fresh=fresh, held=held, initial=initial)
 
 
-def log_evidence(problem: Problem, whole: Whole, values: Parameters) -> Float[Tensor, "*r"]:
+def log_evidence(problem: SeriesProblem, whole: Whole, values: Parameters) -> Float[Tensor, "*r"]:
     """log p(x | parameters) of all data for each restart, each sequence times its weight; in float64.
 
     Its derivatives with respect to the parameters are those of the same pass through the data.
@@ -77,7 +81,7 @@ def log_evidence(problem: Problem, whole: Whole, values: Parameters) -> Float[Te
     free = [name for name, table in values.items() if table.requires_grad]
     here = {name: table.detach().requires_grad_(name in free) for name, table in values.items()}
 
-    def terms(piece: ChainPiece) -> list[Tensor]:
+    def terms(piece: ChainPiece[Any]) -> list[Tensor]:
         evidence = piece.problem.total(piece.chain.log_normalizer())
         leaves = [here[name] for name in free]
         slopes = torch.autograd.grad(evidence.sum(), leaves, materialize_grads=True) if free else ()
@@ -97,7 +101,7 @@ def occupancy(problem: Problem, whole: Whole, values: Parameters) -> Float[Tenso
     """Expected number of steps in each state, of all data."""
     lead = _lead(problem, values)
 
-    def steps(piece: ChainPiece) -> list[Tensor]:
+    def steps(piece: ChainPiece[Any]) -> list[Tensor]:
         state = piece.chain.smooth().state[..., piece.counted_before :, :]
         return [state.reshape(*lead, -1, problem.n_states).sum(-2)]
 
@@ -105,14 +109,18 @@ def occupancy(problem: Problem, whole: Whole, values: Parameters) -> Float[Tenso
     return summed(problem, whole, values, steps, [zero])[0].to(whole.like)
 
 
-def _lead(problem: Problem, values: Parameters) -> torch.Size:
+def _lead(problem: SeriesProblem, values: Parameters) -> torch.Size:
     """The axes of restarts."""
     name, value = next(iter(values.items()))
     return value.shape[: value.ndim - len(problem.parameters[name].dims)]
 
 
 def summed(
-    problem: Problem, whole: Whole, values: Parameters, terms: Callable[[ChainPiece], list[Tensor]], zeros: list[Tensor]
+    problem: SomeProblem,
+    whole: Whole,
+    values: Parameters,
+    terms: Callable[[ChainPiece[SomeProblem]], list[Tensor]],
+    zeros: list[Tensor],
 ) -> list[Tensor]:
     """The sums of the terms of all pieces, of all processes, in the dtypes of `zeros`.
 
@@ -122,14 +130,15 @@ def summed(
     numbers = _lead(problem, values).numel() * problem.n_states * whole.series.n_features
     size = max(2, chunked.max_numbers(whole.like) // numbers)
 
-    def by_group(piece: ChainPiece) -> list[list[Tensor]]:
+    def by_group(piece: ChainPiece[Any]) -> list[list[Tensor]]:
         return piece.problem.by_group(
             lambda part: terms(piece if part is piece.problem else replace(piece, problem=part))
         )
 
     def pieces() -> Iterator[list[Tensor]]:
         model, groups = partial(ChainPiece.of, problem, values), consecutive(whole.lengths, size)
-        for there in whole.of_pieces(groups, model, by_group, _placed, chunked.LONG // numbers, size):
+        longest = chunked.LONG // numbers if isinstance(problem, Problem) else MOST  # real-valued states are in memory
+        for there in whole.of_pieces(groups, model, by_group, _placed, longest, size):
             yield from there
 
     return whole.summed(pieces, zeros)

@@ -40,7 +40,7 @@ class EMInParts(EM):
     def _expected(self, values: Parameters) -> Parameters:
         """What an M-step reads of all data."""
 
-        def terms(piece: ChainPiece) -> Parameters:
+        def terms(piece: ChainPiece[Problem]) -> Parameters:
             problem, marginals = piece.problem, piece.marginals()
             evidence = problem.summed(marginals.log_normalizer)
             counts = problem.dynamics.counts(marginals, evidence.shape)
