@@ -50,6 +50,11 @@ class SeriesProblem(Record, ABC):
     def n_states(self) -> int:
         """The number of entries of a table at one step."""
 
+    @property
+    @abstractmethod
+    def parameters(self) -> Mapping[str, Parameter]:
+        """The description of each parameter, by name."""
+
     @abstractmethod
     def chain(self, values: Parameters) -> Any:
         """The chain over paths under these parameters."""

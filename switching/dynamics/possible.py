@@ -6,7 +6,7 @@ from functools import cached_property
 from typing import Any
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool
 from torch import Tensor
 
 from ...inference.families import Dirichlet, VectorFamily
@@ -46,72 +46,38 @@ def band(n_states: int, below: int, above: int) -> list[list[bool]]:
     return [[-below <= new - old <= above for new in range(n_states)] for old in range(n_states)]
 
 
-def check_known_states(
-    log_states: Float[Tensor, "*b T K"],
-    inside: Bool[Tensor, "*b T"],
-    first: Bool[Tensor, "*#b K"],
-    moves: Bool[Tensor, "K K"],
-    numbers: Int[Tensor, "B"],
-    before: int = 0,
-) -> Bool[Tensor, "B K"]:
-    """Raise ValueError with the place if no possible path has the known states of a sequence.
-
-    Arguments:
-        log_states: log weights, -inf where a state is known to be impossible.
-        inside: whether a step is in its sequence.
-        first, moves: the states and moves that are possible.
-        numbers: of the sequences, for errors.
-        before: the number of steps before these, for errors.
-
-    Returns:
-        The possible states at the last step.
-    """
-    k, n_steps = log_states.shape[-1], log_states.shape[-2]
-    known = (log_states > -torch.inf).reshape(-1, n_steps, k) | ~inside.reshape(-1, n_steps, 1)
-    ahead, table = first.to(known.device).expand(len(known), k), moves.to(known.device).double()
-    alive = ahead
-    for step in range(n_steps):
-        alive = ahead & known[:, step]
-        lost = ~alive.any(-1) & inside.reshape(-1, n_steps)[:, step]
-        if bool(lost.any()):
-            sequence = int(lost.nonzero()[0])
-            states = known[sequence, step].nonzero().flatten().tolist()
-            of = f" of sequence {int(numbers[sequence])}" if log_states.ndim > 2 else ""
-            where = f"step {before + step}{of}"
-            raise ValueError(
-                f"states: got {' or '.join(map(str, states))} at {where}, but no possible path leads there from the "
-                "known states before; correct the states, or make the moves possible in mask, initial or fixed."
-            )
-        ahead = (alive.double() @ table > 0) | ~inside.reshape(-1, n_steps)[:, step : step + 1]
-    return alive
-
-
 def check_paths(series: Series, initial: Any, moves: Bool[Tensor, "K K"], fixed: Parameters) -> None:
-    """`check_known_states` of all sequences of a series.
+    """Raise ValueError with the place if no possible path has the known states of a sequence.
 
     Arguments:
         initial: that of the dynamics: the probabilities of the first state, or how they are found.
         moves: those that are possible.
         fixed: tables of known parameters; a first state of probability 0 is impossible too.
     """
-    n_states = len(moves)
-    start = fixed.get("initial_probs") if isinstance(initial, str) else torch.tensor(initial, device="cpu")
-    first = torch.ones(n_states, dtype=torch.bool, device="cpu") if start is None else start.cpu() != 0
+    begins = fixed.get("initial_probs") if isinstance(initial, str) else torch.tensor(initial, device="cpu")
+    first = torch.ones(len(moves), dtype=torch.bool, device="cpu") if begins is None else begins.cpu() != 0
     if series.states is None or bool(first.all() and moves.all()):
         return
-    if series.on_disk:
-        alive = first
-        for number, step, part in series.turns():
-            known, numbers = part.log_states(n_states), torch.arange(number, number + part.n_sequences, device="cpu")
-            if known is not None:
-                start = alive if step else first
-                alive = check_known_states(known, part.inside, start, moves, numbers, step)
-        return
-    groups = series.groups() if series.packed else [torch.arange(series.n_sequences, device="cpu")]
-    for numbers, part in zip(groups, series.parts(), strict=True):
-        known = part.log_states(n_states)
-        if known is not None:
-            check_known_states(known, part.inside, first, moves, numbers)
+    first, table = first.to(series.like.device), moves.to(series.like.device).double()
+    alive = first
+    for number, start, part in series.turns():
+        log_states, inside = part.log_states(len(first)), part.inside
+        assert log_states is not None
+        known = (log_states > -torch.inf) | ~inside.unsqueeze(-1)
+        ahead = alive if start else first.expand(len(known), -1)
+        for step in range(part.n_steps):
+            alive = ahead & known[:, step]
+            lost = ~alive.any(-1) & inside[:, step]
+            if bool(lost.any()):
+                sequence = int(lost.nonzero()[0])
+                states = known[sequence, step].nonzero().flatten().tolist()
+                of = f" of sequence {number + sequence}" if series.batch_shape else ""
+                raise ValueError(
+                    f"states: got {' or '.join(map(str, states))} at step {start + step}{of}, but no possible path "
+                    "leads there from the known states before; correct the states, or make the moves possible in mask, "
+                    "initial or fixed."
+                )
+            ahead = (alive.double() @ table > 0) | ~inside[:, step : step + 1]
 
 
 @dataclass(frozen=True, eq=False)

@@ -16,7 +16,7 @@ from ..ascent import Ascent
 from ..known import FreeCoordinates, joined, whole_parameters
 from ..parameters import Parameters
 from ..problem import Problem
-from .chains_in_parts import Piece, log_evidence, summed
+from .chains_in_parts import ChainPiece, log_evidence, summed
 from .density import FreeDensity
 from .em import collapsed_at, occupancy_of
 from .starts import opened, variance_floor
@@ -95,7 +95,7 @@ class AscentInParts(Ascent):
         """See `EM.counted`."""
         zero = torch.zeros(len(self.point), self._problem.n_states, dtype=torch.float64, device=self.point.device)
 
-        def steps(piece: Piece) -> list[Tensor]:
+        def steps(piece: ChainPiece[Problem]) -> list[Tensor]:
             return [occupancy_of(piece.marginals())]
 
         with torch.no_grad():

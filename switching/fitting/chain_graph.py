@@ -146,9 +146,11 @@ class ChainGraph(SeriesGraph):
             earlier=earlier,
         )
 
-    def to(self, series: Series, share: float = 1.0, **cut: Tensor | None) -> "ChainGraph":
+    def to(
+        self, series: Series, share: float = 1.0, before: Tensor | None = None, after: Tensor | None = None
+    ) -> "ChainGraph":
         problem = self.problem.of(series)
-        part = ChainGraph.of(problem, self.independent, self.share * share, earlier=self.earlier, **cut)
+        part = ChainGraph.of(problem, self.independent, self.share * share, before, after, self.earlier)
         return replace(part, families=self.families, priors=self.priors)
 
     @property

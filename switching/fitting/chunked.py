@@ -1,39 +1,38 @@
-r"""Message passing in chunks of the data.
+"""Message passing in chunks of the data.
 
 The tables of one chunk fit into memory. Sequences are independent given the parameters, so the bound and the messages
-to the parameters are sums over groups of sequences. A sequence that is too long for one chunk is cut into stretches.
-Each stretch begins with the last step of the previous one. A forward pass computes the belief $a_t$ at each cut. A
-backward pass computes, for each stretch from t to t', the chain
-
-$$a_t(s_t) \prod_{u = t+1}^{t'} p(s_u, x_u \mid s_{u-1}) \; b_{t'}(s_{t'}), \qquad
-b_t(s) = P(s_t = s \mid x) / a_t(s),$$
-
-where $b_{t'}$ carries the evidence of all later steps. The chain also gives the $b_t$ for the previous stretch.
+to the parameters are sums over groups of sequences. A sequence that is too long for one chunk is cut into stretches:
+see `whole`.
 """
 
 import math
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
+from contextlib import AbstractContextManager
 from copy import copy
 from dataclasses import replace
-from typing import Any, NamedTuple
+from functools import partial
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from jaxtyping import Int
 from torch import Tensor
 
+from ...inference.chains.contract import log_belief_at_end
 from ...inference.families import Stats, tree_map
 from ...inference.message_passing.engine import HALVINGS, ROUNDINGS, VMP, Block, Run, per_restart
-from ...inference.numerics.clock import passed
 from ...inference.numerics.deferred import deferred, recompute
 from ...inference.numerics.ranks import Ranks
-from ..data.packed import ahead
+from ...inference.numerics.scalars import MOST
+from ..data.packed import consecutive
 from ..data.series import Series
 from ..dynamics.contract import PATHS
 from ..parameters import Parameters
 from .chain_graph import ChainGraph
 from .graph import Etas, Graph
 from .series_graph import SeriesGraph
+from .whole import Piece
 
+T = TypeVar("T")
 MAX_NUMBERS = 2**20  # numbers in one table of a chunk on the CPU, whose caches hold it
 ON_GPU = 16  # times as many there, where each kernel takes some time to begin
 LONG = 2**24  # numbers in one table beyond which a single sequence is cut
@@ -70,7 +69,6 @@ class ChunkedVMP:
 
     def _take(self, graph: SeriesGraph, etas: Etas) -> None:
         self.graph, self.etas, self._data = graph, etas, graph.data
-        self._lengths = self._data.lengths
         self._groups = alike(self._data.series, self._size)
 
     @property
@@ -112,11 +110,8 @@ class ChunkedVMP:
     def occupancy(self) -> Tensor:
         """Expected number of steps in each state, `[R, K]`."""
         none = self._data.like.new_zeros(len(self.elbo()), self.graph.problem.n_states)
-
-        def occupancy() -> list[Tensor]:
-            return [sum((occupancy_of(one.engine, one.counted) for one in self._chunks(self.etas, None)), none)]
-
-        return self._data.ranks.summed(occupancy, [none])[0]
+        steps = partial(self._of_chunks, self.etas, None, lambda chunk: [occupancy_of(*chunk)])
+        return self._data.summed(steps, [none])[0]
 
     def run(self, max_steps: int, tol: float) -> Run:
         """See `VMP.run`."""
@@ -192,107 +187,43 @@ class ChunkedVMP:
 
     def _contribution(self, etas: Etas, under: Etas | None = None) -> Contribution:
         """The bound and the messages under these parameters; for the first update, under other statistics of them."""
+
+        def terms(chunk: Chunk) -> list[Tensor]:
+            engine, follows = chunk.engine, PATHS in chunk.engine.blocks
+            bound = engine.normalizer(PATHS) + engine.elbo(without=PATHS) if follows else engine.elbo()
+            # under other statistics q(paths) is not optimal for `etas`, so there is no bound
+            return [bound if under is None else torch.full_like(bound, -math.inf), *map(engine.message, etas)]
+
         zeros = [self._data.like.new_zeros(_restarts(etas)).double(), *map(torch.zeros_like, etas.values())]
-        elbo, *messages = self._data.ranks.summed(lambda: self._local(etas, under, zeros), zeros)
+        elbo, *messages = self._data.summed(partial(self._of_chunks, etas, under, terms), zeros)
         return Contribution(elbo, dict(zip(etas, messages, strict=True)))
 
-    def _local(self, etas: Etas, under: Etas | None, zeros: list[Tensor]) -> list[Tensor]:
-        """The bound and the messages of the data of this process."""
-        total, messages = zeros[0], dict(zip(etas, zeros[1:], strict=True))
-        chunks = self._chunks(etas, under)
-        while True:
-            with recompute(lambda: self._local(etas, under, zeros)):
-                chunk = next(chunks, None)
-                if chunk is None:
-                    return [total, *messages.values()]
-                engine, evidence, _ = chunk
-                bound = engine.elbo() if evidence is None else evidence + engine.elbo(without=PATHS)
-                # under other statistics q(paths) is not optimal for `etas`, so there is no bound
-                total = total + (bound if under is None else torch.full_like(bound, -math.inf))
-                messages = {name: message + engine.message(name) for name, message in messages.items()}
+    def _of_chunks(self, etas: Etas, under: Etas | None, compute: Callable[["Chunk"], T]) -> Iterator[T]:
+        """What is computed from each chunk, with its paths under these parameters."""
+        known, self._paths = iter(self._paths), []
 
-    def _chunks(self, etas: Etas, under: Etas | None) -> Iterator["Chunk"]:
-        known, self._paths = self._paths, []
-        for i, (some, later) in enumerate(ahead(self._groups)):
-            share = len(some) / self._data.n_sequences
-            if self._is_long(some, _restarts(etas)):
-                yield from self._stretches(some, share, etas, under)
-                continue
-            part = self.graph.to(self._data.part(some), share)
-            self._data.series.fetch(later)
-            engine = part.engine(etas, check=False, linear=self.linear)
-            if i < len(known):
-                engine.put(engine.blocks[PATHS], near=known[i])
-            for block in part.paths:
+        def chunk(piece: Piece) -> Chunk:
+            graph = self.graph.to(*piece)
+            engine, paths = graph.engine(etas, check=False, linear=self.linear), next(known, None)
+            if paths is not None:
+                engine.put(engine.blocks[PATHS], near=paths)
+            for block in graph.paths:
                 engine.update(block.name, under)
             if self.graph.independent:
                 self._paths.append(engine.stats(PATHS))
-            yield Chunk(engine, engine.normalizer(PATHS) if PATHS in engine.blocks else None, None)
-            self._data.series.release()
-            self._passed(int(self._lengths[some].sum()))
+            return Chunk(engine, int(piece.before is not None))
 
-    def _passed(self, rows: int) -> None:
-        """Count rows, if they are of all data and not of a sample."""
-        if self.graph.whole is not None:
-            passed(rows)
+        def within(sequence: int, step: int) -> AbstractContextManager[None]:
+            return recompute(lambda: [*self._of_chunks(etas, under, compute)])
 
-    def _is_long(self, some: Int[Tensor, "n"], restarts: int) -> bool:
-        """Whether this is a single sequence that is cut into stretches."""
-        return len(some) == 1 and is_long(self.graph, restarts, int(self._lengths[some]))
-
-    def _stretches(self, member: Int[Tensor, "1"], share: float, etas: Etas, under: Etas | None) -> Iterator["Chunk"]:
-        """The chunks of a single long sequence."""
-        n_steps = int(self._lengths[member])
-        firsts = range(0, max(1, n_steps - 1), self._size)
-
-        def stretch(i: int, before: Tensor | None, after: Tensor | None, way: int) -> tuple[ChainGraph, VMP]:
-            series = self._data.stretch(member, firsts[i], self._size + 1)
-            if 0 <= i + way < len(firsts):
-                self._data.series.fetch(member, firsts[i + way], self._size + 1)
-            part = self.graph.to(series, share / len(firsts), before=before, after=after)
-            engine = part.engine(etas, check=False, linear=self.linear)
-            engine.update(PATHS, under)
-            return part, engine
-
-        passed, log_belief = [], None  # the log belief before each stretch, and its part of the evidence
-        for i in range(len(firsts)):
-            part, engine = stretch(i, log_belief, None, 1)
-            paths = engine.blocks[PATHS]
-            filtered = paths.family.chain(paths.eta).filter()  # type: ignore[attr-defined]
-            evidence = part.problem.series.weighed(filtered.log_normalizer)
-            passed.append((log_belief, evidence.reshape(len(evidence), -1).sum(-1)))
-            last = part.problem.series.last[..., None, None].expand(
-                *filtered.state.shape[:-2], 1, filtered.state.shape[-1]
-            )
-            log_belief = filtered.state.gather(-2, last).squeeze(-2).log()
-        log_after = None
-        for i in reversed(range(len(firsts))):
-            before, evidence = passed[i]
-            part, engine = stretch(i, before, log_after, -1)
-            yield Chunk(engine, evidence, part.counted)
-            self._passed(min(self._size, n_steps - firsts[i]))
-            if before is not None:
-                family: Any = engine.blocks[PATHS].family
-                belief = family.probabilities(engine.stats(PATHS).steps[0])[..., 0, :]
-                # if a_t is 0, b_t has no effect
-                log_after = torch.where(before == -math.inf, 0.0, belief.log() - before)
+        longest = longest_of(self.graph, _restarts(etas))
+        return self._data.of_pieces(self._groups, chunk, compute, within, longest, self._size + 1)
 
 
 def alike(series: Series, most: int) -> list[Int[Tensor, "n"]]:
     """The numbers of the sequences in groups of similar length, each of at most `most` steps with padding."""
-    if not series.n_sequences:
-        return []
-    if series.lengths is None:
-        return list(torch.arange(series.n_sequences, device="cpu").split(max(1, most // series.n_steps)))
-    lengths, order = series.lengths.flatten().cpu().sort(stable=True)
-    groups, first = [], 0
-    while first < len(order):
-        some = lengths[first : first + max(1, most)]
-        padded = some * torch.arange(1, len(some) + 1, device="cpu")
-        n = max(1, int((padded <= most).sum()))
-        groups.append(order[first : first + n].sort().values)
-        first += n
-    return groups
+    lengths, order = (series.last.flatten() + 1).cpu().sort(stable=True)
+    return [order[some].sort().values for some in consecutive(lengths, most)]
 
 
 def _restarts(etas: Etas) -> int:
@@ -300,18 +231,25 @@ def _restarts(etas: Etas) -> int:
 
 
 class Chunk(NamedTuple):
-    """The engine of a part of the data, the part of the bound `[R]` of its only block of paths, and
-    `ChainGraph.counted` of its steps."""
+    """The engine of a piece of the data, and the number of its first steps that another one counts."""
 
     engine: VMP
-    evidence: Tensor | None
-    counted: Tensor | None
+    counted_before: int
+
+    def log_belief(self) -> Tensor:
+        paths = self.engine.blocks[PATHS]
+        return log_belief_at_end(paths.family.chain(paths.eta))  # type: ignore[attr-defined]
+
+    def log_evidence(self, before: Tensor) -> Tensor:
+        family: Any = self.engine.blocks[PATHS].family
+        belief = family.probabilities(self.engine.stats(PATHS).steps[0])[..., 0, :]
+        return torch.where(before == -math.inf, 0.0, belief.log() - before)  # if a_t is 0, b_t has no effect
 
 
-def is_long(graph: SeriesGraph, restarts: int, n_steps: int) -> bool:
-    """Whether a single sequence is so long that it is cut into stretches; real-valued states are in memory."""
-    numbers = restarts * n_steps * graph.problem.n_states * graph.width
-    return numbers > LONG and isinstance(graph, ChainGraph) and not graph.independent
+def longest_of(graph: SeriesGraph, restarts: int) -> int:
+    """The steps beyond which a single sequence is cut into stretches; real-valued states are in memory."""
+    can_cut = isinstance(graph, ChainGraph) and not graph.independent
+    return LONG // (restarts * graph.problem.n_states * graph.width) if can_cut else MOST
 
 
 def is_large(graph: SeriesGraph, restarts: int) -> bool:
@@ -320,7 +258,7 @@ def is_large(graph: SeriesGraph, restarts: int) -> bool:
     if graph.whole is not None:
         return True
     numbers = series.n_sequences * restarts * series.n_steps * graph.problem.n_states
-    return is_long(graph, restarts, series.n_steps) or (series.n_sequences > 1 and numbers > _max_size(graph))
+    return series.n_steps > longest_of(graph, restarts) or (series.n_sequences > 1 and numbers > _max_size(graph))
 
 
 def _max_size(graph: SeriesGraph) -> int:
@@ -333,13 +271,14 @@ def max_numbers(like: Tensor) -> int:
     return MAX_NUMBERS if like.device.type == "cpu" else ON_GPU * MAX_NUMBERS
 
 
-def occupancy_of(engine: VMP | ChunkedVMP, counted: Tensor | None = None) -> Tensor:
-    """Expected number of steps in each state, `[R, K]`; without held steps whose emission is the same in all states."""
+def occupancy_of(engine: VMP | ChunkedVMP, counted_before: int = 0) -> Tensor:
+    """Expected number of steps in each state, `[R, K]`; without held steps whose emission is the same in all states,
+    and without the first ones, which are counted elsewhere."""
     if isinstance(engine, ChunkedVMP):
         return engine.occupancy
     drawn, held = engine.stats(PATHS).steps
     mass = drawn if held is None or held.shape[-1] < drawn.shape[-1] else drawn + held
-    mass = mass if counted is None else mass * counted.unsqueeze(-1)
+    mass = mass[..., counted_before:, :]
     return mass.reshape(len(mass), -1, mass.shape[-1]).sum(-2)
 
 
@@ -380,13 +319,9 @@ def engine_in(graph: Graph, state: dict[str, Any]) -> VMP | ChunkedVMP:
 
 def parameters_of(engine: VMP | ChunkedVMP) -> Etas:
     """Natural parameters of the blocks of parameters."""
-    if isinstance(engine, ChunkedVMP):
-        return engine.etas
     return {name: block.eta for name, block in engine.blocks.items() if name != PATHS}
 
 
 def messages_of(engine: VMP | ChunkedVMP) -> Etas:
     """The messages of all data to the blocks of parameters."""
-    if isinstance(engine, ChunkedVMP):
-        return engine.contribution.messages
     return {name: engine.message(name) for name in engine.blocks if name != PATHS}

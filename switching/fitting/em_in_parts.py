@@ -5,50 +5,19 @@ the emission (`Dynamics.adds_up`, `Emission.adds_up`). So memory holds one part,
 Other models maximise the same objective by quasi-Newton steps: see `ascent_in_parts`.
 """
 
-from typing import NamedTuple
-
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
 from ..known import whole_parameters
-from ..parameters import Parameters
+from ..parameters import Parameters, prefixed, with_prefix
 from ..problem import Problem
-from .chains_in_parts import Piece, summed
+from .chains_in_parts import ChainPiece, summed
 from .em import EM, collapsed_at, occupancy_of, weighted_rows
 from .starts import variance_floor
 from .whole import Whole
 
-
-class Totals(NamedTuple):
-    """What an M-step reads of all data."""
-
-    evidence: Float[Tensor, "R"]
-    occupancy: Float[Tensor, "R K"]
-    counts: Parameters  # of paths, by the names of blocks
-    sums: Parameters  # of the emission
-
-    @staticmethod
-    def of(piece: Piece, values: Parameters) -> "Totals":
-        problem, marginals = piece.problem, piece.marginals()
-        evidence = problem.summed(marginals.log_normalizer)
-        rows, weights = weighted_rows(problem, marginals)
-        counts = problem.dynamics.counts(marginals, evidence.shape)
-        sums = problem.emission.sums_of_parts(rows, weights, values)
-        return Totals(evidence, occupancy_of(marginals), counts, sums)
-
-    @property
-    def tables(self) -> list[Tensor]:
-        return [self.evidence, self.occupancy, *self.counts.values(), *self.sums.values()]
-
-    def filled(self, tables: list[Tensor]) -> "Totals":
-        """The same quantities with other numbers, the counts and sums in the same dtypes."""
-        evidence, occupancy, *others = tables
-        numbers = iter(others)
-        counts, sums = (
-            {name: next(numbers).to(table) for name, table in own.items()} for own in (self.counts, self.sums)
-        )
-        return Totals(evidence, occupancy, counts, sums)
+COUNTS, SUMS = "counts ", "sums "  # of paths, by the names of blocks, and of the emission
 
 
 class EMInParts(EM):
@@ -68,27 +37,37 @@ class EMInParts(EM):
         self._begin(values, None)
 
     @torch.no_grad()
-    def _expected(self, values: Parameters) -> Totals:
-        form = Totals.of(Piece(self._little, self._little.chain(values), 0), values)
-        zeros = [torch.zeros_like(table, dtype=torch.float64) for table in form.tables]
-        tables = summed(self.problem, self._whole, values, lambda piece: Totals.of(piece, values).tables, zeros)
-        return form.filled(tables)
+    def _expected(self, values: Parameters) -> Parameters:
+        """What an M-step reads of all data."""
 
-    def _maximized(self, now: Totals) -> tuple[Parameters, Bool[Tensor, "R K"]]:
-        problem = self.problem
-        moved = problem.dynamics.maximize_counts(now.counts, problem.prior, self.tables, problem.fixed)
-        best = problem.emission.maximize_parts_sums(now.sums, self.tables, problem.prior, self._floor)
+        def terms(piece: ChainPiece[Problem]) -> Parameters:
+            problem, marginals = piece.problem, piece.marginals()
+            evidence = problem.summed(marginals.log_normalizer)
+            counts = problem.dynamics.counts(marginals, evidence.shape)
+            sums = problem.emission.sums_of_parts(*weighted_rows(problem, marginals), values)
+            own = {"evidence": evidence, "occupancy": occupancy_of(marginals)}
+            return own | prefixed(counts, COUNTS) | prefixed(sums, SUMS)
+
+        form = terms(ChainPiece(self._little, values))
+        zeros = [torch.zeros_like(table, dtype=torch.float64) for table in form.values()]
+        totals = summed(self.problem, self._whole, values, lambda piece: [*terms(piece).values()], zeros)
+        return {name: total.to(form[name]) for name, total in zip(form, totals, strict=True)}
+
+    def _maximized(self, now: Parameters) -> tuple[Parameters, Bool[Tensor, "R K"]]:
+        problem, counts, sums = self.problem, with_prefix(now, COUNTS), with_prefix(now, SUMS)
+        moved = problem.dynamics.maximize_counts(counts, problem.prior, self.tables, problem.fixed)
+        best = problem.emission.maximize_parts_sums(sums, self.tables, problem.prior, self._floor)
         values = problem.admitted(moved | best.values)
         return values, collapsed_at(problem, values, self._floor)
 
-    def _occupancy(self, now: Totals) -> Float[Tensor, "R K"]:
-        return now.occupancy
+    def _occupancy(self, now: Parameters) -> Float[Tensor, "R K"]:
+        return now["occupancy"]
 
-    def _evidence(self, now: Totals) -> Float[Tensor, "R"]:
-        return now.evidence
+    def _evidence(self, now: Parameters) -> Float[Tensor, "R"]:
+        return now["evidence"]
 
-    def _some(self, now: Totals, restarts: Tensor) -> Totals:
-        return now.filled([table[restarts] for table in now.tables])
+    def _some(self, now: Parameters, restarts: Tensor) -> Parameters:
+        return {name: table[restarts] for name, table in now.items()}
 
 
 def adds_up(problem: Problem) -> bool:

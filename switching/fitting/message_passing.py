@@ -57,8 +57,6 @@ class Passing:
 
     @property
     def tables(self) -> Etas:
-        if isinstance(self.engine, ChunkedVMP):
-            return self.engine.etas
         return {name: self.engine.blocks[name].eta for name in self.graph.kept}
 
     @property

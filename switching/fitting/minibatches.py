@@ -20,11 +20,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...inference.message_passing.engine import VMP
-from ...inference.numerics.clock import passed
 from ...inference.numerics.deferred import deferred
 from ...inference.numerics.interrupts import may_interrupt
-from ..data.packed import ahead
 from ..dynamics.contract import PATHS
 from .chain_graph import ChainGraph
 from .chunked import engine_from, parameters_of
@@ -80,8 +77,9 @@ class Passes:
     def state(self) -> dict[str, Any]:
         return vars(self) | {"final": self.final.clone(), "objective": list(self.objective)}
 
-    def learn(self, batch: VMP) -> None:
+    def learn(self, graph: ChainGraph) -> None:
         """Take a step from a batch."""
+        batch = graph.engine(self.now, False, frozenset(self.linear), (self.n_batches + 1) ** -FORGETTING)
         with deferred():
             batch.update(PATHS)
             estimate = self.estimate + batch.elbo().double()
@@ -127,13 +125,8 @@ def run_batches(
                 if passes.order is None:
                     passes.order = torch.randperm(n, generator=generator, device="cpu")
                     passes.now, passes.place, passes.estimate = passes.etas, 0, 0.0
-                for some, later in ahead(passes.order.tensor_split(n_batches)[passes.place :]):
-                    part, step = graph.to(data.part(some.sort().values), len(some) / n), passes.n_batches + 1
-                    data.series.fetch(later)
-                    passes.learn(part.engine(passes.now, False, frozenset(passes.linear), step**-FORGETTING))
-                    data.series.release()
-                    if graph.whole is not None:
-                        passed(int(data.lengths[some].sum()))
+                batches = [some.sort().values for some in passes.order.tensor_split(n_batches)[passes.place :]]
+                for _ in data.of_pieces(batches, lambda piece: graph.to(*piece), passes.learn):
                     saving.note(lambda: passes.state() | {"generator": generator.get_state()})
                 passes.end(tol)
                 report(len(passes.objective), passes.objective[-1])

@@ -1,4 +1,4 @@
-"""The contract of a graph that message passing takes a part of the data at a time: see `chunked`."""
+"""The contract of a graph that message passing takes a piece of the data at a time: see `chunked`."""
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
@@ -27,8 +27,8 @@ class SeriesGraph(Graph, ABC):
     whole: Whole | None = None
 
     @abstractmethod
-    def to(self, series: Series, share: float = 1.0, **cut: Tensor | None) -> Any:
-        """The graph for another part of the data, with the same families and priors."""
+    def to(self, series: Series, share: float = 1.0, before: Tensor | None = None, after: Tensor | None = None) -> Any:
+        """The graph for another piece of the data, with the same families and priors; see `Piece`."""
 
     @property
     @abstractmethod

@@ -1,10 +1,19 @@
-"""`Whole`: all data of a fit, of which memory holds a part at a time, and this process perhaps a share.
+r"""`Whole`: all data of a fit, of which memory holds a piece at a time, and this process perhaps a share.
 
 Units, weak priors and first guesses are computed from a sample of the sequences, which is the same however the data are
-shared. A step of the fit reads the parts in turn and adds up what they contribute (see `chunked`).
+shared. A step of the fit reads the pieces in turn, and adds up what they contribute. A piece is a group of sequences,
+or a stretch of a long one, which begins with the last step of the stretch before. At a cut t a forward pass gives the
+belief $a_t(s) = P(s_t = s \mid x_{1:t})$, and a backward pass gives $b_t(s) = P(s_t = s \mid x) / a_t(s)$. The chain of
+the stretch from t to u (`Chain.between`) has the log-normalizer
+
+$$\log Z_{t,u} = \log \sum_{s_{t:u}} a_t(s_t) \Big[\prod_{v=t+1}^u p(s_v, x_v \mid s_{v-1})\Big] b_u(s_u)
+= \log p(x_{t+1:u} \mid x_{1:t}),$$
+
+and its states have their probabilities given all steps.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import Any, NamedTuple, TypeVar
@@ -15,12 +24,15 @@ from torch import Tensor
 
 from ...inference.numerics.clock import passed
 from ...inference.numerics.ranks import Ranks
-from ..data.packed import ahead, consecutive
-from ..data.series import Series, numbered_from
+from ...inference.numerics.scalars import MOST
+from ..data.packed import ahead
+from ..data.series import Series
+from ..data.spool import BEYOND
 from .starts import first_of, sample_of, stretches_of
 from .units import Units
 
 T = TypeVar("T")
+Model = TypeVar("Model")
 SAMPLE = 2**16  # steps on which the search for the best optimum is made
 
 
@@ -34,6 +46,22 @@ class Size(NamedTuple):
     @staticmethod
     def of(series: Series) -> "Size":
         return Size(series.n_sequences, int((series.last + 1).sum()), series.n_steps if series.n_sequences else 0)
+
+
+class Piece(NamedTuple):
+    r"""A piece of the data.
+
+    Attributes:
+        series: some sequences, or a stretch of one, in the units.
+        share: of all sequences.
+        before, after: $\log a$ at the first and $\log b$ at the last step of a stretch; None: the sequence begins or
+            ends there. With `before`, the first step is counted in the stretch before.
+    """
+
+    series: Series
+    share: float
+    before: Tensor | None = None
+    after: Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -116,39 +144,85 @@ class Whole:
         """The number of steps of each sequence of this process, on the CPU."""
         return (self.series.last.flatten() + 1).cpu()
 
-    # ---- parts -------------------------------------------------------------------------------------------------------
+    # ---- pieces ------------------------------------------------------------------------------------------------------
 
     def part(self, members: Int[Tensor, "n"]) -> Series:
         """Some of the sequences, in the units."""
         with self.series.reading():
             return self._in_units(self.series.part(members))
 
-    def stretch(self, member: Int[Tensor, "1"], first: int, size: int) -> Series:
-        """At most `size` steps of one sequence, in the units."""
+    def _stretch(self, member: Int[Tensor, "1"], first: int, size: int, then: int) -> Series:
+        """At most `size` steps of one sequence, in the units; the system reads those from `then` on meanwhile."""
+        self.series.fetch(member, max(0, then), size)
         with self.series.reading():
-            return self._in_units(self.series.part(member).stretch(first, size))
+            there = self._in_units(self.series.part(member).stretch(first, size))
+        self.series.release()
+        return there
 
     def _in_units(self, series: Series) -> Series:
         series = series.double() if self.wide else series
         return series if self.units is None else self.units.series(series)
 
-    def parts(self, size: int) -> Iterator[Series]:
-        """All sequences of this process in their order, a part of at most so many steps with padding at a time; a
-        longer sequence alone."""
-        for members, later in ahead(consecutive(self.lengths, size)):
-            some = self.part(members)
-            self.series.fetch(later)
-            with numbered_from(int(members[0]), 0):
-                yield some
-            passed(int(self.lengths[members].sum()))
+    def of_pieces(
+        self,
+        groups: Iterable[Int[Tensor, "n"]],
+        model: Callable[[Piece], Model],
+        compute: Callable[[Model], T],
+        within: Callable[[int, int], AbstractContextManager[None]] = lambda sequence, step: nullcontext(),
+        longest: int = MOST,
+        size: int = MOST,
+    ) -> Iterator[T]:
+        r"""What is computed from each of some groups of sequences, given by their numbers. A long sequence that is
+        alone is taken in stretches, from the last to the first.
+
+        Arguments:
+            model: of a piece. That of a stretch has `log_belief()`, $\log a$ at its last step, and
+                `log_evidence(before)`, $\log b$ at its first step, given $\log a$ there.
+            within: the context in which it is made and used, given its first sequence and step.
+            longest: steps beyond which a sequence is taken in stretches.
+            size: the steps of a stretch, at least 2.
+        """
+        for members, later in ahead(groups):
+            number, n_rows = int(members[0]), int(self.lengths[members].sum())
+            share = len(members) / self.n_sequences
+            if len(members) == 1 and n_rows > longest:
+                firsts, befores, after = range(0, max(1, n_rows - 1), size - 1), [None], None
+                for first in firsts[:-1]:
+                    with torch.no_grad(), within(number, first):
+                        series = self._stretch(members, first, size, first + size - 1)
+                        here: Any = model(Piece(series, share, befores[-1]))
+                        befores.append(here.log_belief())
+                for first, before in zip(reversed(firsts), reversed(befores), strict=True):
+                    with within(number, first):
+                        series = self._stretch(members, first, size, first - size + 1)
+                        here = model(Piece(series, share / len(firsts), before, after))
+                        computed = compute(here)
+                        after = None if before is None else here.log_evidence(before)
+                    yield computed
+                    self._passed(series.n_steps - int(before is not None))
+            else:
+                self.series.fetch(later)
+                with within(number, 0):
+                    computed = compute(model(Piece(self.part(members), share)))
+                yield computed
+                self._passed(n_rows)
             self.series.release()
 
-    def turns(self) -> Iterator[Series]:
-        """All sequences of this process in their order, a part at a time; a long one in stretches, each step once."""
-        for _, step, part in self.series.turns():
-            with self.series.reading():
-                some = self._in_units(part.stretch(1, part.n_steps) if step else part)
-            yield some
+    def _passed(self, n_rows: int) -> None:
+        """Count rows, if they are of all data and not of a sample."""
+        if self.series.on_disk or not self.ranks.alone:
+            passed(n_rows)
+
+    def summed(self, terms: Callable[[], Iterable[list[Tensor]]], zeros: list[Tensor]) -> list[Tensor]:
+        """The sums of the terms of all pieces of this process, and of all processes, in the dtypes of `zeros`."""
+
+        def local() -> list[Tensor]:
+            total = zeros
+            for some in terms():
+                total = [before + term for before, term in zip(total, some, strict=True)]
+            return total
+
+        return self.ranks.summed(local, zeros)
 
     # ---- numbers of all data -----------------------------------------------------------------------------------------
 
@@ -173,9 +247,16 @@ class Whole:
         return int(self.total(lambda part: float(part.n_observed)))
 
     def total(self, compute: Callable[[Series], float]) -> float:
-        """A number of each of `turns`, added up over all processes."""
+        """A number of each of consecutive parts, which count each step once, added up over all processes."""
         zero = torch.zeros(1, dtype=torch.float64, device="cpu")
-        return float(self.ranks.summed(lambda: [zero + sum(map(compute, self.turns()))], [zero])[0])
+
+        def terms() -> Iterator[list[Tensor]]:
+            for _, step, part in self.series.turns():
+                with self.series.reading():
+                    some = self._in_units(part.stretch(1, part.n_steps) if step else part)
+                yield [zero + compute(some)]
+
+        return float(self.summed(terms, [zero])[0])
 
     def log_volume(self, units: Units) -> float:
         """The increase of the log density of all sequences in these units."""
@@ -236,33 +317,18 @@ def jointly(whole: Whole | None, compute: Callable[[], T]) -> T:
 
 def _joined(parts: list[Series]) -> Series:
     """The sequences of several padded series as one."""
-    first, n_steps = parts[0], max(part.n_steps for part in parts)
+    n_steps = max(part.n_steps for part in parts)
 
     def joined(name: str, beyond: float) -> Any:
         tables = [getattr(part, name) for part in parts]
         if any(table is None for table in tables):
             return None
-        wide = [table.new_full((len(table), n_steps, *table.shape[2:]), beyond) for table in tables]
-        for table, place in zip(tables, wide, strict=True):
-            place[:, : table.shape[1]] = table
-        return torch.cat(wide)
+        ends = [(0, 0) * (table.ndim - 2) + (0, n_steps - table.shape[1]) for table in tables]
+        return torch.cat([torch.nn.functional.pad(*pair, value=beyond) for pair in zip(tables, ends, strict=True)])
 
+    tables = {name: joined(name, beyond) for name, beyond in (BEYOND | {"past": torch.nan}).items()}
+    for name in Series._BY_SEQUENCE:
+        of_parts = [getattr(part, name) for part in parts]
+        tables[name] = None if of_parts[0] is None else torch.cat(of_parts)
     lengths = torch.cat([part.last + 1 for part in parts])
-    by_sequence: dict[str, Any] = {
-        name: None if getattr(first, name) is None else torch.cat([getattr(part, name) for part in parts])
-        for name in ("weights", "subjects")
-    }
-    return Series(
-        joined("x", torch.nan),
-        None if bool((lengths == n_steps).all()) else lengths,
-        joined("inputs", 0.0),
-        joined("dt", 0.0),
-        drivers=first.drivers,
-        scaling=first.scaling,
-        features=first.features,
-        states=joined("states", -1),
-        step_weights=joined("step_weights", 1.0),
-        noise=joined("noise", 0.0),
-        past=joined("past", torch.nan),
-        **by_sequence,
-    )
+    return replace(parts[0], lengths=None if bool((lengths == n_steps).all()) else lengths, **tables)

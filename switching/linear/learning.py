@@ -119,7 +119,9 @@ class LinearGraph(SeriesGraph):
         """The graph of all data, of which the problem has a sample."""
         return LinearGraph(**_parameters(problem), factors=(), paths=(), follow=True, problem=problem, whole=whole)
 
-    def to(self, series: Series, share: float = 1.0, **cut: Tensor | None) -> Graph:
+    def to(
+        self, series: Series, share: float = 1.0, before: Tensor | None = None, after: Tensor | None = None
+    ) -> Graph:
         problem, n = self.problem.of(series), self.problem.dynamics.n_latent
         groups = [part.series for _, part in problem.groups]
         blank = [near_path(part.like.new_zeros(*part.batch_shape, 1, part.n_steps, n), SURE) for part in groups]

@@ -1,16 +1,12 @@
-"""The density of a linear model's data that are in a file, or that processes share: its value and its gradient are sums
-over parts of the file, and over the processes."""
+"""The density of a linear model's data that are in a file, or that processes share."""
 
-from collections.abc import Callable
-from copy import copy
+import sys
 from dataclasses import replace
 
-import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from ..ascent import Differentiable
-from ..fitting import chunked
+from ..fitting.chains_in_parts import log_evidence
 from ..fitting.units import Units
 from ..fitting.whole import Whole
 from ..parameters import Parameters
@@ -31,48 +27,19 @@ class SharedDensity(LinearDensity):
     def __init__(self, sample: LinearProblem, whole: Whole, units: Units, near: Parameters) -> None:
         super().__init__(sample, units, near, volume=False)
         self.whole = whole
-        self._prior = Differentiable(lambda flat: sample.log_prior(self.coordinates.values(flat)) + 0.0 * flat.sum(-1))
 
-    def _summed(
-        self, whole: Whole, problem: LinearProblem, compute: Callable[[LinearDensity], list[Tensor]], like: list[Tensor]
-    ) -> list[Tensor]:
-        """The sums of what the densities of the evidence of all parts give."""
-        zeros = [torch.zeros_like(table) for table in like]
-
-        def local() -> list[Tensor]:
-            total = zeros
-            for series in whole.parts(max(1, chunked.max_numbers(whole.like) // problem.n_states)):
-                part = copy(self)
-                part.problem = replace(problem, series=series, prior=None)
-                total = [before + more for before, more in zip(total, compute(part), strict=True)]
-            return total
-
-        return whole.ranks.summed(local, zeros)
-
-    def _of_all(self, compute: Callable[[LinearDensity], list[Tensor]], like: list[Tensor]) -> list[Tensor]:
-        """`_summed` in the units of the coordinates."""
-        return self._summed(replace(self.whole, units=self.units), self.problem, compute, like)
+    def log_prob(self, free: Parameters) -> Float[Tensor, "*r"]:
+        values = self.coordinates.values(free["y"])
+        return self._evidence(self.problem, values) + self.problem.log_prior(values)
 
     def evidence(self, problem: LinearProblem, values: Parameters) -> float:
         """log p(x) of all data, in the units of a problem: of this density, or of the user."""
+        return float(self._evidence(problem, values))
+
+    def _evidence(self, problem: LinearProblem, values: Parameters) -> Float[Tensor, "*r"]:
         units = self.units if problem is self.problem else None
+        return log_evidence(problem, replace(self.whole, units=units), values)
 
-        def of_part(part: LinearDensity) -> list[Tensor]:
-            return [part.problem.total(part.problem.evidence(values)).reshape(())]
-
-        zero = self.point.new_zeros(())
-        return float(self._summed(replace(self.whole, units=units), problem, of_part, [zero])[0])
-
-    def at(self, flat: Float[Tensor, "R P"]) -> Float[Tensor, "R"]:
-        heights = self._of_all(lambda part: [LinearDensity.at(part, flat)], [flat[:, 0]])[0]
-        return heights + self._prior.climb(flat)[0]
-
-    def climb(self, flat: Float[Tensor, "R P"]) -> tuple[Float[Tensor, "R"], Float[Tensor, "R P"]]:
-        heights, slopes = self._of_all(lambda part: list(LinearDensity.climb(part, flat)), [flat[:, 0], flat])
-        height, slope = self._prior.climb(flat)
-        heights = heights + height
-        return heights, torch.where(heights.isfinite().unsqueeze(-1), slopes + slope, 0.0)
-
-    def gradient(self, flat: Float[Tensor, "R P"]) -> Float[Tensor, "R P"]:
-        gradient = self._of_all(lambda part: [LinearDensity.gradient(part, flat)], [flat])[0]
-        return gradient + self._prior.climb(flat)[1]
+    @property
+    def at_once(self) -> int:
+        return sys.maxsize  # parts of the data are smaller for more points

@@ -16,7 +16,7 @@ from ...inference.chains.contract import Filtered
 from ...inference.chains.linear_gaussian.factors import factor_of
 from ...inference.chains.markov.chain import MarkovChain
 from ..data.series import Series
-from ..parameters import Parameters, check_parameters, read_tables
+from ..parameters import Parameter, Parameters, check_parameters, read_tables
 from ..problem import SeriesProblem
 from .gpb import SwitchingFiltered, gpb_filter
 from .inference import SwitchingPaths, infer
@@ -39,6 +39,10 @@ class SwitchingLinearProblem(SeriesProblem):
     def n_states(self) -> int:
         """The cost of a step, the size of its covariances, from which callers compute how much fits into memory."""
         return self.layout.n_regimes * self.layout.n_chains * self.layout.n_latent**2
+
+    @property
+    def parameters(self) -> dict[str, Parameter]:
+        return self.layout.known
 
     def values_of(self, values: Mapping[str, Any]) -> Parameters:
         """Parameters from numbers by name.

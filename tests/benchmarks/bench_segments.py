@@ -48,10 +48,10 @@ def row(name: str, found: str) -> None:
 
 def report(name: str, x: torch.Tensor, tol: float, times: int) -> None:
     chain = lambda: normal_chain(x, tol)
-    row(f"{name}", f"evidence {seconds(lambda: chain().log_normalizer(), times):.3f} s")
-    row(f"{name}", f"left out {float(chain().runs().left_out):.2g}")
-    row(f"{name}", f"smoothing {seconds(lambda: chain().smooth(), times):.3f} s")
-    row(f"{name}", f"best path {seconds(lambda: chain().viterbi(), times):.3f} s")
+    row(name, f"evidence {seconds(lambda: chain().log_normalizer(), times):.3f} s")
+    row(name, f"left out {float(chain().runs().left_out):.2g}")
+    row(name, f"smoothing {seconds(lambda: chain().smooth(), times):.3f} s")
+    row(name, f"best path {seconds(lambda: chain().viterbi(), times):.3f} s")
 
 
 def report_model(name: str, x: torch.Tensor, tol: float, times: int) -> None:
@@ -73,8 +73,8 @@ def report_stream(n_runs: int = 100, n_steps: int = 300, n_more: int = 1000) -> 
             now, _ = stream.update(now, (later[t],))
 
     name, each = f"stream of {n_runs} run lengths", 1e6 / (n_steps - n_runs)
-    row(f"{name}", f"{each * seconds(updates):.0f} us an update")
-    row(f"{name}", f"{1e6 / n_more * seconds(lambda: stream.extend(runs, (later,))):.1f} us each of {n_more} at once")
+    row(name, f"{each * seconds(updates):.0f} us an update")
+    row(name, f"{1e6 / n_more * seconds(lambda: stream.extend(runs, (later,))):.1f} us each of {n_more} at once")
     x = series(n_runs + n_more, every=10 * n_steps)
     model = Segments(Normal(), hazard=1 / 300).scaled_to(x)
     state, _ = model.extend(model.start(most=n_runs, tol=0.0), x[:n_runs])
