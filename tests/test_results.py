@@ -15,13 +15,12 @@ import pandas as pd
 import pytest
 import torch
 import xarray as xr
-from samplehold import Copy, Normal, SwitchingSSM
+from samplehold import Copy, Fit, Normal, SwitchingSSM
 from samplehold.cli import results
 from samplehold.cli.app import app
 from samplehold.cli.console import write_figure, write_table
 from samplehold.cli.results import replacing
 from samplehold.switching.data import writing
-from samplehold.switching.fit import Fit
 from samplehold.switching.progress import Progress
 from samplehold.switching.views.arviz import to_groups
 from samplehold.switching.views.groups import netcdf

@@ -17,8 +17,7 @@ from oracles.effort import short_starts
 from oracles.fake_gpu import a_gpu as gpu
 from oracles.fake_gpu import waits
 from oracles.operators import unchecked
-from samplehold.inference.chains.copy.chain import CopyChain
-from samplehold.inference.chains.markov.chain import MarkovChain
+from samplehold.face.chains import CopyChain, MarkovChain
 from samplehold.inference.numerics.deferred import add_context, deferred, refuse_if
 from samplehold.inference.numerics.remembered import remembered
 from samplehold.switching.ascent import Ascent

@@ -17,7 +17,7 @@ from statistics import median
 
 import samplehold as sh
 import torch
-from samplehold.inference.numerics.forms import kernels
+from samplehold import kernels
 from samplehold.inference.numerics.ranks import Ranks
 from samplehold.switching.fitting.em import EM
 from samplehold.switching.fitting.em_in_parts import EMInParts

@@ -6,10 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from oracles.copy_paths import enumerate_paths
 from oracles.placement import tolerances
+from samplehold.face.chains import CopyChain, FactoredCopyChain, MarkovChain
 from samplehold.inference.chains.contract import Chain, Filtered, Marginals, Sampled, Smoothed, Viterbi
-from samplehold.inference.chains.copy.chain import CopyChain
-from samplehold.inference.chains.factored_copy.chain import FactoredCopyChain
-from samplehold.inference.chains.markov.chain import MarkovChain
 from samplehold.inference.numerics.randomness import generator_of
 from torch import Tensor
 from torch.testing import assert_close

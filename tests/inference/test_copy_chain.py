@@ -15,8 +15,8 @@ from oracles.copy_paths import Enumerated, enumerate_paths
 from oracles.operators import without_kernels
 from oracles.placement import close
 from oracles.processes import printed
+from samplehold.face.chains import CopyChain
 from samplehold.inference.chains.copy import native, op, plain
-from samplehold.inference.chains.copy.chain import CopyChain
 from torch import Tensor
 from torch.autograd import gradcheck, gradgradcheck
 from torch.testing import assert_close

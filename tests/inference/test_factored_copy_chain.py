@@ -6,10 +6,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from oracles.operators import without_kernels
 from oracles.placement import close, tolerances
+from samplehold.face.chains import FactoredCopyChain
 from samplehold.inference.chains.copy import native
 from samplehold.inference.chains.copy import plain as general
 from samplehold.inference.chains.factored_copy import op, plain
-from samplehold.inference.chains.factored_copy.chain import FactoredCopyChain
 from samplehold.inference.chains.factored_copy.plain import multiplied_out
 from torch import Tensor
 from torch.autograd import gradcheck, gradgradcheck

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from oracles import naive_stepwise as naive
 from oracles.operators import without_kernels
 from oracles.placement import close
-from samplehold.inference.chains.copy.chain import CopyChain
+from samplehold.face.chains import CopyChain
 from samplehold.inference.message_passing.stepwise import op, plain
 from samplehold.inference.message_passing.stepwise.op import filter_steps
 from torch.testing import assert_close

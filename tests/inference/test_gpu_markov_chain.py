@@ -6,8 +6,8 @@ from examples import slow
 from oracles import log_paths
 from oracles import naive_markov as naive
 from oracles.gpu import compile_for_gpu, gpu_kernels
+from samplehold.face.chains import MarkovChain
 from samplehold.inference.chains.markov import op, plain, plain_rows
-from samplehold.inference.chains.markov.chain import MarkovChain
 from torch import Tensor
 from torch.testing import assert_close
 

@@ -17,9 +17,9 @@ from hypothesis import strategies as st
 from oracles import naive_markov as naive
 from oracles.markov_paths import Answers, Tables, enumerate_paths, expand, path_weights, tables
 from oracles.operators import without_kernels
+from samplehold.face.chains import MarkovChain
 from samplehold.inference.chains import parts
 from samplehold.inference.chains.markov import native, native_tables, op, plain
-from samplehold.inference.chains.markov.chain import MarkovChain
 from torch import Tensor
 
 INF = float("inf")

@@ -7,7 +7,7 @@ from importlib.util import find_spec
 
 import pytest
 import torch
-from samplehold.inference.numerics.forms import kernels
+from samplehold import kernels
 from samplehold.inference.numerics.op import Call, Op, _defined, blank
 from torch import Tensor
 from torch.autograd import gradcheck, gradgradcheck

@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 from oracles import naive_linear_scan as naive
 from oracles.operators import without_kernels
 from oracles.placement import tolerances
+from samplehold import lerp_scan, linear_scan
 from samplehold.inference.scans.linear import plain
-from samplehold.inference.scans.linear.op import lerp_scan, linear_scan, scan
+from samplehold.inference.scans.linear.op import scan
 from torch import Tensor
 from torch.autograd import gradcheck, gradgradcheck
 from torch.testing import assert_close

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from oracles import naive_segment as naive
 from oracles.segmentations import Segmentations, best_segmentation, enumerate_segmentations
 from oracles.segments import block_of, hazards, nile, ragged
-from samplehold.inference.chains.segment.chain import SegmentChain
-from samplehold.inference.chains.segment.records import Block, tables_of
+from samplehold.face.chains import Block, SegmentChain
+from samplehold.inference.chains.segment.records import tables_of
 from samplehold.inference.families import (
     NormalGamma,
 )

@@ -8,9 +8,8 @@ from hypothesis import strategies as st
 from oracles.segmentations import enumerate_segmentations
 from oracles.segments import block_of, hazards, nile, ragged
 from samplehold import kernels
+from samplehold.face.chains import Block, SegmentChain
 from samplehold.inference.chains.segment import op
-from samplehold.inference.chains.segment.chain import SegmentChain
-from samplehold.inference.chains.segment.records import Block
 from samplehold.switching.segments.beliefs import INFINITE, Expectation
 from torch import Tensor
 from torch.testing import assert_close

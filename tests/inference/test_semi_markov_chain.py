@@ -10,10 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from oracles import naive_semi_markov as naive
 from oracles.segment_paths import NEVER, enumerate_segments, path_weight, segment_chains, tables_of
+from samplehold.face.chains import MarkovChain, SemiMarkovChain
 from samplehold.inference.chains.contract import Filtered, Marginals, Sampled, Smoothed, Viterbi
-from samplehold.inference.chains.markov.chain import MarkovChain
 from samplehold.inference.chains.semi_markov import op, plain
-from samplehold.inference.chains.semi_markov.chain import SemiMarkovChain, equilibrium
+from samplehold.inference.chains.semi_markov.chain import equilibrium
 from torch import Tensor
 from torch.testing import assert_close
 

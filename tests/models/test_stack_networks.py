@@ -12,12 +12,9 @@ import torch
 from benchmarks.bench_stack import compare
 from benchmarks.stack_languages import LANGUAGES, STOP, Predictor, best_possible, draw, excess
 from oracles.operators import use_plain_torch
+from samplehold import LSTM, QRNN, MinGRU
+from samplehold.face.stacks import NondeterministicStackRNN, StackMixture, StratificationStackRNN, SuperpositionStackRNN
 from samplehold.inference.stacks.stratification.op import stratify, visible
-from samplehold.models.networks.minimal import MinGRU
-from samplehold.models.networks.qrnn import QRNN
-from samplehold.models.networks.stack import NondeterministicStackRNN, StratificationStackRNN, SuperpositionStackRNN
-from samplehold.models.networks.wrapped import LSTM
-from samplehold.switching.stacks.mixture import StackMixture
 from torch import Tensor, nn
 from torch.nn.utils import prune
 from torch.testing import assert_close

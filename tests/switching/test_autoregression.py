@@ -11,7 +11,7 @@ import samplehold as sh
 import torch
 from examples import slow
 from oracles.models import enumerate_evidence, enumerated_by_pyro, trace_log_prob
-from samplehold.switching.emissions.contract import Emission
+from samplehold import Emission
 from samplehold.switching.emissions.driven import rows_read
 from samplehold.switching.emissions.lagged import parts_of
 from torch.testing import assert_close

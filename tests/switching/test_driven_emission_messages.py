@@ -6,7 +6,7 @@ import pytest
 import samplehold as sh
 import torch
 from oracles.models import numbers
-from samplehold.switching.emissions.generalized import GeneralizedLinear
+from samplehold import GeneralizedLinear
 from samplehold.switching.fitting import chunked
 from samplehold.switching.fitting.chain_graph import ChainGraph, message_form
 from samplehold.switching.parameters import reordered

@@ -14,7 +14,7 @@ import samplehold as sh
 import torch
 from oracles.coupled import factorial_of
 from oracles.effort import effort
-from samplehold.inference.families.paths import MarkovPaths
+from samplehold.inference.families import MarkovPaths
 from samplehold.inference.message_passing.engine import VMP
 from samplehold.inference.numerics import interrupts
 from samplehold.inference.numerics.interrupts import check_interrupt, importing, interruptible, may_interrupt

@@ -7,8 +7,7 @@ import pytest
 import torch
 from oracles.markov_paths import enumerate_paths
 from oracles.models import enumerate_evidence, numbers, trace_log_prob
-from samplehold import Markov, MultivariateNormal, Normal, Poisson, SwitchingSSM, load
-from samplehold.inference.numerics.forms import kernels
+from samplehold import Markov, MultivariateNormal, Normal, Poisson, SwitchingSSM, kernels, load
 from samplehold.switching.data.series import Drive
 from samplehold.switching.fitting.em import EM
 from samplehold.switching.fitting.units import frame_of

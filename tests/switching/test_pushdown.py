@@ -10,10 +10,11 @@ from hypothesis import strategies as st
 from oracles.action_histories import every_run
 from oracles.naive_automaton import forward_weights
 from oracles.operators import use_plain_torch, without_kernels
+from samplehold.face.stacks import PushdownAutomaton
 from samplehold.inference.stacks.automaton import native_tape
 from samplehold.inference.stacks.automaton import op as inference
 from samplehold.inference.stacks.automaton import plain as vectorized
-from samplehold.switching.stacks.automaton import PushdownAutomaton, Transitions, advance, start
+from samplehold.switching.stacks.automaton import Transitions, advance, start
 from torch import Tensor
 
 MIXED = r"log_push: got torch\.float32 on {}, but log_initial is torch\.float64"

@@ -17,8 +17,8 @@ from oracles.models import drive, random_model
 from oracles.operators import unchecked
 from oracles.processes import printed
 from pandas.testing import assert_frame_equal
+from samplehold import kernels
 from samplehold.inference.message_passing.engine import VMP
-from samplehold.inference.numerics.forms import kernels
 from samplehold.switching.data.packed import Packed
 from samplehold.switching.fitting.options import Options
 from samplehold.switching.linear.learning import graph_of

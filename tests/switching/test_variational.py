@@ -10,10 +10,10 @@ import torch
 from hmmlearn.vhmm import VariationalCategoricalHMM, VariationalGaussianHMM
 from oracles.conjugate import log_dirichlet_multinomial, normal_wishart_log_evidence
 from oracles.models import CONJUGATE, drive, random_model, trace_log_prob
+from samplehold import ConjugateEmission
 from samplehold.inference.message_passing.factor_graph import add_message, fit_message
 from samplehold.switching.dynamics.contract import PATHS
 from samplehold.switching.dynamics.logits import LogitRows
-from samplehold.switching.emissions.conjugate import ConjugateEmission
 from samplehold.switching.fitting.chain_graph import ChainGraph
 from samplehold.switching.fitting.chunked import engine_from, engine_of
 from samplehold.switching.fitting.starts import first_guesses
