@@ -17,10 +17,7 @@ import torch
 from samplehold import Markov, MinGRU, MultivariateNormal, Normal, SwitchingSSM, linear_scan
 from samplehold.face.chains import FactoredCopyChain, LinearGaussianChain, MarkovChain
 from samplehold.inference.chains.markov.plain import posterior as plain_posterior
-from samplehold.switching.fitting.chain_graph import ChainGraph
-from samplehold.switching.fitting.chunked import engine_from
-from samplehold.switching.fitting.em import EM
-from samplehold.switching.fitting.starts import first_guesses
+from samplehold.switching.fitting import EM, ChainGraph, engine_from, first_guesses
 from torch import Tensor, nn
 
 

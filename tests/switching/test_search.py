@@ -4,12 +4,12 @@ import numpy as np
 import pytest
 import samplehold as sh
 import torch
-from samplehold.switching.fitting import em
+from samplehold.switching.fitting import End, Starts, em, first_guesses
 from samplehold.switching.fitting import search as search_module
 from samplehold.switching.fitting.climbs import Climb, SearchResult, merged
 from samplehold.switching.fitting.em import _ahead
-from samplehold.switching.fitting.perturbation import CHANGES, End, perturbed
-from samplehold.switching.fitting.starts import KINDS, Starts, first_guesses
+from samplehold.switching.fitting.perturbation import CHANGES, perturbed
+from samplehold.switching.fitting.starts import KINDS
 from torch.distributions import constraints
 from torch.testing import assert_close
 
