@@ -416,15 +416,6 @@ def test_bad_input_is_named():
         layer.run(torch.zeros(2, 3, 4), log_action=torch.zeros(2, 3, 3))
 
 
-@pytest.mark.parametrize(("layer", "options"), NETWORKS)
-def test_a_batch_of_no_sequences_runs(layer, options):
-    network = made(layer, 4, 5, **options)
-    run = network.run(torch.zeros(2, 0, 3, 4, dtype=torch.float64))
-    assert run.output.shape == (2, 0, 3, 5)
-    assert run.reading.shape == (2, 0, 3, network.reading_size)
-    assert network.step(torch.zeros(0, 4, dtype=torch.float64))[0].shape == (0, 5)
-
-
 def test_mixtures_of_networks_take_lengths():
     x = inputs(2, 5, 4)
     for network in (made(SuperpositionStackRNN, 4, 5, 3, stacks=2), made(NondeterministicStackRNN, 4, 5)):
