@@ -30,12 +30,14 @@ def tables(record):
 
 @pytest.mark.parametrize("batch", EMPTY)
 def test_chains_of_no_sequence(batch):
+    never = 1 - torch.eye(3, dtype=torch.float64)
     for chain in (
         sh.chains.CopyChain(None, rows(*batch, 4, 3), rows(*batch, 4, 1)),
         sh.chains.FactoredCopyChain(rows(1), rows(1), rows(3), rows(*batch, 4, 3)),
         sh.chains.CopyChain(rows(3), rows(*batch, 4, 3), rows(*batch, 4, 3), torch.ones(batch, dtype=torch.int64)),
         sh.chains.MarkovChain(rows(3), rows(3, 3), rows(*batch, 4, 3)),
         sh.chains.MarkovChain(rows(3), rows(*batch, 3, 3), rows(*[1] * len(batch), 4, 3)),
+        sh.chains.SemiMarkovChain(rows(3), never.log(), rows(3, 2), rows(*batch, 4, 3)),
     ):
         assert chain.log_normalizer().shape == batch
         assert chain.filter().state.shape == chain.smooth().state.shape == (*batch, 4, 3)
@@ -43,7 +45,17 @@ def test_chains_of_no_sequence(batch):
         assert chain.sample(5, seed=0).path.shape == (5, *batch, 4)
         assert chain.entropy().shape == batch
         assert all(table.numel() == 0 for table in tables(chain.marginals()) if table.dim() > 2)
-        assert chain.mean_field(sweeps=2).log_normalizer.shape == batch
+        if not isinstance(chain, sh.chains.SemiMarkovChain):
+            assert chain.mean_field(sweeps=2).log_normalizer.shape == batch
+
+
+@pytest.mark.parametrize("batch", EMPTY)
+def test_linear_chains_of_no_sequence(batch):
+    one = rows(1, 1) + 1
+    chain = sh.chains.LinearGaussianChain(rows(*batch, 4, 1), one, one, one, one, diffuse=[True])
+    assert chain.log_normalizer().shape == batch
+    assert chain.filter().mean.shape == chain.smooth().mean.shape == (*batch, 4, 1)
+    assert chain.sample(5, seed=0).latent.shape == (5, *batch, 4, 1)
 
 
 @pytest.mark.parametrize("batch", EMPTY)
@@ -110,6 +122,7 @@ def test_networks_of_no_sequence(kind):
 def test_stack_networks_of_no_sequence(kind):
     layer = kind(3, 2, value_size=2)
     assert layer(torch.zeros(0, 5, 3))[0].shape == (0, 5, 2)
+    assert layer.run(torch.zeros(2, 0, 5, 3)).reading.shape == (2, 0, 5, layer.reading_size)
     assert layer.step(torch.zeros(0, 3))[0].shape == (0, 2)
 
 

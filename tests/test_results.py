@@ -15,17 +15,15 @@ import pandas as pd
 import pytest
 import torch
 import xarray as xr
-from samplehold import Copy, Normal, SwitchingSSM
+from oracles.command_line import refused, run
+from samplehold import Copy, Fit, Normal, SwitchingSSM
 from samplehold.cli import results
-from samplehold.cli.app import app
 from samplehold.cli.console import write_figure, write_table
 from samplehold.cli.results import replacing
 from samplehold.switching.data import writing
-from samplehold.switching.fit import Fit
 from samplehold.switching.progress import Progress
 from samplehold.switching.views.arviz import to_groups
 from samplehold.switching.views.groups import netcdf
-from typer.testing import CliRunner
 
 NILE = Path(__file__).parents[1] / "notebooks" / "data" / "nile.csv"
 NAMES = ("model/model.safetensors", "posterior.nc", "states.csv", "plot.png")
@@ -192,12 +190,7 @@ def test_a_kill_at_any_call_leaves_all_of_the_old_or_all_of_the_new(tmp_path, mo
 # ---- a full disk ---------------------------------------------------------------------------------------------------
 
 
-def run(*arguments: object):
-    return CliRunner().invoke(app, [str(argument) for argument in arguments])
-
-
-def fit(*arguments: object):
-    return run("fit", NILE, "-c", "volume", "--restarts", 1, "--max-steps", 3, *arguments)
+FIT = "fit", NILE, "-c", "volume", "--restarts", 1, "--max-steps", 3
 
 
 @pytest.mark.slow
@@ -222,12 +215,8 @@ def test_a_full_disk_ends_a_fit_with_one_line_and_status_2(tmp_path):
 
 def test_a_result_that_is_a_folder_stops_a_fit_at_once(tmp_path):
     (tmp_path / "states.csv").mkdir()
-    done = fit("-f", "-o", tmp_path)
-    assert (done.exit_code, done.stderr.count("\n")) == (2, 1)
-    assert "states.csv is in the way" in done.stderr
-    below = fit("-o", NILE / "out")
-    assert (below.exit_code, below.stderr.count("\n")) == (2, 1)
-    assert "--out: cannot make the folder" in below.stderr
+    assert "states.csv is in the way" in refused(*FIT, "-f", "-o", tmp_path)
+    assert "--out: cannot make the folder" in refused(*FIT, "-o", NILE / "out")
 
 
 def test_tables_and_figures_are_written_all_or_nothing(tmp_path, monkeypatch):
@@ -311,8 +300,7 @@ def test_a_signal_ends_a_fit_with_the_best_so_far(tmp_path, monkeypatch, sent, s
             signal.raise_signal(sent)
 
     monkeypatch.setattr(Progress, "__call__", told)
-    done = run("fit", NILE, "-c", "volume", "--tol", 0, "-o", tmp_path / "out")
-    assert done.exit_code == status
+    done = run("fit", NILE, "-c", "volume", "--tol", 0, "-o", tmp_path / "out", status=status)
     assert "interrupted, the best so far" in done.stdout
     assert names(tmp_path / "out") == ["model", "plot.png", "posterior.nc", "states.csv"]
     assert bool(torch.isfinite(SwitchingSSM.load(tmp_path / "out" / "model").loc).all())
@@ -332,8 +320,8 @@ def test_a_sampler_that_is_stopped_before_its_first_draw_leaves_nothing(tmp_path
     monkeypatch.setattr(Progress, "__call__", told)
     if there:
         write(tmp_path / "out", "old")
-    done = run("fit", NILE, "-c", "volume", "--restarts", 1, "--method", "nuts", "-f", "-o", tmp_path / "out")
-    assert done.exit_code == 143
+    words = ("fit", NILE, "-c", "volume", "--restarts", 1, "--method", "nuts", "-f", "-o", tmp_path / "out")
+    done = run(*words, status=143)
     assert "nuts was stopped before its first draw, so nothing was written" in done.stderr
     assert texts(tmp_path / "out") == ["old"] * 4 if there else names(tmp_path / "out") == []
 
@@ -346,7 +334,7 @@ def test_a_termination_after_the_fit_does_not_lose_it(tmp_path, monkeypatch):
         return true(self, *arguments, **keywords)
 
     monkeypatch.setattr(Fit, "plot", plot)
-    assert fit("-o", tmp_path / "out").exit_code == 143
+    run(*FIT, "-o", tmp_path / "out", status=143)
     assert names(tmp_path / "out") == ["model", "plot.png", "posterior.nc", "states.csv"]
 
 
@@ -356,5 +344,5 @@ def test_a_termination_before_there_is_anything_leaves_what_was_there(tmp_path, 
 
     write(tmp_path / "out", "old")
     monkeypatch.setattr(SwitchingSSM, "fit", begin)
-    assert fit("-f", "-o", tmp_path / "out").exit_code == 143
+    run(*FIT, "-f", "-o", tmp_path / "out", status=143)
     assert texts(tmp_path / "out") == ["old"] * 4

@@ -17,19 +17,22 @@ from oracles.effort import short_starts
 from oracles.fake_gpu import a_gpu as gpu
 from oracles.fake_gpu import waits
 from oracles.operators import unchecked
-from samplehold.inference.chains.copy.chain import CopyChain
-from samplehold.inference.chains.markov.chain import MarkovChain
+from samplehold.face.chains import CopyChain, MarkovChain
 from samplehold.inference.numerics.deferred import add_context, deferred, refuse_if
 from samplehold.inference.numerics.remembered import remembered
 from samplehold.switching.ascent import Ascent
-from samplehold.switching.fitting import chunked
-from samplehold.switching.fitting.chain_graph import ChainGraph
-from samplehold.switching.fitting.chunked import ChunkedVMP, engine_from
-from samplehold.switching.fitting.em import EM
-from samplehold.switching.fitting.message_passing import Passing
-from samplehold.switching.fitting.options import Options
+from samplehold.switching.fitting import (
+    EM,
+    ChainGraph,
+    ChunkedVMP,
+    Options,
+    Passing,
+    Starts,
+    chunked,
+    engine_from,
+    first_guesses,
+)
 from samplehold.switching.fitting.sampling import fit_svi
-from samplehold.switching.fitting.starts import Starts, first_guesses
 from samplehold.switching.problem import Problem
 from samplehold.switching.slds import graph as slds_graph
 from torch import Tensor

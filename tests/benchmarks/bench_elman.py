@@ -19,7 +19,7 @@ from statistics import median
 from time import perf_counter
 
 import torch
-from samplehold.models.networks.wrapped import Elman
+from samplehold import Elman
 from torch import Tensor
 from torch.nn.functional import linear
 

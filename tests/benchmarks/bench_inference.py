@@ -22,7 +22,7 @@ from hmmlearn.hmm import GaussianHMM
 from portable_cases import Size, Table, hmmlearn_smoother, tables
 from samplehold import Bernoulli, Emission, Markov, MultivariateNormal, Normal, Poisson, SwitchingSSM, linear_scan
 from samplehold.face.chains import FactoredCopyChain, MarkovChain
-from samplehold.switching.fitting.em import EM
+from samplehold.switching.fitting import EM
 from timing import HEADER, Row, paired
 
 SIZES = [(16, 1000, 8), (1, 100_000, 8), (64, 1000, 32), (8, 1000, 256)]

@@ -17,16 +17,12 @@ from statistics import median
 
 import samplehold as sh
 import torch
-from samplehold.inference.numerics.forms import kernels
+from samplehold import kernels
 from samplehold.inference.numerics.ranks import Ranks
-from samplehold.switching.fitting.em import EM
-from samplehold.switching.fitting.em_in_parts import EMInParts
-from samplehold.switching.fitting.options import Options
-from samplehold.switching.fitting.perturbation import End
+from samplehold.switching.fitting import EM, EMInParts, End, Options, Whole, first_guesses
 from samplehold.switching.fitting.search import search
 from samplehold.switching.fitting.spread import spread
-from samplehold.switching.fitting.starts import first_guesses
-from samplehold.switching.fitting.whole import Whole, jointly
+from samplehold.switching.fitting.whole import jointly
 from samplehold.switching.parameters import Parameters
 
 K, RESTARTS, LENGTH, STEPS, TURNS = 8, 2, 1000, 5, 3

@@ -10,8 +10,8 @@ from collections.abc import Callable
 from time import perf_counter
 
 import torch
+from samplehold import MinGRU
 from samplehold.inference.scans.gated.op import gated_scan
-from samplehold.models.networks.minimal import MinGRU
 from torch import Tensor, nn
 from torch.nn.functional import linear, pad, softplus
 

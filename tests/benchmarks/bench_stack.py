@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from samplehold.models.networks.stack import NondeterministicStackRNN, StratificationStackRNN, SuperpositionStackRNN
+from samplehold.face.stacks import NondeterministicStackRNN, StratificationStackRNN, SuperpositionStackRNN
 from torch import Tensor, nn
 from torch.nn.functional import pad
 

@@ -18,10 +18,8 @@ import numpy as np
 import torch
 from portable_cases import Size, hmmlearn_sweep, levels
 from samplehold import Copy, Markov, MultivariateNormal, Normal, SwitchingSSM
-from samplehold.inference.message_passing.engine import VMP
-from samplehold.switching.fitting.chain_graph import ChainGraph
-from samplehold.switching.fitting.chunked import engine_from
-from samplehold.switching.fitting.starts import first_guesses
+from samplehold.inference.message_passing import VMP
+from samplehold.switching.fitting import ChainGraph, engine_from, first_guesses
 from timing import HEADER, Row, paired
 
 SIZES = [(1, 10_000, 4, 1.5), (64, 1000, 4, 5.0), (256, 1000, 4, 4.0), (64, 1000, 16, 8.0)]

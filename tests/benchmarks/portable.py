@@ -22,9 +22,9 @@ from portable_cases import CASES, Case, Contender, Contenders, Missing, Size
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
+from samplehold import kernels
 from samplehold.cli.printing import print_whole
 from samplehold.cli.results import replacing
-from samplehold.inference.numerics.forms import kernels
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

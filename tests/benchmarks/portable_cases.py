@@ -14,20 +14,10 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 import pyro.distributions as dist
 import torch
-from samplehold.inference.chains.factored_copy.chain import FactoredCopyChain
-from samplehold.inference.chains.linear_gaussian.chain import LinearGaussianChain
-from samplehold.inference.chains.markov.chain import MarkovChain
+from samplehold import Markov, MinGRU, MultivariateNormal, Normal, SwitchingSSM, linear_scan
+from samplehold.face.chains import FactoredCopyChain, LinearGaussianChain, MarkovChain
 from samplehold.inference.chains.markov.plain import posterior as plain_posterior
-from samplehold.inference.scans.linear.op import linear_scan
-from samplehold.models.networks.minimal import MinGRU
-from samplehold.switching.dynamics.markov import Markov
-from samplehold.switching.emissions.multivariate_normal import MultivariateNormal
-from samplehold.switching.emissions.normal import Normal
-from samplehold.switching.fitting.chain_graph import ChainGraph
-from samplehold.switching.fitting.chunked import engine_from
-from samplehold.switching.fitting.em import EM
-from samplehold.switching.fitting.starts import first_guesses
-from samplehold.switching.model import SwitchingSSM
+from samplehold.switching.fitting import EM, ChainGraph, engine_from, first_guesses
 from torch import Tensor, nn
 
 

@@ -250,7 +250,7 @@ def _(r: Draw) -> Call:
     method = r.one("log_evidence", "filter", "smooth", "viterbi", "forecast", "states", "read", "problem", "update")
     if method == "update":
         own = {"batch_shape": r.batch, "x_t": r.table(*r.batch, r.F)}
-        return Call(lambda batch_shape, x_t: model.update(model.start(batch_shape), x_t), own, finite=False)
+        return Call(_from_a_start(model.update), own, finite=False)
     given |= {"horizon": 2} if method == "forecast" else {}
     given |= {"order": r.one(None, 2, 3)} if method == "smooth" else {}
     return Call(getattr(model, method), given, finite=False)
@@ -370,6 +370,27 @@ def _parts(r: Draw, *, emissions: tuple[str, ...] = ()) -> tuple[str, str, Any, 
     return dynamics, emission, DYNAMICS[dynamics](r), made
 
 
+def _valued(r: Draw) -> tuple[str, str, sh.SwitchingSSM]:
+    dynamics, emission, moves, made = _parts(r)
+    return dynamics, emission, sh.SwitchingSSM(moves, made).with_values(_values(r, dynamics, emission))
+
+
+def _fitted(model: Any) -> Callable[..., Any]:
+    """The values of a fit, and its objective."""
+
+    def run(**given: Any) -> Any:
+        fit = model.fit(**given)
+        return fit.model.values, fit.objective
+
+    return run
+
+
+def _from_a_start(verb: Callable[..., Any]) -> Callable[..., Any]:
+    """`update` or `extend` of a model at its start."""
+    model = verb.__self__
+    return lambda batch_shape, **given: verb(model.start(batch_shape), **given)
+
+
 def _x(r: Draw, emission: str, T: int | None = None, batch: tuple[int, ...] | None = None) -> Tensor:
     batch, T = r.batch if batch is None else batch, r.T if T is None else T
     shape = (*batch, T, 1 if emission == "Categorical" else r.F)
@@ -426,8 +447,7 @@ VERBS = (
 
 @function("SwitchingSSM", 12)
 def _(r: Draw) -> Call:
-    dynamics, emission, moves, made = _parts(r)
-    model = sh.SwitchingSSM(moves, made).with_values(_values(r, dynamics, emission))
+    dynamics, emission, model = _valued(r)
     method = r.one(*VERBS)
     method = "smooth" if method == "durations" and 0 in r.batch else method
     given = {"x": _x(r, emission), "lengths": r.lengths()} | _drive(r, dynamics, r.batch, r.T)
@@ -454,8 +474,7 @@ def _(r: Draw) -> Call:
 
 @function("SwitchingSSM with known states and weights", 6)
 def _(r: Draw) -> Call:
-    dynamics, emission, moves, made = _parts(r)
-    model = sh.SwitchingSSM(moves, made).with_values(_values(r, dynamics, emission))
+    dynamics, emission, model = _valued(r)
     method = r.one(*(verb for verb in VERBS if verb != "durations"), "sample_posterior", "forecast")
     given = {"x": _x(r, emission)} | _knowledge(r, emission)
     given |= {"forecast": {"horizon": 2}, "sample_posterior": {"n": 2}}.get(method, {})
@@ -466,8 +485,7 @@ def _(r: Draw) -> Call:
 
 @function("forecast", 2)
 def _(r: Draw) -> Call:
-    dynamics, emission, moves, made = _parts(r)
-    model = sh.SwitchingSSM(moves, made).with_values(_values(r, dynamics, emission))
+    dynamics, emission, model = _valued(r)
     given = {"x": _x(r, emission), "horizon": 2} | _drive(r, dynamics, r.batch, r.T + 2)
     if len(given) == 2:
         given["lengths"] = r.lengths()
@@ -482,8 +500,7 @@ def _(r: Draw) -> Call:
 
 @function("sample_posterior", 1)
 def _(r: Draw) -> Call:
-    dynamics, emission, moves, made = _parts(r)
-    model = sh.SwitchingSSM(moves, made).with_values(_values(r, dynamics, emission))
+    dynamics, emission, model = _valued(r)
     drive = _drive(r, dynamics, r.batch, r.T)
     return Call(
         model.sample_posterior, {"x": _x(r, emission), "n": 3, "seed": r.seed(), "lengths": r.lengths()} | drive
@@ -492,25 +509,19 @@ def _(r: Draw) -> Call:
 
 @function("simulate", 2)
 def _(r: Draw) -> Call:
-    dynamics, emission, moves, made = _parts(r)
-    model = sh.SwitchingSSM(moves, made).with_values(_values(r, dynamics, emission))
+    dynamics, _, model = _valued(r)
     drive = _drive(r, dynamics, r.batch, r.T)
     return Call(model.simulate, {"n_steps": r.T, "batch_shape": r.batch, "seed": r.seed()} | drive)
 
 
 @function("update", 2)
 def _(r: Draw) -> Call:
-    dynamics, emission, moves, made = _parts(r)
-    model = sh.SwitchingSSM(moves, made).with_values(_values(r, dynamics, emission))
+    dynamics, emission, model = _valued(r)
     drive = {"inputs": r.table(*r.batch, 1)} if dynamics in DRIVEN or r.emission_reads else {}
-
-    def run(batch_shape: Any, x_t: Any, **drive: Any) -> Any:
-        return model.update(model.start(batch_shape), x_t, **drive)
-
     x_t = _x(r, emission)[..., 0, :]
     if r.random.random() < 0.5:
         return Call(model.update, {"state": model.start(r.batch), "x_t": x_t} | drive)
-    return Call(run, {"batch_shape": r.batch, "x_t": x_t} | drive)
+    return Call(_from_a_start(model.update), {"batch_shape": r.batch, "x_t": x_t} | drive)
 
 
 @function("with_values", 4)
@@ -534,6 +545,10 @@ def _(r: Draw) -> Call:
     x = _x(r, emission, batch=(2,))
     x = x.nan_to_num(1.0) if bool(x.flatten(0, -2).isnan().all(0).any()) else x  # a prior is scaled to something
     return Call(lambda **given: sh.SwitchingSSM(moves, made).scaled_to(**given).prior, {"x": x})
+
+
+PLAIN = sh.Bernoulli, sh.Poisson, sh.StudentT, sh.Gamma, sh.Exponential, sh.LogNormal, sh.Beta, sh.VonMises
+PLAIN += sh.NegativeBinomial, sh.Geometric
 
 
 @function("constructors", 6)
@@ -581,24 +596,8 @@ def _(r: Draw) -> Call:
         },
         sh.Normal: {"n_features": 2, "covariance": r.one("diagonal", "spherical")},
         sh.MultivariateNormal: {"n_features": 2, "covariance": r.one("full", "diagonal", "spherical", "tied")},
-        sh.Bernoulli: {"n_features": 2},
-        sh.Poisson: {"n_features": 2},
+        **{kind: {"n_features": 2} for kind in PLAIN},
         sh.Categorical: {"n_categories": 3, "prior": r.one(1.0, [1.0, 2.0, 1.0])},
-        **{
-            kind: {"n_features": 2}
-            for kind in (
-                *(
-                    sh.StudentT,
-                    sh.Gamma,
-                    sh.Exponential,
-                    sh.LogNormal,
-                    sh.Beta,
-                    sh.VonMises,
-                    sh.NegativeBinomial,
-                    sh.Geometric,
-                ),
-            )
-        },
         sh.FactorAnalysis: {"n_features": 3, "n_factors": 1},
         sh.Multinomial: {"n_features": 2, "total": 5},
         sh.ZeroInflated: {"emission": sh.Gamma(1)},
@@ -642,12 +641,7 @@ def _(r: Draw) -> Call:
     if r.random.random() < 0.3:
         r.T = 12
         given |= _knowledge(r, emission if given["method"] == "em" else "")
-
-    def run(**given: Any) -> Any:
-        fit = model.fit(**given)
-        return fit.model.values, fit.objective
-
-    return Call(run, given)
+    return Call(_fitted(model), given)
 
 
 @function("filter_vmp", 2)
@@ -800,12 +794,7 @@ def _(r: Draw) -> Call:
     }
     if dynamics in DRIVEN or r.emission_reads:
         given["inputs"] = r.table(*r.batch, 8, 1)
-
-    def run(**given: Any) -> Any:
-        fit = sh.SwitchingSSM(moves, made).fit(**given)
-        return fit.model.values, fit.objective
-
-    return Call(run, given)
+    return Call(_fitted(sh.SwitchingSSM(moves, made)), given)
 
 
 @function("posterior", 1.5)
@@ -834,8 +823,7 @@ def _(r: Draw) -> Call:
 @function("program", 0.7)
 def _(r: Draw) -> Call:
     r.batch = r.one((), (2,))
-    dynamics, emission, moves, made = _parts(r)
-    model = sh.SwitchingSSM(moves, made).with_values(_values(r, dynamics, emission))
+    dynamics, emission, model = _valued(r)
     given = {"n_steps": r.T, "batch_shape": r.batch} if r.random.random() < 0.5 else {"x": _x(r, emission)}
     return Call(model, given | _drive(r, dynamics, r.batch, r.T), also=("n_steps", "x"), finite=False)
 
@@ -982,12 +970,7 @@ def _(r: Draw) -> Call:
     x = torch.where(x.isnan(), x.new_ones(()), x)
     options = {"method": r.one("em", "vmp"), "restarts": 1, "max_steps": 2, "seed": r.seed(), "progress": False}
     options["prior"] = r.one("weak", {"redraw_prob": dist.Beta(1.0, 9.0)})
-
-    def run(**given: Any) -> Any:
-        fit = model.fit(**given)
-        return fit.model.values, fit.objective
-
-    return Call(run, {"x": x} | options)
+    return Call(_fitted(model), {"x": x} | options)
 
 
 @function("with_prior of distributions", 0.5)
@@ -1051,11 +1034,8 @@ def _(r: Draw) -> Call:
     elif method == "sample_posterior":
         own |= {"n": 2, "seed": r.seed()}
     elif method == "update":
-
-        def run(batch_shape: Any, x_t: Any, **given: Any) -> Any:
-            return model.update(model.start(batch_shape), x_t, **given)
-
-        return Call(run, {"batch_shape": r.batch, "x_t": r.table(*r.batch, r.F)} | inputs, finite=False)
+        own = {"batch_shape": r.batch, "x_t": r.table(*r.batch, r.F)} | inputs
+        return Call(_from_a_start(model.update), own, finite=False)
     own |= inputs
     return Call(getattr(model, method), own, also=("transition", "x"), finite=False)
 
@@ -1067,49 +1047,21 @@ def _(r: Draw) -> Call:
     return Call(lambda **given: model.with_values(given).values, values, also=("values", "sigma2", "ar"))
 
 
-@function("LinearSSM", 1)
+@function("constructors of linear models", 5)
 def _(r: Draw) -> Call:
-    given = {"n_latent": r.K, "n_features": r.F, "observation_noise": r.one("diagonal", "full")}
-    return Call(lambda **given: repr(sh.LinearSSM(**given)), given)
-
-
-@function("Seasonal", 1)
-def _(r: Draw) -> Call:
-    return Call(lambda **given: repr(sh.Seasonal(**given)), {"period": 6, "trigonometric": r.one(False, True)})
-
-
-@function("LocalLevel", 0.5)
-def _(r: Draw) -> Call:
-    given = {"stochastic": r.one(False, True), "irregular": True}
-    return Call(lambda **given: repr(sh.LocalLevel(**given)), given)
-
-
-@function("LocalLinearTrend", 0.5)
-def _(r: Draw) -> Call:
-    given = {name: r.one(False, True) for name in ("stochastic_level", "stochastic_trend", "irregular")}
-    return Call(lambda **given: repr(sh.LocalLinearTrend(**given)), given)
-
-
-@function("Cycle", 0.5)
-def _(r: Draw) -> Call:
-    given = {"period": r.one(7.5, (4, 9)), "damped": r.one(False, True), "stochastic": True}
-    return Call(lambda **given: repr(sh.Cycle(**given)), given)
-
-
-@function("Regression", 0.5)
-def _(r: Draw) -> Call:
-    given = {"inputs": r.K, "varying": r.one(False, True)}
-    return Call(lambda **given: repr(sh.Regression(**given)), given)
-
-
-@function("Autoregression", 0.5)
-def _(r: Draw) -> Call:
-    return Call(lambda **given: repr(sh.Autoregression(**given)), {"order": r.K})
-
-
-@function("LinearGaussian", 0.5)
-def _(r: Draw) -> Call:
-    return Call(lambda **given: repr(sh.LinearGaussian(**given)), {"n_latent": r.K})
+    either = r.one(False, True)
+    made: dict[Any, dict[str, Any]] = {
+        sh.LinearSSM: {"n_latent": r.K, "n_features": r.F, "observation_noise": r.one("diagonal", "full")},
+        sh.Seasonal: {"period": 6, "trigonometric": either},
+        sh.LocalLevel: {"stochastic": either, "irregular": True},
+        sh.LocalLinearTrend: {"stochastic_level": either, "stochastic_trend": r.one(False, True), "irregular": True},
+        sh.Cycle: {"period": r.one(7.5, (4, 9)), "damped": either, "stochastic": True},
+        sh.Regression: {"inputs": r.K, "varying": either},
+        sh.Autoregression: {"order": r.K},
+        sh.LinearGaussian: {"n_latent": r.K},
+    }
+    kind = r.one(*made)
+    return Call(lambda **given: repr(kind(**given)), made[kind])
 
 
 @function("linear fit", 0.7)
@@ -1121,12 +1073,7 @@ def _(r: Draw) -> Call:
     method = "em" if structure else r.one("em", "vmp")
     x = r.table(*r.batch, 12, r.F)
     options = {"method": method, "restarts": 1, "max_steps": 2, "seed": r.seed(), "progress": False}
-
-    def run(**given: Any) -> Any:
-        fit = model.fit(**given)
-        return fit.model.values, fit.objective
-
-    return Call(run, {"x": x} | options)
+    return Call(_fitted(model), {"x": x} | options)
 
 
 def _segments(r: Draw) -> tuple[sh.Segments, Tensor, dict[str, Any]]:
@@ -1159,18 +1106,12 @@ def _(r: Draw) -> Call:
     verbs = "log_evidence filter smooth viterbi sample_posterior segments states simulate forecast update extend"
     method = r.one(*verbs.split())
     if method == "extend":
-
-        def several(batch_shape: Any, x: Any, **given: Any) -> Any:
-            return model.extend(model.start(batch_shape), x, **given)
-
-        return Call(several, {"batch_shape": r.batch, "x": x} | inputs, also=("prior",), finite=False)
+        given = {"batch_shape": r.batch, "x": x} | inputs
+        return Call(_from_a_start(model.extend), given, also=("prior",), finite=False)
     if method == "update":
-
-        def run(batch_shape: Any, x_t: Any, **given: Any) -> Any:
-            return model.update(model.start(batch_shape), x_t, **given)
-
-        inputs = {name: table[..., 0, :] for name, table in inputs.items()}
-        return Call(run, {"batch_shape": r.batch, "x_t": x[..., 0, :]} | inputs, also=("prior", "x"), finite=False)
+        given = {"batch_shape": r.batch, "x_t": x[..., 0, :]}
+        given |= {name: table[..., 0, :] for name, table in inputs.items()}
+        return Call(_from_a_start(model.update), given, also=("prior", "x"), finite=False)
     own: dict[str, Any] = {"x": x, "lengths": r.lengths()} | inputs
     if method == "sample_posterior":
         own |= {"n": 2, "seed": r.seed()}
@@ -1193,12 +1134,7 @@ def _(r: Draw) -> Call:
     r.batch = r.one((), (2,))
     model = sh.Segments(r.one(sh.Normal(r.F), sh.Exponential(r.F)), r.one(0.1, None))
     options = {"restarts": 1, "max_steps": 2, "seed": r.seed(), "progress": False}
-
-    def run(**given: Any) -> Any:
-        fit = model.fit(**given)
-        return fit.model.values, fit.objective
-
-    return Call(run, {"x": r.table(*r.batch, 6, r.F).abs()} | options)
+    return Call(_fitted(model), {"x": r.table(*r.batch, 6, r.F).abs()} | options)
 
 
 # ---- figures, files ------------------------------------------------------------------------------------------------
@@ -1214,8 +1150,7 @@ def _some_model(r: Draw) -> tuple[Any, str, dict[str, Any]]:
     """A model with values, its emission, and what drives the steps of x, if anything."""
     kind = r.one("switching", "switching", "factorial", "layered")
     if kind == "switching":
-        dynamics, emission, moves, made = _parts(r)
-        model = sh.SwitchingSSM(moves, made).with_values(_values(r, dynamics, emission))
+        dynamics, emission, model = _valued(r)
         return model, emission, _drive(r, dynamics, r.batch, r.T)
     if kind == "layered":
         return layered_of(**_layered(r)), "Normal", {}

@@ -1,15 +1,14 @@
 """What holds of every chain: one contract, one set of records, and stretches that make up the whole."""
 
 import pytest
+import samplehold as sh
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from oracles.copy_paths import enumerate_paths
 from oracles.placement import tolerances
+from samplehold.face.chains import CopyChain, FactoredCopyChain, MarkovChain, SemiMarkovChain
 from samplehold.inference.chains.contract import Chain, Filtered, Marginals, Sampled, Smoothed, Viterbi
-from samplehold.inference.chains.copy.chain import CopyChain
-from samplehold.inference.chains.factored_copy.chain import FactoredCopyChain
-from samplehold.inference.chains.markov.chain import MarkovChain
 from samplehold.inference.numerics.randomness import generator_of
 from torch import Tensor
 from torch.testing import assert_close
@@ -18,31 +17,50 @@ KINDS = (
     "copy", "copy, one column", "copy, from a belief", "copy, factored", "copy, factored by step",
     "markov", "markov, by step",
 )  # fmt: skip
+EVERY = (*KINDS, "semi-markov")
+VERBS = "log_normalizer", "filter", "smooth", "marginals", "viterbi", "entropy", "change_probability"
 
 
 def random_chain(
     kind: str, seed: int = 0, steps: int = 7, states: int = 3, lengths=(7, 4, 1), dtype: torch.dtype = torch.float64
 ) -> Chain:
-    generator = torch.Generator().manual_seed(seed)
+    generator, counts = torch.Generator().manual_seed(seed), torch.as_tensor(lengths).clamp_max(steps)
 
     def table(*shape: int) -> Tensor:
-        return torch.randn(len(lengths), *shape, generator=generator, dtype=torch.float64).to(dtype)
+        return torch.randn(*counts.shape, *shape, generator=generator, dtype=torch.float64).to(dtype)
 
-    counts = torch.tensor([min(n, steps) for n in lengths])
+    if kind == "semi-markov":
+        moves = table(states, states).masked_fill(torch.eye(states, dtype=torch.bool), -torch.inf)
+        return SemiMarkovChain(table(states), moves, table(states, steps), table(steps, states), counts)
     if kind.startswith("markov"):
         moves = (steps - 1, states, states) if "step" in kind else (states, states)
         return MarkovChain(table(states), table(*moves), table(steps, states), counts)
     if "factored" in kind:
-        gates = table(2, steps if "step" in kind else 1)
-        return FactoredCopyChain(gates[:, 0], gates[:, 1], table(states), table(steps, states), counts)
+        gates = table(2, steps if "step" in kind else 1).unbind(-2)
+        return FactoredCopyChain(*gates, table(states), table(steps, states), counts)
     held = table(steps, 1 if "column" in kind else states)
     return CopyChain(table(states) if "belief" in kind else None, table(steps, states), held, counts)
 
 
+def tables_of(chain: Chain) -> dict[str, Tensor | None]:
+    return {name: table for name, table in vars(chain).items() if name.startswith("log_")}
+
+
+def remade(chain: Chain, **tables: Tensor) -> Chain:
+    """With some other tables."""
+    return type(chain)(**(tables_of(chain) | tables), lengths=chain.lengths)
+
+
+def of_steps(chain: Chain) -> tuple[str, ...]:
+    """The tables with a row for each observation."""
+    return ("log_fresh", "log_held") if isinstance(chain, CopyChain) else ("log_likelihood",)
+
+
 each_kind = pytest.mark.parametrize("kind", KINDS)
+every_kind = pytest.mark.parametrize("kind", EVERY)
 
 
-@each_kind
+@every_kind
 def test_every_chain_keeps_the_contract_and_has_the_same_records(kind):
     chain = random_chain(kind)
     assert isinstance(chain, Chain)
@@ -118,17 +136,12 @@ def test_a_stretch_weighs_the_last_step_of_each_sequence(kind, dtype):
     )
 
 
-def paths_of(chain: Chain, n: int) -> Tensor:
-    return chain.sample(n, torch.Generator().manual_seed(1)).path
-
-
-@each_kind
+@every_kind
 def test_the_probability_of_a_change_is_that_of_two_neighbours_that_differ(kind):
-    """By the pair marginals: a chain of pairs of states, smoothed."""
     chain = random_chain(kind, states=2)
     change = chain.change_probability()
     n = 200_000
-    path = paths_of(chain, n)
+    path = chain.sample(n, seed=1).path
     differ = (path[..., 1:] != path[..., :-1]) & (path[..., 1:] >= 0)
     frequency = differ.double().mean(0)
     assert_close(change[:, 1:], frequency, rtol=0, atol=5 * 0.5 / n**0.5)
@@ -184,7 +197,7 @@ def test_independent_steps_name_a_weight_that_is_not_finite():
         chain.mean_field()
 
 
-@each_kind
+@every_kind
 def test_seeds_numbers_generators_and_nothing(kind):
     chain = random_chain(kind)
     generator = torch.Generator().manual_seed(3)
@@ -196,6 +209,87 @@ def test_seeds_numbers_generators_and_nothing(kind):
     assert torch.equal(chain.sample(5).path, once)
     with pytest.raises(TypeError, match="seed: got 'x', expected an integer"):
         generator_of("x")
+
+
+@pytest.mark.parametrize("shape", [(), (3,), (2, 3)])
+@every_kind
+def test_results_have_the_batch_axes_of_the_tables(kind, shape):
+    chain = random_chain(kind, lengths=torch.full(shape, 6))
+    assert chain.log_normalizer().shape == chain.entropy().shape == shape
+    assert chain.filter().state.shape == chain.smooth().state.shape == (*shape, 7, 3)
+    assert chain.filter().log_increment.shape == chain.viterbi().path.shape == (*shape, 7)
+    assert chain.change_probability().shape == (*shape, 7)
+    assert chain.sample(5).path.shape == (5, *shape, 7)
+    for table in (chain.smooth().redraw, chain.marginals().initial):
+        assert table is None or table.shape[: len(shape)] == shape
+
+
+@every_kind
+def test_what_lies_beyond_the_end_of_a_sequence_is_ignored(kind):
+    clean = random_chain(kind)
+    verbs = VERBS[:4] if "factored" in kind else VERBS  # the others multiply the factors out, and check all of it
+    outside, names = torch.arange(7) >= clean.lengths.unsqueeze(-1), of_steps(clean)
+    dirty = {name: getattr(clean, name).masked_fill(outside.unsqueeze(-1), torch.nan) for name in names}
+    leaves = [table.clone().requires_grad_() for table in dirty.values()]
+    followed = remade(clean, **dict(zip(names, leaves, strict=True)))
+    for chain in (remade(clean, **dirty), followed):
+        for verb in verbs:
+            found, expected = getattr(chain, verb)(), getattr(clean, verb)()
+            pair = (found, expected) if isinstance(found, Tensor) else (vars(found), vars(expected))
+            assert_close(*pair, rtol=1e-10, atol=1e-14)
+        assert not any(table[outside].any() for table in (chain.filter().state, chain.smooth().state))
+    results = [followed.log_normalizer(), followed.filter().state, followed.smooth().state]
+    if "entropy" in verbs:
+        results.append(followed.entropy())
+    for result in results:
+        for gradient in torch.autograd.grad(result.square().sum(), leaves):
+            assert gradient.isfinite().all()
+            assert not gradient[outside].any()
+
+
+def assert_refused(chain: Chain, message: str) -> None:
+    """By every verb, also if gradients are wanted."""
+    leaves = {name: table.clone().requires_grad_() for name, table in tables_of(chain).items() if table is not None}
+    for wrong in (chain, remade(chain, **leaves)):
+        for ask in (*(getattr(wrong, verb) for verb in VERBS), lambda wrong=wrong: wrong.sample(1)):
+            with pytest.raises(ValueError, match=message):
+                ask()
+
+
+PLACES = [
+    ((2, 2), (1, 0, 3), r"step 3 of sequence \(1, 0\)"),
+    ((3,), (1, 3), "step 3 of sequence 1"),
+    ((), (3,), "step 3"),
+]
+
+
+@pytest.mark.parametrize("mode", ["native", "plain"])
+@pytest.mark.parametrize(("shape", "index", "place"), PLACES)
+@every_kind
+def test_an_impossible_observation_and_what_is_no_weight_are_named(kind, shape, index, place, mode, dtype):
+    chain = random_chain(kind, lengths=torch.full(shape, 7), dtype=dtype)
+
+    def spoiled(value: float, *names: str) -> Chain:
+        tables = {name: getattr(chain, name).clone() for name in names}
+        for table in tables.values():
+            table[index] = value
+        return remade(chain, **tables)
+
+    with sh.kernels(mode):
+        assert_refused(spoiled(-torch.inf, *of_steps(chain)), f": the observation at {place} is impossible")
+        for name in of_steps(chain):  # a chain that multiplies its tables out names the entry
+            assert_refused(spoiled(torch.nan, name), rf"{name}: (holds NaN at {place};|got nan at \[)")
+            assert_refused(spoiled(torch.inf, name), rf"{name}: (holds \+inf at {place};|got inf at \[)")
+
+
+@every_kind
+def test_float32_tables_lose_nothing_but_their_own_rounding(kind):
+    single = random_chain(kind, steps=300, lengths=(300, 177), dtype=torch.float32)
+    double = remade(single, **{name: table.double() for name, table in tables_of(single).items() if table is not None})
+    found, expected = single.smooth(), double.smooth()
+    assert single.log_normalizer().dtype == found.state.dtype == torch.float32
+    assert_close(single.log_normalizer().double(), double.log_normalizer(), rtol=1.2e-7, atol=0)
+    assert_close(found.state.double(), expected.state, rtol=0, atol=1e-6)
 
 
 def test_enumeration_knows_the_change_of_a_copy_chain(dtype):

@@ -6,12 +6,10 @@ from collections.abc import Iterator
 import pytest
 import torch
 from oracles import log_paths
+from samplehold import kernels
+from samplehold.face.chains import CopyChain, FactoredCopyChain, MarkovChain
 from samplehold.inference.chains.contract import Chain
 from samplehold.inference.chains.copy import plain as plain_form
-from samplehold.inference.chains.copy.chain import CopyChain
-from samplehold.inference.chains.factored_copy.chain import FactoredCopyChain
-from samplehold.inference.chains.markov.chain import MarkovChain
-from samplehold.inference.numerics.forms import kernels
 from torch import Tensor
 
 DTYPES = [torch.float32, torch.float64]

@@ -5,10 +5,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from oracles.markov_paths import enumerate_paths
+from samplehold import kernels
+from samplehold.face.chains import MarkovChain
 from samplehold.inference.chains.markov import op, plain, plain_rows
-from samplehold.inference.chains.markov.chain import MarkovChain
 from samplehold.inference.chains.markov.driven import DrivenMarkovChain
-from samplehold.inference.numerics.forms import kernels
 from samplehold.inference.numerics.products import with_ones
 from torch import Tensor
 from torch.testing import assert_close

@@ -13,6 +13,7 @@ from samplehold.inference.families import (
     MatrixNormalWishart,
     NormalWishart,
     Point,
+    given,
     given_entries,
 )
 from samplehold.inference.numerics.cholesky import cholesky_inverse
@@ -20,6 +21,7 @@ from torch import Generator, Tensor
 from torch.testing import assert_close
 
 from .test_families import random_eta
+from .test_restricted import CASES, DIM, in_part, parts, typical
 
 N = math.nan
 DRAWS = 20_000
@@ -60,17 +62,23 @@ each = pytest.mark.parametrize(("family", "point"), POINTS.values(), ids=POINTS)
 
 
 def dim_of(point) -> int:
-    return point.shape[-1] if isinstance(point, Tensor) else point.loc.shape[-1]
+    table = point if isinstance(point, Tensor) else point.precision
+    return table.shape[-1] if isinstance(point, Tensor) or table.dim() == 3 else DIM
 
 
-def parts(point) -> list[Tensor]:
-    return [point] if isinstance(point, Tensor) else [point.loc, point.precision]
+# families, what is known of their points, and the families of what is free, of entries and of whole parts
+RESTRICTED = {name: (family, point, given_entries) for name, (family, point) in POINTS.items()}
+RESTRICTED |= {
+    f"{known} of {type(family).__name__}": (family, in_part(typical(family, known), known), given)
+    for family, known in CASES
+}
+every = pytest.mark.parametrize(("family", "point", "restrict"), RESTRICTED.values(), ids=RESTRICTED)
 
 
-@each
+@every
 @pytest.mark.parametrize("lead", [(), (2,)])
-def test_the_mean_is_the_gradient_of_the_log_normalizer(family, point, lead):
-    restricted = given_entries(family, point)
+def test_the_mean_is_the_gradient_of_the_log_normalizer(family, point, restrict, lead):
+    restricted = restrict(family, point)
     eta = random_eta(family, 52, plates=(*lead, 3), dim=dim_of(point)).requires_grad_()
     value = restricted.log_normalizer(eta)
     assert value.shape == (*lead, 3)
@@ -78,9 +86,9 @@ def test_the_mean_is_the_gradient_of_the_log_normalizer(family, point, lead):
     assert_close(restricted.mean(eta.detach()), gradient, rtol=1e-11, atol=1e-11)
 
 
-@each
-def test_the_divergence_is_the_difference_of_normalizers_and_the_expected_log_ratio(family, point):
-    restricted = given_entries(family, point)
+@every
+def test_the_divergence_is_the_difference_of_normalizers_and_the_expected_log_ratio(family, point, restrict):
+    restricted = restrict(family, point)
     eta, eta0 = (random_eta(family, seed, plates=(3,), dim=dim_of(point), size=4.0) for seed in (53, 54))
     kl = restricted.kl(eta, eta0)
     assert_close(kl, Family.kl(restricted, eta, eta0), rtol=1e-9, atol=1e-9)
@@ -91,9 +99,9 @@ def test_the_divergence_is_the_difference_of_normalizers_and_the_expected_log_ra
     assert ((ratio.mean(0) - kl).abs() <= 5 * ratio.std(0) / math.sqrt(DRAWS) + 1e-10).all()
 
 
-@each
-def test_draws_keep_what_is_known_and_have_the_means(family, point):
-    restricted = given_entries(family, point)
+@every
+def test_draws_keep_what_is_known_and_have_the_means(family, point, restrict):
+    restricted = restrict(family, point)
     eta = random_eta(family, 55, plates=(2, 3), dim=dim_of(point), size=4.0)
     draws = restricted.sample(eta, DRAWS, Generator().manual_seed(4))
     statistics = restricted.statistics(draws).nan_to_num(neginf=-69.0)

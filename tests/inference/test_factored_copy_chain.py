@@ -4,12 +4,11 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from oracles.operators import without_kernels
 from oracles.placement import close, tolerances
+from samplehold.face.chains import FactoredCopyChain
 from samplehold.inference.chains.copy import native
 from samplehold.inference.chains.copy import plain as general
 from samplehold.inference.chains.factored_copy import op, plain
-from samplehold.inference.chains.factored_copy.chain import FactoredCopyChain
 from samplehold.inference.chains.factored_copy.plain import multiplied_out
 from torch import Tensor
 from torch.autograd import gradcheck, gradgradcheck
@@ -152,16 +151,6 @@ def test_derivatives_are_the_marginals_and_right_to_second_order(gates):
     assert gradgradcheck(lambda *t: op.log_normalizer(*t, lengths)[0], leaves)
 
 
-@pytest.mark.slow
-@pytest.mark.cpu("torch's checks know few devices")
-@pytest.mark.parametrize("served", [lambda operator: operator, without_kernels], ids=["with kernels", "without"])
-def test_operators_pass_opcheck(served):
-    *given, lengths = tables(4, 2, 3, 2, 3)
-    leaves = [table.requires_grad_() for table in given]
-    for operator in (op.filter, op.posterior):
-        torch.library.opcheck(served(operator).overload, (*leaves, lengths))
-
-
 def test_tables_that_all_share_are_not_copied_for_each():
     *factors, _ = tables(5, 1, 8, 3, 8)
     redraw, hold, state, likelihood = factors
@@ -191,16 +180,6 @@ def test_small_probabilities_of_a_hold_are_as_exact_as_large_ones(kernels):
         given = log_redraw.expand(3, 1), log_hold.expand(3, 1), state, likelihood, lengths
         for ours, theirs in zip(found(*given).values(), expected(*given).values(), strict=True):
             assert_close(ours, theirs, rtol=1e-9, atol=1e-25)
-
-
-@pytest.mark.slow
-def test_float32_tables_lose_nothing_but_their_own_rounding(kernels):
-    *given, lengths = tables(8, 3, 500, 5, 1)
-    single = FactoredCopyChain(*(table.float() for table in given), lengths).smooth()
-    double = FactoredCopyChain(*(table.float().double() for table in given), lengths).smooth()
-    assert single.state.dtype == single.redraw.dtype == torch.float32
-    assert_close(single.state.double(), double.state, rtol=0, atol=1e-5)
-    assert_close(single.log_normalizer.double(), double.log_normalizer, rtol=1e-6, atol=0)
 
 
 def test_impossible_and_bad_numbers_are_named():

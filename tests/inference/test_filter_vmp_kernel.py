@@ -8,9 +8,8 @@ from examples import examples
 from hypothesis import given
 from hypothesis import strategies as st
 from oracles import naive_stepwise as naive
-from oracles.operators import without_kernels
 from oracles.placement import close
-from samplehold.inference.chains.copy.chain import CopyChain
+from samplehold.face.chains import CopyChain
 from samplehold.inference.message_passing.stepwise import op, plain
 from samplehold.inference.message_passing.stepwise.op import filter_steps
 from torch.testing import assert_close
@@ -78,16 +77,6 @@ def test_weights_of_any_size_beside_ordinary_ones(power, dtype):
             for a, b in zip(found[:2], expected[:2], strict=True):
                 limit = 2e-5 if dtype == torch.float32 else 1e-10
                 assert_close(a.double(), b, rtol=0, atol=limit)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
-@pytest.mark.parametrize("given", [False, True])
-def test_the_operator_passes_opcheck(dtype, given):
-    tables, gate = random_tables(1, 3, 4, 2, dtype=dtype), torch.full((3, 4), 0.3, dtype=dtype)
-    arguments = (*tables, gate if given else None, torch.tensor([4, 2, 3]), 2, False)
-    for operator in (op.filter, without_kernels(op.filter)):
-        torch.library.opcheck(operator.overload, arguments)
 
 
 @pytest.mark.parametrize("form", FORMS)

@@ -7,10 +7,8 @@ from examples import examples
 from hypothesis import given
 from hypothesis import strategies as st
 from oracles.naive_gated_scan import gated_scan as naive
-from oracles.operators import without_kernels
 from oracles.placement import tolerances
 from samplehold.inference.native.library import function, integers, pointer
-from samplehold.inference.scans.gated import op
 from samplehold.inference.scans.gated.op import PARTS, activate, gated_scan
 from samplehold.inference.scans.gated.plain import gated_scan as vectorized
 from torch.testing import assert_close
@@ -89,15 +87,6 @@ def test_a_gated_scan_can_be_differentiated_twice(gate):
     options = {"gate": gate, "candidate": "tanh"}
     assert torch.autograd.gradcheck(lambda p, h: gated_scan(p, h, **options), (pre, h0), atol=1e-7)
     assert torch.autograd.gradgradcheck(lambda p, h: gated_scan(p, h, **options), (pre, h0), atol=1e-7)
-
-
-@pytest.mark.slow
-@pytest.mark.cpu("torch's checks know few devices")
-def test_the_fused_operator_is_registered_as_torch_expects():
-    pre, h0, _ = tables(3, 2, 4, 6, "ratio")
-    for operator in (op.scan, without_kernels(op.scan)):
-        torch.library.opcheck(operator.overload, (pre, h0, "ratio", "simplex", 3))
-        torch.library.opcheck(operator.overload, (pre.detach(), h0.detach(), "ratio", "linear", 6))
 
 
 def test_strided_and_empty_tables():

@@ -7,14 +7,14 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from oracles import naive_gaussian as naive
-from oracles.operators import without_kernels
 from oracles.placement import close
 from samplehold.inference.gaussian import op as gaussian
 from samplehold.inference.gaussian import plain as vectorized
 from torch.testing import assert_close
 
 
-def problem(seed, n, k, f, restarts=(), dtype=torch.float64):
+def calls(seed, n, k, f, restarts=(), dtype=torch.float64, missing=None):
+    """The arguments of each function, of which those of diagonal forms may miss features."""
     generator = torch.Generator().manual_seed(seed)
     x, loc, weights, log_volume = (
         torch.randn(*shape, generator=generator, dtype=dtype)
@@ -22,20 +22,22 @@ def problem(seed, n, k, f, restarts=(), dtype=torch.float64):
     )
     root = torch.randn(*restarts, k, f, f, generator=generator, dtype=dtype).tril(-1) * 0.3
     chol = root + torch.diag_embed(0.5 + torch.rand(*restarts, k, f, generator=generator, dtype=dtype))
-    return x, loc, chol, log_volume, weights.sigmoid()
-
-
-@given(st.integers(0, 10_000), st.integers(1, 6), st.integers(1, 4), st.integers(1, 4))
-def test_all_implementations_equal_the_textbook(dtype, seed, n, k, f):
-    x, loc, chol, log_volume, weights = problem(seed, n, k, f, dtype=dtype)
-    precision = chol.diagonal(dim1=-2, dim2=-1) ** 2
-    given_ = {
+    seen = x if missing is None else x.masked_fill(missing, torch.nan)
+    return {
+        "normal_log_density": (seen, loc, chol.diagonal(dim1=-2, dim2=-1) ** 2, log_volume),
+        "normal_moments": (seen, weights.sigmoid(), loc),
         "multivariate_normal_log_density": (x, loc, chol, log_volume.sum(-1)),
-        "normal_log_density": (x, loc, precision, log_volume),
-        "normal_moments": (x, weights, loc),
-        "multivariate_normal_moments": (x, weights, loc),
+        "multivariate_normal_moments": (x, weights.sigmoid(), loc),
     }
-    for name, arguments in given_.items():
+
+
+FUNCTIONS = [*calls(0, 1, 1, 1)]
+
+
+@given(st.integers(0, 10_000), st.integers(1, 6), st.integers(1, 4), st.integers(1, 4), st.sampled_from([0.0, 0.3]))
+def test_all_implementations_equal_the_textbook(dtype, seed, n, k, f, share):
+    missing = torch.rand(n, f, generator=torch.Generator().manual_seed(seed)) < share
+    for name, arguments in calls(seed, n, k, f, dtype=dtype, missing=missing).items():
         expected = tuple(getattr(naive, name)(*(table.double() for table in arguments)))
         size, atol = max(1.0, max(float(table.abs().max()) for table in expected)), 1e-12
         for module in (gaussian, vectorized):
@@ -44,35 +46,19 @@ def test_all_implementations_equal_the_textbook(dtype, seed, n, k, f):
 
 
 def test_what_is_not_said_of_the_volume_follows_from_the_precision():
-    x, loc, chol, _, _ = problem(0, 4, 2, 3)
-    precision = chol.diagonal(dim1=-2, dim2=-1) ** 2
+    found = calls(0, 4, 2, 3)
+    (x, loc, chol, _), (_, _, precision, _) = found["multivariate_normal_log_density"], found["normal_log_density"]
     full = torch.distributions.MultivariateNormal(loc, precision_matrix=chol @ chol.mT).log_prob(x.unsqueeze(-2))
     assert_close(gaussian.multivariate_normal_log_density(x, loc, chol), full, rtol=1e-10, atol=1e-10)
     diagonal = torch.distributions.Normal(loc, precision.rsqrt()).log_prob(x.unsqueeze(-2)).sum(-1)
     assert_close(gaussian.normal_log_density(x, loc, precision), diagonal, rtol=1e-10, atol=1e-10)
 
 
-@given(st.integers(0, 10_000), st.integers(1, 6), st.integers(1, 4), st.integers(1, 4))
-def test_missing_features_count_for_nothing_in_all_implementations(seed, n, k, f):
-    x, loc, chol, log_volume, weights = problem(seed, n, k, f)
-    x = x.masked_fill(torch.rand(x.shape, generator=torch.Generator().manual_seed(seed)) < 0.3, torch.nan)
-    precision = chol.diagonal(dim1=-2, dim2=-1) ** 2
-    for name, given_ in (
-        ("normal_log_density", (x, loc, precision, log_volume)),
-        ("normal_moments", (x, weights, loc)),
-    ):
-        expected = getattr(naive, name)(*given_)
-        for module in (gaussian, vectorized):
-            found = getattr(module, name)(*given_)
-            assert_close(tuple(found), tuple(expected), rtol=1e-10, atol=1e-10)
-
-
 @pytest.mark.parametrize("restarts", [(), (2,)])
 @pytest.mark.parametrize("name", ["normal_log_density", "normal_moments"])
 def test_derivatives_are_right_where_features_are_missing(name, restarts):
-    x, *parameters = arguments_of(name, restarts)
-    x = x.detach().masked_fill(torch.eye(4, 2) > 0, torch.nan)
-    function = partial(getattr(gaussian, name), x)
+    x, *parameters = calls(0, 4, 2, 2, restarts, missing=torch.eye(4, 2) > 0)[name]
+    parameters, function = [table.requires_grad_() for table in parameters], partial(getattr(gaussian, name), x)
     assert torch.autograd.gradcheck(function, parameters)
     assert torch.autograd.gradgradcheck(function, parameters)
 
@@ -81,56 +67,22 @@ def test_derivatives_are_right_where_features_are_missing(name, restarts):
 @pytest.mark.parametrize("restarts", [(), (3,), (2, 2)])
 @pytest.mark.parametrize("n", [1, 255, 257, 1000])
 def test_blocks_and_restarts_change_nothing(n, restarts, dtype):
-    x, loc, chol, log_volume, weights = problem(0, n, 3, 2, restarts, dtype)
-    holes = x.masked_fill(torch.arange(n).unsqueeze(-1) % 300 == 260, torch.nan)  # in the second block first
-    precision = chol.diagonal(dim1=-2, dim2=-1) ** 2
     tolerance = {"rtol": 1e-5, "atol": 1e-3} if dtype == torch.float32 else {"rtol": 1e-11, "atol": 1e-10}
-    for name, arguments in [
-        ("multivariate_normal_log_density", (x, loc, chol, log_volume.sum(-1))),
-        ("normal_log_density", (x, loc, precision, log_volume)),
-        ("normal_moments", (x, weights, loc)),
-        ("multivariate_normal_moments", (x, weights, loc)),
-        ("normal_log_density", (holes, loc, precision, log_volume)),
-        ("normal_moments", (holes, weights, loc)),
-    ]:
-        found, expected = getattr(gaussian, name)(*arguments), getattr(vectorized, name)(*arguments)
-        assert_close(tuple(found), tuple(expected), **tolerance)
-
-
-FUNCTIONS = ["multivariate_normal_log_density", "normal_log_density", "normal_moments", "multivariate_normal_moments"]
-
-
-def arguments_of(name, restarts=()):
-    x, loc, chol, log_volume, weights = problem(0, 4, 2, 2, restarts)
-    spread = {
-        "multivariate_normal_log_density": (chol, log_volume.sum(-1)),
-        "normal_log_density": (chol.diagonal(dim1=-2, dim2=-1) ** 2, log_volume),
-    }
-    others = (loc, *spread[name]) if name in spread else (weights, loc)
-    return [table.detach().clone().requires_grad_() for table in (x, *others)]
+    for missing in (None, torch.arange(n).unsqueeze(-1) % 300 == 260):  # in the second block first
+        for name, arguments in calls(0, n, 3, 2, restarts, dtype, missing).items():
+            found, expected = getattr(gaussian, name)(*arguments), getattr(vectorized, name)(*arguments)
+            assert_close(tuple(found), tuple(expected), **tolerance)
 
 
 @pytest.mark.few(4)
 @pytest.mark.parametrize("name", FUNCTIONS)
 @pytest.mark.parametrize("restarts", [(), (2,)])
 def test_first_and_second_derivatives_are_right(name, restarts):
-    x, *parameters = arguments_of(name, restarts)
+    x, *parameters = [table.requires_grad_() for table in calls(0, 4, 2, 2, restarts)[name]]
     function = getattr(gaussian, name)
     for tables in ((x, *parameters), (x.detach(), *parameters)):
         assert torch.autograd.gradcheck(function, tables)
         assert torch.autograd.gradgradcheck(function, tables)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "operator",
-    [gaussian.full_density, gaussian.diagonal_density, gaussian.diagonal_moments, gaussian.full_moments],
-    ids=FUNCTIONS,
-)
-@pytest.mark.cpu("torch's checks know few devices")
-def test_the_operators_pass_torchs_own_checks(operator):
-    for served in (operator, without_kernels(operator)):
-        torch.library.opcheck(served.overload, arguments_of(operator.name, (2,)))
 
 
 def test_data_far_from_zero_keep_their_digits():

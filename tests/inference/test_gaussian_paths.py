@@ -13,15 +13,18 @@ from samplehold.inference.numerics.cholesky import NotDefiniteError
 from torch import Tensor
 
 
-def tables(seed: int, n: int, n_steps: int, n_states: int, dtype: torch.dtype = torch.float64) -> GaussianTables:
-    """Of proper paths: the square of random residuals of each step and its predecessor."""
+def tables(
+    seed: int, n: int, n_steps: int, n_states: int, dtype: torch.dtype = torch.float64, apart: float = 1.0
+) -> GaussianTables:
+    """Of proper paths, whose scales lie `apart` a state: residuals of each step and its predecessor, squared."""
     generator = torch.Generator().manual_seed(seed)
     draw = lambda *shape: torch.randn(n, *shape, generator=generator, dtype=torch.float64)
-    into = 0.3 * draw(n_steps, n_states, n_states) + 2 * torch.eye(n_states)
-    out = 0.5 * draw(n_steps, n_states, n_states)
+    scale = apart ** torch.arange(n_states, dtype=torch.float64)
+    into = (0.3 * draw(n_steps, n_states, n_states) + 2 * torch.eye(n_states)) * scale
+    out = 0.5 * draw(n_steps, n_states, n_states) * scale
     square = -(into.mT @ into) / 2
     square[:, :-1] -= out[:, 1:].mT @ out[:, 1:] / 2
-    linear = draw(n_steps, n_states)
+    linear = draw(n_steps, n_states) * scale
     return GaussianTables(linear.to(dtype), square.to(dtype), (into[:, 1:].mT @ out[:, 1:]).to(dtype))
 
 

@@ -11,24 +11,17 @@ from samplehold.inference.chains.copy import op, plain
 from torch import Tensor
 from torch.testing import assert_close
 
+from .test_copy_chain import NONE, TIGHT, random_case
+
 pytestmark = pytest.mark.hardware("Triton interprets or compiles")
 
-NONE = -torch.inf
-TIGHT = {"rtol": 1e-10, "atol": 1e-14}
 NAMES = "log_normalizer", "filter", "smooth", "marginals", "viterbi", "sample"
 
 
-def random_tables(n, steps, states, width, initial=True, impossible=0.0, size=2.0, dtype=torch.float64, seed=0):
-    generator = torch.Generator().manual_seed(seed)
-
-    def table(*shape):
-        x = size * torch.randn(shape, generator=generator, dtype=torch.float64)
-        return x.where(torch.rand(shape, generator=generator) >= impossible, NONE).to(dtype)
-
-    fresh, held = table(n, steps, states), table(n, steps, width)
-    lengths = torch.randint(1, steps + 1, (n,), generator=generator)
-    lengths[:1] = steps
-    return (table(n, states) if initial else None), fresh, held, lengths
+def random_tables(n, steps, states, width, initial=True, size=2.0, **options):
+    tables = random_case(n, steps, states, width, initial, size=size, **options).tables
+    tables[-1][:1] = steps
+    return tables
 
 
 def double(tables):

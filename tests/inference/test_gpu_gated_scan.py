@@ -9,22 +9,9 @@ from samplehold.inference.scans.gated.op import PARTS, scan
 from torch import Tensor
 from torch.testing import assert_close
 
+from .test_gated_scan import KINDS, evaluate, tables
+
 pytestmark = pytest.mark.hardware("Triton interprets or compiles")
-
-KINDS = ("linear", "tanh", "positive", "simplex")
-each_gate = pytest.mark.parametrize("gate", PARTS)
-
-
-def tables(gate: str, n: int, steps: int, units: int, dtype: torch.dtype = torch.float64, scale=1.0) -> list[Tensor]:
-    generator = torch.Generator().manual_seed(steps)
-    shapes = (n, steps, PARTS[gate] * units), (n, units), (n, steps, units)
-    pre, h0, weight = (torch.randn(*shape, generator=generator, dtype=torch.float64) for shape in shapes)
-    return [(scale * pre).to(dtype).requires_grad_(), h0.to(dtype).requires_grad_(), weight.to(dtype)]
-
-
-def states_and_gradients(function, pre: Tensor, h0: Tensor, weight: Tensor, *kinds) -> list[Tensor]:
-    h = function(pre, h0, *kinds)
-    return [h, *torch.autograd.grad((h * weight).sum(), (pre, h0))]
 
 
 def agree(found: list[Tensor], expected: list[Tensor], bound: float) -> None:
@@ -37,37 +24,35 @@ def agree(found: list[Tensor], expected: list[Tensor], bound: float) -> None:
 @pytest.mark.parametrize("gate", PARTS)
 @pytest.mark.parametrize("candidate", [KINDS[0], *map(slow, KINDS[1:])])
 def test_kernels_equal_a_loop(gate, candidate):
-    given = tables(gate, 1, 6, 3, scale=30.0 if candidate == "simplex" else 1.0)  # in chunks
+    given = tables(1, 1, 6, 3, gate, scale=30.0 if candidate == "simplex" else 1.0)  # in chunks
     with gpu_kernels():
-        found = states_and_gradients(scan, *given, gate, candidate, 3)
-    agree(found, states_and_gradients(naive, *given, gate, candidate, 3), 1e-12)
+        found = evaluate(scan, *given, gate, candidate, 3)
+    agree(found, evaluate(naive, *given, gate, candidate, 3), 1e-12)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("gate", "candidate", "shape"), [("free", "tanh", (2, 1, 5)), ("hold", "simplex", (2, 3, 66))])
 def test_time_is_left_whole_and_sequences_share_programs(gate, candidate, shape):
-    given = tables(gate, *shape, scale=30.0)
+    given = tables(1, *shape, gate, scale=30.0)
     with gpu_kernels():
-        found = states_and_gradients(scan, *given, gate, candidate, shape[2] // 2 or 1)
-    agree(found, states_and_gradients(naive, *given, gate, candidate, shape[2] // 2 or 1), 1e-12)
+        found = evaluate(scan, *given, gate, candidate, shape[2] // 2 or 1)
+    agree(found, evaluate(naive, *given, gate, candidate, shape[2] // 2 or 1), 1e-12)
 
 
 def test_nothing_comes_of_no_steps():
-    given = tables("hold", 2, 0, 3)
+    given = tables(1, 2, 0, 3, "hold")
     with gpu_kernels():
-        h, *gradients = states_and_gradients(scan, *given, "hold", "tanh", 3)
+        h, *gradients = evaluate(scan, *given, "hold", "tanh", 3)
     assert h.shape == (2, 0, 3)
     assert all(not bool(gradient.any()) for gradient in gradients)
 
 
 @pytest.mark.slow
 def test_half_precision_is_carried_in_single_and_rounded_once():
-    given = [table.detach().requires_grad_() for table in tables("ratio", 1, 6, 3, torch.bfloat16)]
+    given = [table.detach().requires_grad_() for table in tables(1, 1, 6, 3, "ratio", torch.bfloat16)]
     with gpu_kernels():
-        found = states_and_gradients(scan, *given, "ratio", "positive", 3)
-    expected = states_and_gradients(
-        naive, *(table.detach().float().requires_grad_() for table in given), "ratio", "positive", 3
-    )
+        found = evaluate(scan, *given, "ratio", "positive", 3)
+    expected = evaluate(naive, *(table.detach().float().requires_grad_() for table in given), "ratio", "positive", 3)
     assert all(x.dtype == torch.bfloat16 for x in found)
     agree(found[:1], expected[:1], 2**-8)  # the interpreter cuts digits off where a GPU rounds
     agree(found[1:], expected[1:], 2**-7)
@@ -91,6 +76,6 @@ def test_kernels_compile_for_a_gpu_without_spilling_registers():
             (torch.float64, "ratio", "tanh"),
             (torch.bfloat16, "free", "simplex"),
         ):
-            states_and_gradients(scan, *tables(gate, 1, 6, 4, dtype), gate, candidate, 4)
+            evaluate(scan, *tables(1, 1, 6, 4, gate, dtype), gate, candidate, 4)
     for kernel in compile_for_gpu(launches):
         assert kernel["local"] + kernel["stack"] < 32, kernel

@@ -1,5 +1,7 @@
 """Normal densities and moments by the kernels for GPUs: the textbook's values, however steps are cut."""
 
+from typing import Any
+
 import pytest
 import torch
 from examples import slow
@@ -8,27 +10,15 @@ from samplehold.inference.gaussian import op, plain
 from torch import Tensor
 from torch.testing import assert_close
 
+from .test_gaussian import calls
+
 pytestmark = pytest.mark.hardware("Triton interprets or compiles")
 
 
-def tables(
-    steps: int, states: int, features: int, restarts: tuple[int, ...] = (), dtype: torch.dtype = torch.float64
-) -> dict[str, list[Tensor]]:
+def tables(steps: int, *sizes: Any, **options: Any) -> dict[str, list[Tensor]]:
     """The arguments of each operator."""
-    generator = torch.Generator().manual_seed(steps)
-
-    def table(*shape: int) -> Tensor:
-        return torch.randn(*shape, generator=generator, dtype=torch.float64).to(dtype)
-
-    x, loc, weights = table(steps, features), table(*restarts, states, features), table(*restarts, steps, states).exp()
-    chol, volume = table(*restarts, states, features, features), table(*restarts, states, features)
-    holes = x.masked_fill(torch.rand(x.shape, generator=generator) < 0.3, torch.nan)
-    return {
-        "diagonal_density": [holes, loc, chol.diagonal(dim1=-2, dim2=-1).square(), volume],
-        "full_density": [x, loc, chol, volume.sum(-1)],
-        "diagonal_moments": [holes, weights, loc],
-        "full_moments": [x, weights, loc],
-    }
+    missing = torch.rand(steps, sizes[1], generator=torch.Generator().manual_seed(steps)) < 0.3
+    return calls(steps, steps, *sizes, missing=missing, **options)
 
 
 def results(given: dict[str, list[Tensor]]) -> list[Tensor]:
@@ -43,7 +33,7 @@ def test_kernels_equal_the_plain_form(shape):
     given = tables(*shape)
     with gpu_kernels():
         found = results(given)
-    expected = [getattr(op, name).plain(*arguments) for name, arguments in given.items()]
+    expected = [getattr(plain, name)(*arguments) for name, arguments in given.items()]
     expected = [table for output in expected for table in (output if isinstance(output, tuple) else (output,))]
     for ours, theirs in zip(found, expected, strict=True):
         assert_close(ours, theirs, rtol=1e-12, atol=1e-11)
@@ -66,7 +56,7 @@ def test_gradients_are_those_of_the_plain_form():
             found = getattr(op, name)(*leaves)
             found = found if isinstance(found, tuple) else (found,)
             gradients = torch.autograd.grad(sum(table.square().sum() for table in found), leaves[1:])
-        expected = getattr(op, name).plain(*leaves)
+        expected = getattr(plain, name)(*leaves)
         expected = expected if isinstance(expected, tuple) else (expected,)
         theirs = torch.autograd.grad(sum(table.square().sum() for table in expected), leaves[1:])
         for one, other in zip(gradients, theirs, strict=True):
@@ -75,9 +65,9 @@ def test_gradients_are_those_of_the_plain_form():
 
 @pytest.mark.slow
 def test_second_moments_are_symmetric_and_the_same_again():
-    given = tables(200, 2, 3, dtype=torch.float32)["full_moments"]
+    given = tables(200, 2, 3, dtype=torch.float32)["multivariate_normal_moments"]
     with gpu_kernels():
-        (_, _, second), again = op.full_moments(*given), op.full_moments(*given)
+        (_, _, second), again = op.multivariate_normal_moments(*given), op.multivariate_normal_moments(*given)
     assert torch.equal(second, second.mT)
     assert torch.equal(second, again[2])
     assert_close(second, plain.multivariate_normal_moments(*given)[2], rtol=1e-4, atol=1e-3)

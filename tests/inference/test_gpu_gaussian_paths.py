@@ -1,5 +1,7 @@
 """Gaussian paths by the kernels for GPUs: moments, derivatives and draws are those of the plain form."""
 
+from functools import partial
+
 import pytest
 import torch
 from examples import slow
@@ -10,20 +12,12 @@ from samplehold.inference.numerics.cholesky import NotDefiniteError
 from torch import Tensor
 from torch.testing import assert_close
 
+from .test_gaussian_paths import tables as gaussian_tables
+
 pytestmark = pytest.mark.hardware("Triton interprets or compiles")
 
 
-def tables(n: int, steps: int, states: int, dtype: torch.dtype = torch.float64) -> GaussianTables:
-    """Of proper paths, whose scales lie apart by 1e3 a state: residuals of each step and its predecessor, squared."""
-    generator = torch.Generator().manual_seed(states)
-    draw = lambda *shape: torch.randn(n, *shape, generator=generator, dtype=torch.float64)
-    scale = 1e3 ** torch.arange(states, dtype=torch.float64)
-    into = (0.3 * draw(steps, states, states) + 2 * torch.eye(states, dtype=torch.float64)) * scale
-    out = 0.5 * draw(steps, states, states) * scale
-    square = -(into.mT @ into) / 2
-    square[:, :-1] -= out[:, 1:].mT @ out[:, 1:] / 2
-    linear = draw(steps, states) * scale
-    return GaussianTables(linear.to(dtype), square.to(dtype), (into[:, 1:].mT @ out[:, 1:]).to(dtype))
+tables = partial(gaussian_tables, 0, apart=1e3)
 
 
 def close(found: Tensor, expected: Tensor, rtol: float = 1e-10) -> None:

@@ -1,63 +1,33 @@
 """Linear Gaussian chains by the kernels for GPUs: values and scores are those of the plain form."""
 
+from functools import partial
+
 import pytest
 import samplehold as sh
 import torch
 from examples import slow
 from oracles.gpu import compile_for_gpu, gpu_kernels
+from oracles.linear_chains import FORMS, NAMES, OFFSETS, gradients, tables_of, widened
 from samplehold.inference.chains.linear_gaussian import op, plain
 from samplehold.inference.chains.linear_gaussian.parameters import read
-from samplehold.inference.chains.linear_gaussian.tables import OVERFLOW, OWN_AXES, SINGULAR, Tables
+from samplehold.inference.chains.linear_gaussian.tables import OVERFLOW, SINGULAR, Tables
 from torch import Tensor
 from torch.testing import assert_close
 
 pytestmark = pytest.mark.hardware("Triton interprets or compiles")
 
-FORMS = (op.evidence, plain.evidence), (op.filter, plain.filter), (op.smooth, plain.smooth)
-PARAMETERS = "transition", "state_noise", "emission", "observation_noise", "initial_covariance"
-NUMBERS = [name for name in OWN_AXES if name not in ("seen", "lengths")]
+ONE = {"batch": (1,), "features": 1}
 KINDS = {
-    "one number": {"steps": 1, "states": 1, "features": 1},
-    "restarts of shared covariances": {"steps": 3, "batch": (2, 2), "shared": PARAMETERS},
-    "missing and ragged": {"steps": 3, "features": 2, "batch": (2,), "missing": 0.4, "ragged": True},
-    "all by step": {"steps": 3, "states": 2, "by_step": True, "rank": 1},
-    "moves without noise": {"steps": 3, "rank": 0},
-    "more features than states": {"steps": 2, "states": 3, "features": 5},
+    "one number": ONE | {"steps": 1, "states": 1},
+    "restarts of shared covariances": {"steps": 3, "features": 1, "batch": (2, 2), "shared": NAMES},
+    "missing and ragged": {"steps": 3, "missing": 0.4, "ragged": True},
+    "all by step": ONE | {"steps": 3, "varying": NAMES + OFFSETS, "rank": 1},
+    "moves without noise": ONE | {"steps": 3, "rank": 0},
+    "more features than states": {"batch": (1,), "steps": 2, "states": 3, "features": 5},
 }
 
 
-def tables(
-    steps: int, states=2, features=1, batch=(1,), missing=0.0, ragged=False, by_step=False, rank=None, shared=(),
-    diffuse=0, dtype=torch.float64,
-) -> Tables:  # fmt: skip
-    """Of a random chain, whose `shared` parameters have no batch axes, and whose noise of states has some rank."""
-    generator = torch.Generator().manual_seed(7)
-    moves, sights = ((steps - 1,), (steps,)) if by_step else ((), ())
-
-    def draw(name: str, *own: int) -> Tensor:
-        axes = () if name in shared else batch
-        return torch.randn(*axes, *own, generator=generator, dtype=torch.float64)
-
-    def covariance(name: str, *own: int) -> Tensor:
-        factor = draw(name, *own)
-        return (factor @ factor.mT).to(dtype)
-
-    x, rank = draw("x", steps, features), states if rank is None else rank
-    x[torch.rand(x.shape, generator=generator) < missing] = torch.nan
-    unit = torch.eye(features, dtype=dtype)
-    given = {
-        "transition": 0.5 * draw("transition", *moves, states, states).to(dtype),
-        "state_noise": covariance("state_noise", *moves, states, rank),
-        "emission": draw("emission", *sights, features, states).to(dtype),
-        "observation_noise": covariance("observation_noise", *sights, features, features) + 0.1 * unit,
-        "initial_mean": draw("initial_mean", states).to(dtype),
-        "initial_covariance": covariance("initial_covariance", states, states),
-        "diffuse": torch.arange(states) < diffuse,
-        "transition_offset": draw("transition_offset", *moves, states).to(dtype),
-        "emission_offset": draw("emission_offset", *sights, features).to(dtype),
-        "lengths": torch.tensor([steps, steps - 2][: batch[0]]) if ragged else None,
-    }
-    return read(x.to(dtype), given).tables
+tables = partial(tables_of, 7)
 
 
 def scalar(steps: int, transition=0.5, state=1.0, emission=1.0, sight=1.0, initial=1.0, batch=()) -> Tables:
@@ -76,18 +46,6 @@ def agree(found: tuple[Tensor, ...], expected: tuple[Tensor, ...], rtol: float =
         assert_close(ours, theirs.expand_as(ours), rtol=rtol, atol=rtol * scale)
 
 
-def score(form, given: Tables) -> dict[str, Tensor]:
-    wanted = {
-        name: getattr(given, name).detach().requires_grad_() for name in OWN_AXES if name not in ("seen", "lengths")
-    }
-    total, _ = form(given._replace(**wanted))
-    weight = torch.linspace(1.0, 2.0, max(1, total.numel()), dtype=total.dtype).view(total.shape)
-    found = torch.autograd.grad((total * weight).sum(), list(wanted.values()), allow_unused=True)
-    return {
-        name: torch.zeros_like(wanted[name]) if grad is None else grad for name, grad in zip(wanted, found, strict=True)
-    }
-
-
 @pytest.mark.parametrize("kind", [next(iter(KINDS)), *map(slow, list(KINDS)[1:])])
 def test_kernels_equal_the_plain_form(kind):
     given = tables(**KINDS[kind])
@@ -102,9 +60,9 @@ def test_kernels_equal_the_plain_form(kind):
 def test_scores_are_those_of_the_plain_form(kind):
     given = tables(**KINDS[kind])
     with gpu_kernels() as launches:
-        found = score(lambda tables: op.evidence(*tables), given)
+        found = gradients(given, True)
     assert "score_sets" in {launch.kernel for launch in launches}
-    expected = score(plain.evidence, given)
+    expected = gradients(given, False)
     agree(tuple(found.values()), tuple(expected.values()))
 
 
@@ -112,7 +70,7 @@ def test_scores_are_those_of_the_plain_form(kind):
 def test_draws_are_affine_in_their_noise_with_the_moments_of_the_posterior():
     """Every number of the noise alone, one after another: the columns of a factor."""
     steps, states = 3, 2
-    given = tables(steps, states, batch=(2,), ragged=True, missing=0.2)
+    given = tables(steps=steps, states=states, features=1, ragged=True, missing=0.2)
     n = steps * states
     units = torch.cat([torch.eye(n), torch.zeros(1, n)]).double()[:, None].expand(n + 1, 2, n)
     with gpu_kernels():
@@ -178,7 +136,7 @@ def test_faults_are_told_by_their_step():
 
 @pytest.mark.slow
 def test_diffuse_starts_are_left_to_the_plain_form():
-    given = tables(3, 2, 2, diffuse=1)
+    given = tables(batch=(1,), steps=3, diffuse=1)
     with gpu_kernels() as launches:
         found = op.smooth(*given)
     assert not launches
@@ -187,11 +145,10 @@ def test_diffuse_starts_are_left_to_the_plain_form():
 
 @pytest.mark.slow
 def test_float32_is_computed_in_float64_and_rounded():
-    given = tables(3, dtype=torch.float32)
-    double = given._replace(directions=given.directions.double(), **{n: getattr(given, n).double() for n in NUMBERS})
+    given = tables(steps=3, dtype=torch.float32, **ONE)
     with gpu_kernels():
         found = op.smooth(*given)
-    for ours, theirs in zip(found, plain.smooth(double), strict=True):
+    for ours, theirs in zip(found, plain.smooth(widened(given)), strict=True):
         assert_close(ours, theirs.to(ours.dtype), rtol=1e-6, atol=1e-6)
 
 
@@ -208,9 +165,9 @@ def test_nothing_comes_of_no_sequences():
 @pytest.mark.slow
 def test_kernels_compile_for_a_gpu_without_spilling_registers():
     with gpu_kernels() as launches:
-        given = tables(2, missing=0.3, dtype=torch.float32)
+        given = tables(steps=2, missing=0.3, dtype=torch.float32, **ONE)
         op.smooth(*given)
-        score(lambda t: op.evidence(*t), tables(2))
-        op.filter(*tables(2))
+        gradients(tables(steps=2, **ONE), True)
+        op.filter(*tables(steps=2, **ONE))
     for kernel in compile_for_gpu(launches):
         assert kernel["local"] == 0, kernel

@@ -1,15 +1,19 @@
 """Markov chains by the kernels for GPUs: the textbook's answers, in probabilities or by logarithms as tables need."""
 
+from typing import Any
+
 import pytest
 import torch
 from examples import slow
 from oracles import log_paths
 from oracles import naive_markov as naive
 from oracles.gpu import compile_for_gpu, gpu_kernels
+from samplehold.face.chains import MarkovChain
 from samplehold.inference.chains.markov import op, plain, plain_rows
-from samplehold.inference.chains.markov.chain import MarkovChain
 from torch import Tensor
 from torch.testing import assert_close
+
+from .test_markov_chain import random_chain
 
 pytestmark = pytest.mark.hardware("Triton interprets or compiles")
 
@@ -17,25 +21,11 @@ INF = float("inf")
 OPERATORS = "filter", "posterior", "viterbi"
 
 
-def tables(
-    batch: tuple[int, ...],
-    steps: int,
-    states: int,
-    varies: bool = False,
-    holes: float = 0.0,
-    dtype: torch.dtype = torch.float64,
-) -> list[Tensor]:
-    """Of ragged chains, the transitions shared; state 0 is always possible."""
-    generator = torch.Generator().manual_seed(states)
-
-    def table(*shape: int) -> Tensor:
-        values = torch.randn(shape, generator=generator, dtype=torch.float64)
-        values[..., 1:] = values[..., 1:].masked_fill(torch.rand(shape, generator=generator)[..., 1:] < holes, -INF)
-        return values.to(dtype)
-
-    moves = table(steps - 1 if varies else 1, states, states)
-    lengths = torch.randint(1, steps + 1, batch, generator=generator)
-    return [table(*batch, states), moves, 2 * table(*batch, steps, states), lengths]
+def tables(batch: tuple[int, ...], steps: int, states: int, varies: bool = False, **options: Any) -> list[Tensor]:
+    """Of ragged chains; state 0 is always possible."""
+    chain = random_chain(batch, steps, states, varies=varies, ragged=True, seed=states, **options)
+    start, *others = chain._tables()
+    return [start.expand(*batch, states).clone(), *others]
 
 
 def compare(given: list[Tensor], uniform: Tensor) -> None:

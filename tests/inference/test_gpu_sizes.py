@@ -6,11 +6,8 @@ import pytest
 import samplehold as sh
 import torch
 from oracles.placement import tolerances
+from samplehold.face.chains import CopyChain, FactoredCopyChain, LinearGaussianChain, MarkovChain
 from samplehold.inference.chains.contract import Chain
-from samplehold.inference.chains.copy.chain import CopyChain
-from samplehold.inference.chains.factored_copy.chain import FactoredCopyChain
-from samplehold.inference.chains.linear_gaussian.chain import LinearGaussianChain
-from samplehold.inference.chains.markov.chain import MarkovChain
 from torch import Tensor
 from torch.testing import assert_close
 

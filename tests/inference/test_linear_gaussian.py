@@ -12,6 +12,7 @@ from examples import examples, slow
 from hypothesis import given
 from hypothesis import strategies as st
 from oracles import naive_linear_gaussian as naive
+from oracles.linear_chains import NAMES, OFFSETS, arguments
 from samplehold.inference.chains.linear_gaussian.factors import compress, covariance_of, factor_of
 from torch import Tensor
 from torch.testing import assert_close
@@ -22,37 +23,10 @@ COVARIANCES = ("state_noise", "observation_noise", "initial_covariance")
 MOVES, SIGHTS = ("transition", "transition_offset", "state_noise"), ("emission", "emission_offset", "observation_noise")
 
 
-def random_model(
-    seed: int, lengths=(5, 3), states=2, features=2, missing=0.0, varying=False, rank=None, diffuse=0
-) -> dict[str, Tensor]:
-    """Arguments of a chain; `rank` of the noise of states, `diffuse` states from the last one on."""
-    generator, n, steps = torch.Generator().manual_seed(seed), len(lengths), max(lengths)
-    rank = states if rank is None else rank
-
-    def table(*shape: int) -> Tensor:
-        return torch.randn(n, *shape, generator=generator, dtype=torch.float64)
-
-    def covariance(size: int, n_factors: int, *axes: int) -> Tensor:
-        factor = table(*axes, size, n_factors)
-        return factor @ factor.mT
-
-    moves, sights = ((steps - 1,), (steps,)) if varying else ((), ())
-    x = 2 * table(steps, features)
-    x[torch.rand(x.shape, generator=generator) < missing] = torch.nan
-    turn = table(*moves, states, states)
-    return {
-        "x": x,
-        "transition": turn / torch.linalg.matrix_norm(turn, 2)[..., None, None],
-        "state_noise": covariance(states, rank, *moves),
-        "emission": table(*sights, features, states),
-        "observation_noise": covariance(features, features, *sights) + 0.1 * torch.eye(features, dtype=torch.float64),
-        "initial_mean": table(states),
-        "initial_covariance": covariance(states, states),
-        "diffuse": torch.arange(states) >= states - diffuse,
-        "transition_offset": table(*moves, states),
-        "emission_offset": table(*sights, features),
-        "lengths": torch.tensor(lengths),
-    }
+def random_model(seed: int, lengths=(5, 3), varying: bool = False, **options) -> dict[str, Tensor]:
+    """Arguments of a chain; `varying`: all parameters depend on the step."""
+    size = {"batch": (len(lengths),), "steps": max(lengths), "varying": NAMES + OFFSETS if varying else ()}
+    return arguments(seed, **size, **options) | {"lengths": torch.tensor(lengths)}
 
 
 def sequence_of(model: dict[str, Tensor], b: int) -> naive.Sequence:
@@ -198,14 +172,6 @@ def nile() -> Tensor:
 def local_level(x: Tensor, **options: Tensor) -> sh.chains.LinearGaussianChain:
     one = torch.ones(1, 1, dtype=x.dtype)
     return sh.chains.LinearGaussianChain(x, one, 1469.1764 * one, one, 15098.518 * one, diffuse=[True], **options)
-
-
-@pytest.mark.parametrize("batch", [(0,), (2, 0)])
-def test_no_sequences_have_empty_results_in_the_plain_form_too(batch):
-    empty = local_level(torch.zeros(*batch, 4, 1, dtype=torch.float64))
-    with sh.kernels("plain"):
-        assert empty.filter().mean.shape == (*batch, 4, 1)
-        assert empty.smooth().mean.shape == (*batch, 4, 1)
 
 
 def test_the_nile_has_the_evidence_of_durbin_and_koopman():

@@ -5,7 +5,7 @@ import samplehold as sh
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from oracles.placement import tolerances
+from oracles.linear_chains import FORMS, NAMES, OFFSETS, agree, close, gradients, tables_of, tolerance, widened
 from samplehold.inference.chains.linear_gaussian import op, parallel, parameters, plain
 from samplehold.inference.chains.linear_gaussian.parameters import read
 from samplehold.inference.chains.linear_gaussian.tables import Tables
@@ -13,58 +13,6 @@ from torch import Tensor
 from torch.testing import assert_close
 
 pytestmark = pytest.mark.cpu("kernels of the native library")
-
-NAMES = ("transition", "state_noise", "emission", "observation_noise", "initial_covariance")
-OFFSETS = ("initial_mean", "transition_offset", "emission_offset")
-
-
-def tables_of(
-    seed: int,
-    batch=(2,),
-    steps=5,
-    states=2,
-    features=2,
-    missing=0.0,
-    varying=(),
-    shared=(),
-    rank=None,
-    diffuse=0,
-    ragged=False,
-    dtype=torch.float64,
-) -> Tables:
-    """Tables of a random chain: `varying` parameters have an axis of steps, `shared` ones no batch axes."""
-    generator = torch.Generator().manual_seed(seed)
-    rank = states if rank is None else rank
-
-    def table(name: str, *own: int, axis: int = 0) -> Tensor:
-        by_step = (axis and name in varying) or name == "x"
-        axes = ([1] * len(batch) if by_step else []) if name in shared else list(batch)
-        axes += [axis] if by_step and axis else []
-        return torch.randn(*axes, *own, generator=generator, dtype=torch.float64)
-
-    def covariance(name: str, size: int, n_factors: int, axis: int = 0) -> Tensor:
-        factor = table(name, size, n_factors, axis=axis)
-        return factor @ factor.mT
-
-    turn = table("transition", states, states, axis=steps - 1)
-    x = table("x", steps, features)
-    x[torch.rand(x.shape, generator=generator) < missing] = torch.nan
-    unit = torch.eye(features, dtype=torch.float64)
-    given = {
-        "transition": turn / torch.linalg.matrix_norm(turn, 2)[..., None, None],
-        "state_noise": covariance("state_noise", states, rank, steps - 1),
-        "emission": table("emission", features, states, axis=steps),
-        "observation_noise": covariance("observation_noise", features, features, steps) + 0.1 * unit,
-        "initial_mean": table("initial_mean", states),
-        "initial_covariance": covariance("initial_covariance", states, states),
-        "transition_offset": table("transition_offset", states, axis=steps - 1),
-        "emission_offset": table("emission_offset", features, axis=steps),
-    }
-    lengths = torch.randint(1 + steps // 2, steps + 1, batch, generator=generator) if ragged else None
-    numbers = {name: t.to(dtype) for name, t in given.items()}
-    marks = {"diffuse": torch.arange(states) >= states - diffuse, "lengths": lengths}
-    return read(x.to(dtype), {**numbers, **marks}).tables
-
 
 CHAINS = {
     "seed": st.integers(0, 10_000),
@@ -79,34 +27,11 @@ CHAINS = {
 }
 
 
-def close(found: Tensor, expected: Tensor, rtol: float = 1e-10) -> None:
-    assert found.dtype == expected.dtype
-    scale = max(1.0, float(expected.detach().abs().max())) if expected.numel() else 1.0
-    assert_close(found, expected.expand_as(found), rtol=rtol, atol=rtol * scale)
-
-
-def agree(kernel: tuple[Tensor, ...], twin: tuple[Tensor, ...], rtol: float = 1e-10) -> None:
-    assert torch.equal(kernel[-1], twin[-1])
-    fine = kernel[-1] < 0
-    if bool(fine.all()):
-        for found, expected in zip(kernel[:-1], twin[:-1], strict=True):
-            close(found, expected, rtol)
-
-
-def widened(tables: Tables) -> Tables:
-    """The same numbers in float64, for the twin."""
-    return Tables(*(t.double() if t is not None and t.is_floating_point() else t for t in tables))
-
-
-def tolerance(dtype: torch.dtype) -> float:
-    return 1e-10 if dtype == torch.float64 else tolerances(dtype)["rtol"]
-
-
 @given(**CHAINS, rank=st.integers(0, 4))
 def test_values_are_those_of_the_plain_form(dtype, states, rank, **options):
     tables = tables_of(states=states, rank=min(rank, states), dtype=dtype, **options)
     wide, rtol = widened(tables), tolerance(dtype)
-    for operator, twin in ((op.evidence, plain.evidence), (op.filter, plain.filter), (op.smooth, plain.smooth)):
+    for operator, twin in FORMS:
         found = tuple(x.double() if x.is_floating_point() else x for x in operator(*tables))
         agree(found, twin(wide), rtol)
 
@@ -114,25 +39,8 @@ def test_values_are_those_of_the_plain_form(dtype, states, rank, **options):
 @given(**(CHAINS | {"steps": st.integers(4, 7)}), diffuse=st.integers(1, 3), rank=st.integers(0, 4))
 def test_so_they_are_from_a_diffuse_start(states, diffuse, rank, **options):
     tables = tables_of(states=states, diffuse=min(diffuse, states), rank=min(rank, states), **options)
-    for operator, twin in ((op.evidence, plain.evidence), (op.filter, plain.filter), (op.smooth, plain.smooth)):
+    for operator, twin in FORMS:
         agree(operator(*tables), twin(tables), rtol=1e-7)
-
-
-def gradients(tables: Tables, kernel: bool) -> dict[str, Tensor]:
-    wanted = {
-        name: table.detach().requires_grad_()
-        for name, table in tables._asdict().items()
-        if table is not None and table.is_floating_point() and name != "directions"
-    }
-    given = tables._replace(**wanted)
-    total, fault = op.evidence(*given) if kernel else plain.evidence(given)
-    weights = torch.linspace(1.0, 2.0, max(1, total.numel()), dtype=total.dtype).view(total.shape)
-    if bool((fault >= 0).any()):
-        return {}
-    found = torch.autograd.grad((total * weights).sum(), list(wanted.values()), allow_unused=True)
-    return {
-        name: torch.zeros_like(wanted[name]) if grad is None else grad for name, grad in zip(wanted, found, strict=True)
-    }
 
 
 @given(**CHAINS, rank=st.integers(0, 4))
@@ -230,14 +138,14 @@ def test_sequences_of_one_set_go_side_by_side_however_many_there_are(batch, diff
                 observation_factor=tables.observation_factor[:, :1],
                 initial_factor=tables.initial_factor[:, :1],
             )
-        for operator, twin in ((op.evidence, plain.evidence), (op.filter, plain.filter), (op.smooth, plain.smooth)):
+        for operator, twin in FORMS:
             agree(operator(*tables), twin(tables), 1e-8 if diffuse else 1e-10)
 
 
 @pytest.mark.parametrize(("states", "features"), [(1, 9), (9, 1), (8, 5), (13, 6), (20, 17)])
 def test_wide_tables(states, features):
     tables = tables_of(6, batch=(2,), steps=6, states=states, features=features, missing=0.3)
-    for operator, twin in ((op.evidence, plain.evidence), (op.filter, plain.filter), (op.smooth, plain.smooth)):
+    for operator, twin in FORMS:
         agree(operator(*tables), twin(tables), 1e-9)
     found, expected = gradients(tables, True), gradients(tables, False)
     for name, grad in found.items():
@@ -255,20 +163,12 @@ def test_tables_may_have_any_strides():
         return turned[::2].movedim(-1, 0)
 
     other = Tables(*map(strided, tables))
-    for operator in (op.evidence, op.filter, op.smooth):
+    for operator, _ in FORMS:
         agree(operator(*other), operator(*tables), 1e-13)
     once = tables._replace(transition=tables.transition[:, :1], emission=tables.emission[:, :1])
     everywhere = once._replace(transition=once.transition.expand(4, 7, 3, 3), emission=once.emission.expand(4, 8, 2, 3))
-    for operator in (op.evidence, op.filter, op.smooth):
+    for operator, _ in FORMS:
         agree(operator(*everywhere), operator(*once), 1e-13)
-
-
-@pytest.mark.parametrize("batch", [(0,), (2, 0), (0, 3)])
-def test_no_sequences(batch):
-    tables = tables_of(1, batch=batch, steps=4, shared=NAMES)
-    for operator, twin in ((op.evidence, plain.evidence), (op.filter, plain.filter), (op.smooth, plain.smooth)):
-        for found, expected in zip(operator(*tables), twin(tables), strict=True):
-            assert_close(found, expected, rtol=1e-10, atol=1e-10)
 
 
 @given(
@@ -299,11 +199,8 @@ def test_factors_of_covariances_are_those_of_the_plain_form(dtype, seed, n, rank
 @pytest.mark.slow
 def test_float32_is_computed_in_float64_and_rounded():
     tables = tables_of(5, steps=30, states=3, missing=0.1, dtype=torch.float32)
-    double = tables._replace(
-        **{n: t.double() for n, t in tables._asdict().items() if t is not None and t.is_floating_point()}
-    )
-    for operator in (op.evidence, op.filter, op.smooth):
-        for found, expected in zip(operator(*tables), operator(*double), strict=True):
+    for operator, _ in FORMS:
+        for found, expected in zip(operator(*tables), operator(*widened(tables)), strict=True):
             assert_close(found, expected.to(found.dtype), rtol=1e-6, atol=1e-6)
 
 
@@ -314,7 +211,7 @@ def test_what_is_forgotten_down_to_nothing_leaves_finite_numbers(noise):
     one = torch.ones(1, 1, dtype=torch.float64)
     chain = sh.chains.LinearGaussianChain(x, one, one, one, noise * one, one[0], one, diffuse=torch.tensor([True]))
     tables = Tables(*chain._tables)
-    for operator, twin in ((op.evidence, plain.evidence), (op.filter, plain.filter), (op.smooth, plain.smooth)):
+    for operator, twin in FORMS:
         agree(operator(*tables), twin(tables))
     found, expected = gradients(tables, True), gradients(tables, False)
     for name, grad in found.items():  # made of differences that are divided by the noise
@@ -328,7 +225,7 @@ def test_a_recursion_at_rest_goes_on_as_if_it_went_on():
     by_step = tables._replace(
         **{name: getattr(tables, name).expand(n, -1, -1).contiguous() for name, n in steps.items()}
     )
-    for operator in (op.evidence, op.filter, op.smooth):
+    for operator, _ in FORMS:
         agree(operator(*tables), operator(*by_step), 1e-11)
     found, expected = gradients(tables, True), gradients(by_step, True)
     for name, grad in found.items():
@@ -358,19 +255,6 @@ def test_slow_recursions_rest_late_or_never(ratio):
     for found, expected in ((constant.smooth(), varying.smooth()), (constant.filter(), varying.filter())):
         for one_table, other in zip(vars(found).values(), vars(expected).values(), strict=True):
             assert_close(one_table, other, rtol=1e-11, atol=1e-13)
-
-
-def test_the_chain_gives_the_same_on_one_thread_as_on_two():
-    tables = tables_of(3, batch=(5,), steps=20, missing=0.2)
-    before = torch.get_num_threads()
-    try:
-        torch.set_num_threads(1)
-        alone = op.smooth(*tables)
-        torch.set_num_threads(2)
-        for found, expected in zip(op.smooth(*tables), alone, strict=True):
-            assert_close(found, expected, rtol=0, atol=0)
-    finally:
-        torch.set_num_threads(before)
 
 
 def test_a_stream_is_filtered_stretch_by_stretch():

@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import FrozenInstanceError
 from itertools import pairwise, product
 
@@ -16,10 +15,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from oracles import naive_markov as naive
 from oracles.markov_paths import Answers, Tables, enumerate_paths, expand, path_weights, tables
-from oracles.operators import without_kernels
+from samplehold.face.chains import MarkovChain
 from samplehold.inference.chains import parts
-from samplehold.inference.chains.markov import native, native_tables, op, plain
-from samplehold.inference.chains.markov.chain import MarkovChain
+from samplehold.inference.chains.markov import native, op, plain
 from torch import Tensor
 
 INF = float("inf")
@@ -394,45 +392,6 @@ def naive_second_derivatives(given: list[Tensor], lengths: Tensor) -> tuple[Tens
     return torch.autograd.grad(torch.stack([grad.square().sum() for grad in first]).sum(), leaves)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("varies", [False, True])
-@pytest.mark.parametrize("served", [lambda operator: operator, without_kernels], ids=["with kernels", "without"])
-@pytest.mark.cpu("torch's checks know few devices")
-def test_operators_pass_opcheck(varies, served):
-    chain = random_chain((2,), 2, 2, varies=varies, ragged=True)
-    *given, lengths = chain._tables()
-    leaves = [table.clone().requires_grad_() for table in given]
-    torch.library.opcheck(served(op.filter).overload, (*leaves, lengths))
-    torch.library.opcheck(served(op.posterior).overload, (*leaves, lengths))
-    torch.library.opcheck(served(op.viterbi).overload, (*given, lengths))
-    torch.library.opcheck(served(op.sample).overload, (*given, lengths, torch.rand(2, 2, 2, dtype=torch.float64)))
-
-
-@pytest.mark.cpu("threads of its kernels")
-def test_results_do_not_depend_on_the_number_of_threads(threads, monkeypatch):
-    monkeypatch.setattr(native_tables, "worthwhile", lambda seconds: torch.get_num_threads())  # whatever the size
-    by_parts(monkeypatch, 4, 40)
-    chains = [random_chain(batch, n, 6, ragged=True) for batch, n in (((), 5000), ((9,), 400))]
-    for chain in chains:
-        results = []
-        for n in (1, 2, 4):
-            torch.set_num_threads(n)
-            smoothed, drawn = chain.smooth(), chain.sample(3, torch.Generator().manual_seed(0))
-            results.append((smoothed.log_normalizer, smoothed.state, smoothed.transition, drawn.path))
-        for other in results[1:]:
-            assert all(torch.equal(one, two) for one, two in zip(results[0], other, strict=True))
-
-
-@pytest.mark.cpu("threads of its kernels")
-def test_calls_from_two_threads_do_not_disturb_each_other():
-    chains = [random_chain((6,), 500, 20, seed=seed) for seed in range(8)]
-    expected = [chain.smooth() for chain in chains]
-    with ThreadPoolExecutor(2) as pool:
-        for actual, alone in zip(pool.map(MarkovChain.smooth, chains), expected, strict=True):
-            assert torch.equal(actual.state, alone.state)
-            assert torch.equal(actual.transition, alone.transition)
-
-
 # -- other libraries -------------------------------------------------------------------------------------------------
 
 
@@ -536,27 +495,6 @@ def test_constant_factors_of_the_tables_only_shift_the_evidence(offset):
     torch.testing.assert_close(moved.entropy(), chain.entropy(), rtol=1e-9, atol=1e-12)
 
 
-@pytest.mark.parametrize("varies", [False, True])
-def test_what_lies_beyond_a_sequence_is_not_read(varies):
-    chain = random_chain((3,), 6, 3, varies=varies, ragged=True, seed=3)
-    beyond = torch.arange(6) >= chain.lengths.unsqueeze(-1)
-    assert beyond.any()
-    leaves = [chain.log_initial.clone(), chain.log_transition.clone(), chain.log_likelihood.clone()]
-    leaves[2][beyond] = math.nan
-    leaves = [leaf.requires_grad_() for leaf in leaves]
-    dirty = MarkovChain(*leaves, chain.lengths)
-    for clean, found in ((chain.filter(), dirty.filter()), (chain.smooth(), dirty.smooth())):
-        for name, table in vars(clean).items():
-            if table is not None:
-                close(getattr(found, name).detach(), table)
-    assert torch.equal(dirty.viterbi().path, chain.viterbi().path)
-    assert torch.equal(dirty.viterbi().log_probability, chain.viterbi().log_probability)
-    assert (dirty.filter().log_increment[beyond] == 0).all()
-    for output in (dirty.log_normalizer(), dirty.filter().state, dirty.smooth().state, dirty.entropy()):
-        for grad in torch.autograd.grad(output.square().sum(), leaves):
-            assert grad.isfinite().all()
-
-
 def test_shared_tables_are_not_expanded():
     chain = random_chain((50,), 4, 40, ragged=True)
     repeated = chain.log_transition.expand(50, 3, 40, 40)
@@ -617,28 +555,6 @@ def test_wrong_kinds_are_named():
 CALLS = ["log_normalizer", "filter", "smooth", "marginals", "viterbi", "entropy"]
 
 
-@pytest.mark.parametrize("differentiated", [False, True])
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
-@pytest.mark.parametrize(
-    ("value", "message"),
-    [
-        (-INF, r"log_likelihood: the observation at step 3 of sequence \(1, 0\) is impossible"),
-        (math.nan, r"log_likelihood: holds NaN at step 3 of sequence \(1, 0\)"),
-        (INF, r"log_likelihood: holds \+inf at step 3 of sequence \(1, 0\)"),
-    ],
-)
-def test_an_impossible_observation_is_named(value, message, dtype, differentiated):
-    likelihood = torch.zeros(2, 2, 5, 3, dtype=dtype)
-    likelihood[1, 0, 3] = value
-    likelihood.requires_grad_(differentiated)
-    for varies in (False, True):
-        transition = torch.zeros(1, 1, 4, 3, 3, dtype=dtype) if varies else torch.zeros(3, 3, dtype=dtype)
-        chain = MarkovChain(torch.zeros(3, dtype=dtype), transition, likelihood)
-        for call in (*(getattr(chain, name) for name in CALLS), lambda: chain.sample(1)):  # noqa: B023
-            with pytest.raises(ValueError, match=message):
-                call()
-
-
 def test_a_state_that_cannot_be_reached_makes_its_observation_impossible():
     left_to_right = torch.tensor([[0.0, 0.0], [-INF, 0.0]])
     likelihood = torch.tensor([[-INF, 0.0], [0.0, 0.0], [0.0, -INF]])
@@ -646,16 +562,6 @@ def test_a_state_that_cannot_be_reached_makes_its_observation_impossible():
     for name in CALLS:
         with pytest.raises(ValueError, match="the observation at step 2 is impossible"):
             getattr(chain, name)()
-
-
-def test_an_empty_batch_has_empty_answers():
-    chain = MarkovChain(torch.zeros(3), torch.zeros(3, 3), torch.zeros(0, 5, 3))
-    assert chain.log_normalizer().shape == (0,)
-    assert chain.filter().state.shape == (0, 5, 3)
-    assert chain.smooth().transition.shape == (0, 3, 3)
-    assert chain.viterbi().path.shape == (0, 5)
-    assert chain.sample(2).path.shape == (2, 0, 5)
-    assert chain.entropy().shape == (0,)
 
 
 def test_records_are_frozen_and_tables_unchanged():

@@ -8,7 +8,6 @@ import samplehold as sh
 import torch
 from samplehold.inference.native import compiling
 from samplehold.inference.native import library as module
-from torch.testing import assert_close
 
 
 @pytest.fixture
@@ -65,21 +64,6 @@ def test_an_installation_without_a_library_says_what_to_do(loading, monkeypatch)
 def test_a_library_is_built_where_there_is_none_and_is_the_same(loading):
     assert module.library() is not None
     assert len(list(loading.iterdir())) == 1
-
-
-@pytest.mark.parametrize("shape", [(1, 5, 3), (7, 300, 40), (2, 1000, 1300)])
-def test_results_have_the_same_bits_for_any_number_of_threads(shape):
-    gate, value = torch.rand(2, *shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    before, found = torch.get_num_threads(), []
-    try:
-        for n in (1, 2, 5):
-            torch.set_num_threads(n)
-            found.append(sh.lerp_scan(gate, value))
-    finally:
-        torch.set_num_threads(before)
-    assert all(torch.equal(found[0], other) for other in found[1:])
-    with sh.kernels("plain"):
-        assert_close(sh.lerp_scan(gate, value), found[0], rtol=1e-13, atol=1e-14)
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,9 @@ from importlib.util import find_spec
 
 import pytest
 import torch
-from samplehold.inference.numerics.forms import kernels
+from oracles.operator_calls import CALLS, Size
+from oracles.operators import without_kernels
+from samplehold import kernels
 from samplehold.inference.numerics.op import Call, Op, _defined, blank
 from torch import Tensor
 from torch.autograd import gradcheck, gradgradcheck
@@ -203,6 +205,24 @@ def test_the_environment_says_the_mode_of_a_process():
         done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment)
         assert done.returncode == status
         assert mode in (done.stderr if status else done.stdout)
+
+
+OF_TORCH = {name for name, call in CALLS.items() if isinstance(call(Size(1, 1, 1, torch.float64, 0))[0], Op)}
+OF_TORCH -= {"semi-markov filter", "semi-markov posterior"}  # these and the next look sizes up in a set
+OF_TORCH -= {"linear evidence", "linear filter", "linear smooth", "linear_sample"}
+
+
+@pytest.mark.slow
+@pytest.mark.cpu("torch's checks know few devices")
+@pytest.mark.parametrize(
+    ("served", "seed"), [(lambda operator: operator, 2), (without_kernels, 3)], ids=["with kernels", "without"]
+)  # an odd seed gives a table for each step, an even one shares them
+@pytest.mark.parametrize("name", sorted(OF_TORCH))
+def test_operators_of_any_size_pass_torchs_own_checks(name, served, seed):
+    operator, arguments = CALLS[name](Size(2, 3, 3, torch.float64, seed))
+    if not name.endswith("viterbi"):
+        arguments = [x.requires_grad_() if isinstance(x, Tensor) and x.is_floating_point() else x for x in arguments]
+    torch.library.opcheck(served(operator).overload, arguments)
 
 
 def test_every_operator_of_the_package_has_a_native_kernel():

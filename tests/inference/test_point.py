@@ -2,7 +2,7 @@
 
 import torch
 from samplehold.inference.families import Beta, Dirichlet, Gamma, NormalGamma, Point
-from samplehold.inference.message_passing.engine import VMP, Block, Factor
+from samplehold.inference.message_passing import VMP, Block, Factor
 from torch.testing import assert_close
 
 TOSSES = torch.tensor([1.0, 0.0, 1.0, 1.0], dtype=torch.float64)

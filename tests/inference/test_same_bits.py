@@ -1,12 +1,16 @@
-"""Kernels give the same bits whatever the number of threads: threads decide who computes a part, never what it is."""
+"""Kernels give the same bits whatever the number of threads: threads decide who computes a part, never what it is.
+
+Calls from several threads of Python have each the bits that they have alone."""
 
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import samplehold as sh
 import torch
 from examples import slow
 from oracles.regime_paths import random_regimes
+from oracles.segments import block_of, hazards
 from samplehold.inference.chains.markov.driven import DrivenMarkovChain
 from samplehold.inference.chains.markov.op import row_sums
 from samplehold.inference.chains.switching_gaussian import op as switching_gaussian
@@ -15,6 +19,7 @@ from samplehold.inference.gaussian import op as gaussian
 from samplehold.inference.message_passing.stepwise.op import filter_steps
 from samplehold.inference.numerics.products import with_ones
 from samplehold.inference.scans.gated.op import gated_scan
+from samplehold.models.networks.stack_lstm.op import Settings, passes
 from torch import Tensor
 
 pytestmark = pytest.mark.cpu("threads of its kernels")
@@ -91,6 +96,26 @@ def factored(n: int, steps: int, states: int, dtype: torch.dtype) -> list[Tensor
     return chain_results(sh.chains.FactoredCopyChain, tables, ragged(n, steps))
 
 
+def semi_markov(n: int, steps: int, states: int, dtype: torch.dtype) -> list[Tensor]:
+    never = torch.eye(states, dtype=torch.bool)
+    moves = draws(states, states, dtype=dtype).masked_fill(never, -torch.inf).log_softmax(-1)
+    duration = draws(states, 60, dtype=dtype).log_softmax(-1)
+    tables = [draws(states, dtype=dtype), moves, duration, draws(*batch_of(n), steps, states, dtype=dtype)]
+    return chain_results(sh.chains.SemiMarkovChain, tables, ragged(n, steps))
+
+
+def segments(n: int, steps: int, features: int, dtype: torch.dtype) -> list[Tensor]:
+    (first, *_), *_ = parts = [block_of("normal", steps, seed, features) for seed in range(n)]
+    statistics, base = (
+        torch.stack(tables).to(dtype)
+        for tables in zip(*((block.statistics, base) for block, base in parts), strict=True)
+    )
+    block, hazard = sh.chains.Block(first.family, first.prior.to(dtype), statistics), hazards("run", steps, 1).log() - 3
+    chain = sh.chains.SegmentChain(block, hazard.to(dtype), base, "run", tol=1e-6)
+    drawn = chain.sample(2, torch.Generator().manual_seed(0))
+    return [*records(chain.filter(), chain.smooth(), chain.viterbi(), drawn), chain.entropy()]
+
+
 def linear(n: int, steps: int, states: int, dtype: torch.dtype) -> list[Tensor]:
     one = torch.eye(states, dtype=dtype)
     x = draws(*batch_of(n), steps, states, dtype=dtype)
@@ -156,6 +181,15 @@ def regimes(n: int, steps: int, states: int, dtype: torch.dtype) -> list[Tensor]
     return records(filtered, filtered.belief, switching_gaussian.smooth(x, ends, model.tables()))
 
 
+def stack_networks(n: int, steps: int, stacks: int, dtype: torch.dtype) -> list[Tensor]:
+    units, width = 20, 5
+    reading, raw = stacks * width, stacks * (3 + width)
+    start = (n, units), (n, units), (n, reading), (n * stacks, 0, width)
+    weights = (4 * units, 4 + reading + units), (4 * units,), (raw, units), (raw,)
+    tables = [draws(*shape, dtype=dtype, seed=i) for i, shape in enumerate(((steps, n, 4), *start, *weights))]
+    return with_gradient(lambda *leaves: passes(*leaves, Settings(stacks, width, 1, 0.0, None))[0], *tables)
+
+
 def stacks(n: int, steps: int, states: int, dtype: torch.dtype) -> list[Tensor]:
     actions, values = draws(n, steps, 3, dtype=dtype), draws(n, steps, states, dtype=dtype)
 
@@ -170,12 +204,15 @@ SIZES = {
     driven: [(3, 900, 5), (9, 400, 3)],
     copies: [(1, LONG, 3), (5, 2000, 4)],
     factored: [(1, LONG, 3), (2, 34_000, 3), (3, 900, 5), (5, 400, 20), (40, 400, 4)],
+    semi_markov: [(7, 200, 3)],
+    segments: [(5, 300, 2)],
     linear: [(1, 3000, 2), (2, 900, 2), (5, 300, 3), (9, 300, 3), (40, 100, 2)],
     gaussian_paths: [(1, 4000, 3), (7, 700, 4)],
     moments: [(1, 200_000, 3), (3, 100_000, 3)],
-    scans: [(1, 3000, 48), (5, 700, 16)],
+    scans: [(1, 3000, 48), (5, 700, 16), (2, 100, 1300)],
     stepwise: [(1, 200, 3), (7, 300, 4)],
     regimes: [(8, 300, 3)],
+    stack_networks: [(13, 40, 1), (13, 40, 8)],
     stacks: [(1, 300, 40), (8, 100, 8)],
 }
 
@@ -191,37 +228,41 @@ def cases() -> list[object]:
     return flat
 
 
-@pytest.mark.few(6)
+@pytest.mark.few(8)
 @pytest.mark.parametrize(("kernel", "n", "steps", "states"), cases())
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
-def test_values_and_gradients_are_the_same_bits(kernel, n, steps, states, dtype):
-    before, found = torch.get_num_threads(), []
-    try:
-        for n_threads in THREADS:
-            torch.set_num_threads(n_threads)
-            found.append(kernel(n, steps, states, dtype))
-    finally:
-        torch.set_num_threads(before)
+def test_values_and_gradients_are_the_same_bits(kernel, n, steps, states, dtype, n_threads):
+    found = []
+    for number in THREADS:
+        n_threads(number)
+        found.append(kernel(n, steps, states, dtype))
     assert len(found[0]) > 1
     for other in found[1:]:
         for i, (one, two) in enumerate(zip(found[0], other, strict=True)):
             assert torch.equal(one, two), (i, one.shape, float((one - two).abs().max()))
 
 
+@pytest.mark.parametrize("kernel", [markov, copies, semi_markov, linear, scans, stacks])
+def test_calls_from_two_threads_at_once_do_not_disturb_each_other(kernel):
+    calls = [(kernel, 6, 120, 8, torch.float64), (kernel, 5, 100, 4, torch.float64)] * 4
+    expected = [call(*given) for call, *given in calls[:2]] * 4
+    with ThreadPoolExecutor(2) as pool:
+        found = [each.result() for each in [pool.submit(*call) for call in calls]]
+    for tables in zip(found, expected, strict=True):
+        assert all(map(torch.equal, *tables))
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("method", ["em", "vmp"])
 @pytest.mark.parametrize(("n", "steps"), [(1, 40_000), (20, 700)])
-def test_a_fit_is_the_same_bits(n, steps, method):
+def test_a_fit_is_the_same_bits(n, steps, method, n_threads):
     """Of tables so large that torch and the kernels use all threads."""
     model = sh.SwitchingSSM(sh.Markov(2), sh.Normal(1))
     x = draws(*batch_of(n), steps, 1, dtype=torch.float64).cumsum(-2) / 9 + draws(steps, 1, dtype=torch.float64, seed=1)
-    before, found = torch.get_num_threads(), []
-    try:
-        for n_threads in THREADS:
-            torch.set_num_threads(n_threads)
-            fit = model.fit(x, method=method, restarts=2, max_steps=3, seed=0)
-            found.append([*fit.model.values.values(), *records(fit.smooth()), fit.model.log_evidence(x)])
-    finally:
-        torch.set_num_threads(before)
+    found = []
+    for number in THREADS:
+        n_threads(number)
+        fit = model.fit(x, method=method, restarts=2, max_steps=3, seed=0)
+        found.append([*fit.model.values.values(), *records(fit.smooth()), fit.model.log_evidence(x)])
     for other in found[1:]:
         assert all(torch.equal(one, two) for one, two in zip(found[0], other, strict=True))

@@ -1,7 +1,6 @@
 """Linear recurrences against a plain loop: values, derivatives, shapes, extremes, threads."""
 
 import math
-import threading
 
 import pytest
 import torch
@@ -9,10 +8,10 @@ from examples import examples
 from hypothesis import given
 from hypothesis import strategies as st
 from oracles import naive_linear_scan as naive
-from oracles.operators import without_kernels
 from oracles.placement import tolerances
+from samplehold import lerp_scan, linear_scan
 from samplehold.inference.scans.linear import plain
-from samplehold.inference.scans.linear.op import lerp_scan, linear_scan, scan
+from samplehold.inference.scans.linear.op import scan
 from torch import Tensor
 from torch.autograd import gradcheck, gradgradcheck
 from torch.testing import assert_close
@@ -83,16 +82,6 @@ def test_first_and_second_derivatives_are_right(lerp, tables):
     for implementation in (plain.scan, scan):
         assert gradcheck(implementation, (*leaves, lerp))
         assert gradgradcheck(implementation, (*leaves, lerp))
-
-
-@pytest.mark.slow
-@pytest.mark.cpu("torch's checks know few devices")
-@each_kind
-@pytest.mark.parametrize("steps", [0, 1, 5])
-def test_the_operators_pass_torchs_own_checks(lerp, steps):
-    tables = [torch.randn(*shape, dtype=torch.float64) for shape in ((2, steps, 3), (2, steps, 3), (2, 3))]
-    for operator in (scan, without_kernels(scan)):
-        torch.library.opcheck(operator.overload, [*(table.requires_grad_() for table in tables), lerp])
 
 
 @pytest.mark.parametrize("scan", [linear_scan, lerp_scan])
@@ -166,38 +155,6 @@ def test_the_layout_of_the_arguments_does_not_matter():
     leaf = a.contiguous().requires_grad_()
     (expected,) = torch.autograd.grad(linear_scan(leaf, b).sum(), leaf)
     assert_close(gradient, expected, rtol=0, atol=0)
-
-
-@pytest.mark.parametrize("shape", [(5, 300, 64), (1, 2000, 50)])
-@pytest.mark.cpu("threads of its kernels")
-def test_results_do_not_depend_on_the_number_of_threads(shape, n_threads):
-    generator = torch.Generator().manual_seed(3)
-    a, b = (torch.rand(shape, generator=generator).requires_grad_() for _ in range(2))
-    results = []
-    for n in (1, 2):
-        n_threads(n)
-        h = linear_scan(a, b)
-        results.append((h, *torch.autograd.grad((h * b).sum(), (a, b))))
-    for one, two in zip(*results, strict=True):
-        assert torch.equal(one, two)
-
-
-@pytest.mark.cpu("threads of its kernels")
-def test_calls_from_two_threads_at_once_do_not_disturb_each_other():
-    generator = torch.Generator().manual_seed(4)
-    tables = [(torch.rand(8, 500, 32, generator=generator), torch.rand(8, 500, 32, generator=generator)) for _ in "ab"]
-    expected = [linear_scan(*pair) for pair in tables]
-    wrong: list[int] = []
-
-    def work(k: int) -> None:
-        wrong.extend(k for _ in range(50) if not torch.equal(linear_scan(*tables[k]), expected[k]))
-
-    threads = [threading.Thread(target=work, args=(k,)) for k in range(2)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not wrong
 
 
 def test_arguments_are_not_changed():

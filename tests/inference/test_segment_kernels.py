@@ -6,11 +6,10 @@ from examples import examples
 from hypothesis import given
 from hypothesis import strategies as st
 from oracles.segmentations import enumerate_segmentations
-from oracles.segments import block_of, hazards, nile, ragged
+from oracles.segments import block_of, hazards
 from samplehold import kernels
+from samplehold.face.chains import Block, SegmentChain
 from samplehold.inference.chains.segment import op
-from samplehold.inference.chains.segment.chain import SegmentChain
-from samplehold.inference.chains.segment.records import Block
 from samplehold.switching.segments.beliefs import INFINITE, Expectation
 from torch import Tensor
 from torch.testing import assert_close
@@ -41,13 +40,6 @@ def test_kernels_are_the_plain_forms(kind, by, tol):
     block, base = block_of(kind, 80, 1)
     hazard = hazards(by, 80, 1).log() - 3
     plain, compiled = in_both_forms(lambda: results(SegmentChain(block, hazard, base, by, tol=tol)))
-    for ours, expected in zip(compiled, plain, strict=True):
-        assert_close(ours, expected, **CLOSE)
-
-
-@pytest.mark.parametrize("by", ["step", "run"])
-def test_kernels_take_ragged_batches_and_missing_steps(by):
-    plain, compiled = in_both_forms(lambda: results(ragged(by=by)[0]))
     for ours, expected in zip(compiled, plain, strict=True):
         assert_close(ours, expected, **CLOSE)
 
@@ -104,14 +96,6 @@ def test_other_expectations_are_left_to_the_plain_form():
     hazard = torch.tensor([0.1], dtype=torch.float64).log()
     plain, compiled = in_both_forms(lambda: SegmentChain(block, hazard, base).smooth(torch.square).expected[0])
     assert_close(plain, compiled, **CLOSE)
-
-
-def test_the_nile_has_the_same_numbers_in_kernels():
-    with kernels("native"):
-        chain = nile()
-        assert f"{float(chain.log_normalizer()):.10f}" == "-639.8011245600"
-        assert f"{float(chain.smooth().n_changes):.10f}" == "1.4503573389"
-        assert f"{float(chain.viterbi().log_probability):.10f}" == "-640.4844246584"
 
 
 @pytest.mark.parametrize("n_steps", [1500, 4000])  # the second takes several calls
@@ -188,24 +172,6 @@ def test_kernels_are_the_plain_forms_of_any_chain(arguments):
         return
     for ours, expected in zip(compiled, plain, strict=True):
         assert_close(ours, expected, rtol=1e-8, atol=1e-8)
-
-
-def test_threads_change_no_bit():
-    before, found = torch.get_num_threads(), []
-    parts = [block_of("normal", 300, seed) for seed in range(5)]
-    statistics, base = (
-        torch.stack(tables) for tables in zip(*((part.statistics, base) for part, base in parts), strict=True)
-    )
-    block, hazard = Block(parts[0][0].family, parts[0][0].prior, statistics), hazards("run", 300, 1).log() - 3
-    try:
-        for n_threads in (1, 2, 4):
-            torch.set_num_threads(n_threads)
-            with kernels("native"):
-                found.append(results(SegmentChain(block, hazard, base, "run", tol=1e-6)))
-    finally:
-        torch.set_num_threads(before)
-    for other in found[1:]:
-        assert all(one.equal(two) for one, two in zip(found[0], other, strict=True))
 
 
 def test_where_no_segment_can_end_a_change_has_probability_zero():

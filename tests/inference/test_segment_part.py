@@ -6,9 +6,9 @@ import pytest
 import torch
 from oracles.segmentations import Segmentations, enumerate_segmentations
 from oracles.segments import block_of, hazards, ragged
-from samplehold.inference.chains.segment.chain import SegmentChain
+from samplehold.face.chains import Block, SegmentChain
 from samplehold.inference.chains.segment.part import SegmentPart
-from samplehold.inference.chains.segment.records import Block, tables_of
+from samplehold.inference.chains.segment.records import tables_of
 from torch import Tensor
 from torch.testing import assert_close
 

@@ -8,9 +8,8 @@ import pytest
 import torch
 from oracles.segments import block_of
 from samplehold import kernels
-from samplehold.inference.chains.segment.chain import SegmentChain
-from samplehold.inference.chains.segment.records import Block, Runs
-from samplehold.inference.chains.segment.stream import SegmentStream
+from samplehold.face.chains import Block, SegmentChain, SegmentStream
+from samplehold.inference.chains.segment.records import Runs
 from samplehold.inference.families import Gamma
 from samplehold.switching.segments.beliefs import Expectation
 from torch import Tensor

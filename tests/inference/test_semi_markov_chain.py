@@ -3,17 +3,16 @@
 from itertools import product
 
 import pytest
-import samplehold as sh
 import torch
 from examples import examples
 from hypothesis import given
 from hypothesis import strategies as st
 from oracles import naive_semi_markov as naive
 from oracles.segment_paths import NEVER, enumerate_segments, path_weight, segment_chains, tables_of
+from samplehold.face.chains import MarkovChain, SemiMarkovChain
 from samplehold.inference.chains.contract import Filtered, Marginals, Sampled, Smoothed, Viterbi
-from samplehold.inference.chains.markov.chain import MarkovChain
 from samplehold.inference.chains.semi_markov import op, plain
-from samplehold.inference.chains.semi_markov.chain import SemiMarkovChain, equilibrium
+from samplehold.inference.chains.semi_markov.chain import equilibrium
 from torch import Tensor
 from torch.testing import assert_close
 
@@ -206,17 +205,6 @@ def test_kernels_agree_with_the_plain_form_at_all_sizes(seed, batch, n_steps, k,
             assert_close(a[missed < 0], b[missed < 0], rtol=1e-10, atol=1e-12)
 
 
-@pytest.mark.parametrize("threads", [2, 3])
-def test_kernels_have_the_same_bits_for_any_number_of_threads(threads):
-    tables, before = random_chain((7,), 200, 3, 60)._tables(), torch.get_num_threads()
-    torch.set_num_threads(1)
-    expected = [x for f in (op.filter, op.posterior, op.viterbi) for x in f(*tables)]
-    torch.set_num_threads(threads)
-    found = [x for f in (op.filter, op.posterior, op.viterbi) for x in f(*tables)]
-    torch.set_num_threads(before)
-    assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
-
-
 @pytest.mark.parametrize("implementation", [op, plain])
 def test_gradcheck_and_gradgradcheck(implementation):
     chain = random_chain((2,), 3, 2, 2, holes=0.0)
@@ -311,24 +299,9 @@ def test_a_state_far_less_likely_is_not_lost():
     close(chain.smooth().state[:, 1], torch.ones(40, dtype=torch.float64))
 
 
-def test_a_batch_without_sequences_and_a_sequence_of_one_step():
-    assert random_chain((0,), 5, 2, 3).smooth().state.shape == (0, 5, 2)
+def test_a_sequence_of_one_step():
     chain = random_chain((), 1, 2, 3)
     close(chain.smooth().state[0], (chain.log_initial + chain.log_likelihood[0]).softmax(-1))
-
-
-@pytest.mark.parametrize("mode", ["native", "plain"])
-@pytest.mark.parametrize("number", [NEVER, torch.nan, torch.inf])
-def test_an_impossible_observation_is_named(number, mode):
-    chain = random_chain((2,), 6, 2, 3)
-    chain.lengths[:] = 6
-    chain.log_likelihood[1, 3] = number
-    with sh.kernels(mode):
-        for method in ("log_normalizer", "filter", "smooth", "viterbi", "entropy", "marginals"):
-            with pytest.raises(ValueError, match="step 3 of sequence 1"):
-                getattr(chain, method)()
-        with pytest.raises(ValueError, match="step 3"):
-            chain.sample(2, seed=0)
 
 
 def test_durations_that_are_too_short_for_the_series_are_named():

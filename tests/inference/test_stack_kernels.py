@@ -2,7 +2,6 @@
 
 from typing import Any
 
-import pytest
 import torch
 from examples import examples
 from hypothesis import given
@@ -97,24 +96,6 @@ def test_a_step_of_layers_equals_its_plain_form(seed, M, width, layers, used, mu
     if multiple is not None:  # some layers end exactly where others begin
         strength = (strength / multiple).round() * multiple
     agree(stratified, [table(M, 2 + width), strength.requires_grad_(), table(M, layers, width)], (), seed, used)
-
-
-@pytest.mark.parametrize("stacks", [1, 8])
-def test_an_lstm_with_stacks_has_the_same_bits_for_any_number_of_threads(stacks):
-    table, B, T, H, width = random(0), 13, 40, 20, 5
-    R, raw = stacks * width, stacks * (3 + width)
-    start = [table(B, H), table(B, H), table(B, R), table(B * stacks, 0, width)]
-    weights = [table(4 * H, 4 + R + H), table(4 * H), table(raw, H), table(raw)]
-    tables = [table(T, B, 4), *start, *weights]
-    before, found = torch.get_num_threads(), []
-    for threads in (1, 2, 3):
-        torch.set_num_threads(threads)
-        results = passes(*tables, Settings(stacks, width, 1, 0.0, None))
-        found.append([*results, *torch.autograd.grad(results[0].square().sum(), tables)])
-    torch.set_num_threads(before)
-    for other in found[1:]:
-        for a, b in zip(found[0], other, strict=True):
-            assert torch.equal(a, b)
 
 
 def test_what_is_no_number_stays_none():

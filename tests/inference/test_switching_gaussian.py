@@ -275,21 +275,6 @@ def test_steps_in_stretches_have_the_same_bits(order, monkeypatch):
     assert torch.equal(parts[0].belief.covariance, whole[0].belief.covariance)
 
 
-@pytest.mark.cpu("threads of its kernels")
-def test_results_do_not_depend_on_the_number_of_threads():
-    regimes = random_regimes(1, regimes=3, latent=3)
-    x, ends = sequences(regimes, 2, [300] * 8, 0.1)
-    before, found = torch.get_num_threads(), []
-    try:
-        for n in (1, 3):
-            torch.set_num_threads(n)
-            found.append(op.filter(x, ends, regimes.tables(), 2, None))
-    finally:
-        torch.set_num_threads(before)
-    assert torch.equal(found[0].mean, found[1].mean)
-    assert torch.equal(found[0].belief.covariance, found[1].belief.covariance)
-
-
 def dense(regimes, regime: int, mean: Tensor, covariance: Tensor, points: int) -> list[Tensor]:
     """P(k), E[s | k] and Cov[s | k] by sums over a fine grid of two latents."""
     line = torch.linspace(-9, 9, points, dtype=torch.float64)

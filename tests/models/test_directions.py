@@ -6,11 +6,24 @@ import pyro
 import pyro.distributions as dist
 import pytest
 import torch
-from oracles.networks import with_normal_weights
+from oracles.networks import stepped, with_normal_weights
 from oracles.operators import unchecked
 from pyro.nn import PyroSample
 from pyro.nn.module import to_pyro_module_
-from samplehold import GRU, LSTM, QRNN, Elman, MinGRU, MinLSTM, as_ssm, redrawn_start, truncate
+from samplehold import (
+    GRU,
+    LSTM,
+    QRNN,
+    DoublingLSTM,
+    Elman,
+    MinGRU,
+    MinLSTM,
+    PeepholeLSTM,
+    RotatingGRU,
+    as_ssm,
+    redrawn_start,
+    truncate,
+)  # fmt: skip
 from samplehold.face.studies import forgetting
 from samplehold.models.networks.qrnn import QRNNState
 from torch import nn
@@ -20,6 +33,8 @@ from torch.testing import assert_close
 
 OWN = {MinGRU: {"candidate": "simplex", "block": 2}, MinLSTM: {}, QRNN: {"window": 3, "pooling": "ifo"}}
 PEERS = {GRU: nn.GRU, LSTM: nn.LSTM, Elman: nn.RNN}
+LAYERS = [*OWN, *PEERS, RotatingGRU, PeepholeLSTM, DoublingLSTM]
+every_layer = pytest.mark.parametrize("kind", LAYERS)
 each_layer = pytest.mark.parametrize("kind", [*OWN, *PEERS])
 each_own = pytest.mark.parametrize("kind", OWN)
 each_peer = pytest.mark.parametrize("kind", PEERS)
@@ -52,6 +67,13 @@ def part(state, k, b):
     return state[k : k + 1, b]
 
 
+def alone(state, b):
+    """The state of sequence b, without a batch axis."""
+    if isinstance(state, QRNNState):
+        return QRNNState(state.cell[:, b], tuple(rows[b] for rows in state.inputs))
+    return tuple(alone(piece, b) for piece in state) if isinstance(state, tuple) else state[:, b]
+
+
 def pieces(state):
     return [z for piece in state for z in pieces(piece)] if isinstance(state, tuple) else [state]
 
@@ -78,6 +100,49 @@ def test_both_directions_are_two_layers_each_of_which_reads_its_own_steps(kind, 
                 assert_close(pieces(part(end, k, b)), pieces(expected), rtol=1e-12, atol=1e-12)
         assert_close(out[b, :n], rows, rtol=1e-12, atol=1e-12)
         assert not out[b, n:].any()
+
+
+@every_layer
+@pytest.mark.parametrize("batch_first", [True, False])
+def test_a_ragged_batch_is_its_sequences_one_by_one(kind, batch_first):
+    layer, x, lengths = made(kind, num_layers=2, batch_first=batch_first), normal(3, 6, 3), torch.tensor([2, 6, 4])
+    for b, n in enumerate(lengths):
+        x[b, n:] = float("nan")
+    start = layer(normal(*((3, 5) if batch_first else (5, 3)), 3, seed=1))[1]
+    out, end = layer(x if batch_first else x.transpose(0, 1), start, lengths)
+    out = out if batch_first else out.transpose(0, 1)
+    losses = [out.sum() + sum(piece.square().sum() for piece in pieces(end)), 0.0]
+    for b, n in enumerate(lengths):
+        expected, expected_end = layer(x[b, :n], alone(start, b))
+        assert_close(out[b, :n], expected, rtol=1e-12, atol=1e-12)
+        assert not out[b, n:].any()
+        assert_close(pieces(alone(end, b)), pieces(expected_end), rtol=1e-12, atol=1e-12)
+        assert_close(layer(x[b], alone(start, b), n)[0], out[b], rtol=1e-12, atol=1e-12)
+        losses[1] += expected.sum() + sum(piece.square().sum() for piece in pieces(expected_end))
+    ours, theirs = (torch.autograd.grad(loss, list(layer.parameters()), retain_graph=True) for loss in losses)
+    assert_close(ours, theirs, rtol=1e-10, atol=1e-10)
+
+
+def in_chunks(layer, x, h):
+    rows = []
+    for part in x.split([3, 0, 4], 1):
+        out, h = layer(part, h)
+        rows.append(out)
+    return torch.cat(rows, 1), h
+
+
+@every_layer
+@pytest.mark.parametrize("form", [stepped, in_chunks])
+def test_parts_with_carried_state_are_the_whole_in_value_and_gradient(kind, form):
+    layer, x = made(kind, num_layers=2), normal(2, 7, 3).requires_grad_()
+    start, weight = layer(normal(2, 5, 3, seed=1))[1], normal(2, 7, 4, seed=2)
+    results = form(layer, x, start), layer(x, start)
+    for ours, theirs in zip(*map(pieces, results), strict=True):
+        assert_close(ours, theirs, rtol=1e-12, atol=1e-12)
+    leaves = [x, *layer.parameters()]
+    losses = [(out * weight).sum() + sum(piece.sum() for piece in pieces(end)) for out, end in results]
+    gradients = [torch.autograd.grad(loss, leaves, retain_graph=True) for loss in losses]
+    assert_close(*gradients, rtol=1e-11, atol=1e-11)
 
 
 @each_own
@@ -260,6 +325,9 @@ def test_wrong_calls_are_refused_by_the_callers_name(kind):
         (lambda: layer(narrow), ValueError, r"x: got shape \[2, 5, 2\]"),
         (lambda: layer(packed.to(torch.float32)), TypeError, "x: got torch.float32 .*expected torch.float64"),
         (lambda: layer(x.float()), TypeError, "x: got torch.float32"),
+        (lambda: layer(x[..., :2]), ValueError, r"x: got shape \[2, 5, 2\]"),
+        (lambda: layer.step(x[:, 0, :2]), ValueError, r"x: got shape \[2, 2\], expected one step"),
+        (lambda: layer(x, None, [1, 8]), ValueError, "lengths: got 8"),
         (lambda: layer(x.bfloat16()), TypeError, "x: got torch.bfloat16"),
         (lambda: layer(x, single), TypeError, "hx.*: got torch.float32"),
         (lambda: layer(x, start), ValueError, r"hx.*: got shape"),

@@ -45,22 +45,6 @@ def test_it_is_the_textbook_form():
         assert_close(h[0, b], expected[-1], rtol=1e-10, atol=1e-10)
 
 
-def test_steps_lengths_and_chunks_agree_with_the_whole():
-    layer, x = build(num_layers=2)
-    out, state = layer(x, lengths=[7, 4])
-    alone, ended = layer(x[1, :4])
-    assert_close(out[1, :4], alone, rtol=1e-12, atol=1e-12)
-    assert (out[1, 4:] == 0).all()
-    for part, expected in zip(state, ended, strict=True):
-        assert_close(part[:, 1], expected, rtol=1e-12, atol=1e-12)
-    h = None
-    for t in range(7):
-        y, h = layer.step(x[:, t], h)
-        assert_close(y, layer(x)[0][:, t], rtol=1e-12, atol=1e-12)
-    _, middle = layer(x[:, :3])
-    assert_close(layer(x[:, 3:], middle)[0], layer(x)[0][:, 3:], rtol=1e-12, atol=1e-12)
-
-
 def test_gradients_are_right():
     layer, x = build(bidirectional=True)
     assert torch.autograd.gradcheck(lambda x: layer(x)[0], x[:, :3].requires_grad_())

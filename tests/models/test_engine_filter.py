@@ -4,7 +4,7 @@ import pytest
 import samplehold as sh
 import torch
 from engine_filter import engine_filter
-from samplehold.inference.chains.copy.chain import CopyChain
+from samplehold.face.chains import CopyChain
 from samplehold.inference.message_passing.stepwise.op import filter_steps
 from torch import Tensor
 from torch.testing import assert_close

@@ -531,10 +531,6 @@ def test_what_has_no_window_of_past_inputs_cannot_be_truncated(layer, error):
         truncate(layer, 3)
 
 
-def test_an_empty_batch_is_truncated_to_an_empty_batch():
-    assert truncate(MinGRU(2, 3), 2)(torch.zeros(0, 5, 2)).shape == (0, 5, 3)
-
-
 def test_a_series_that_the_model_cannot_produce_has_no_windows():
     model = SwitchingSSM(Copy(2), Categorical(3))
     model = model.with_values(redraw_prob=0.2, state_probs=[0.5, 0.5], probs=[[0.5, 0.5, 0.0], [0.2, 0.8, 0.0]])

@@ -2,7 +2,6 @@
 
 from copy import deepcopy
 from functools import partial
-from itertools import pairwise
 
 import pytest
 import torch
@@ -85,48 +84,6 @@ def test_parallel_step_and_loop_agree_in_value_and_gradient(
         size = max(g.abs().max().item() for g in expected_gradients)
         for a, b in zip(got_gradients, expected_gradients, strict=True):
             close(a, b, dtype, max(1.0, size), rtol=1e-12, atol=1e-12 * max(1.0, size))
-
-
-@pytest.mark.parametrize("layer_class", [MinGRU, MinLSTM])
-@examples(10)
-@given(cuts=st.lists(st.integers(0, 30), max_size=3), seed=st.integers(0, 2**20))
-def test_chunks_with_carried_state_equal_the_whole(layer_class, cuts, seed):
-    layer, random = build(layer_class, 3, 5, seed, num_layers=2)
-    x = normal(random, 2, 30, 3).requires_grad_()
-    h0 = normal(random, 2, 2, 5).requires_grad_()
-    whole, end = layer(x, h0)
-    weight = normal(random, *whole.shape)
-    h, parts = h0, []
-    edges = [0, *sorted(cuts), 30]
-    for start, stop in pairwise(edges):
-        out, h = layer(x[:, start:stop], h)
-        parts.append(out)
-    assert_close(torch.cat(parts, 1), whole, rtol=1e-12, atol=1e-12)
-    assert_close(h, end, rtol=1e-12, atol=1e-12)
-    expected = gradients(layer, (whole * weight).sum() + end.sum(), x, h0)
-    got = gradients(layer, (torch.cat(parts, 1) * weight).sum() + h.sum(), x, h0)
-    for a, b in zip(got, expected, strict=True):
-        assert_close(a, b, rtol=1e-12, atol=1e-11)
-
-
-@pytest.mark.parametrize("layer_class", [MinGRU, MinLSTM])
-def test_a_ragged_batch_equals_its_sequences_one_by_one(layer_class):
-    layer, random = build(layer_class, 3, 4, 1, num_layers=2)
-    lengths = torch.tensor([7, 1, 4])
-    x = normal(random, 3, 7, 3)
-    for b, n in enumerate(lengths):
-        x[b, n:] = float("nan")
-    h0 = normal(random, 2, 3, 4).requires_grad_()
-    out, end = layer(x, h0, lengths)
-    got = gradients(layer, out.sum() + end.square().sum(), h0)
-    alone = [layer(x[b, :n], h0[:, b]) for b, n in enumerate(lengths)]
-    expected = gradients(layer, sum(o.sum() + e.square().sum() for o, e in alone), h0)
-    for b, n in enumerate(lengths):
-        assert_close(out[b, :n], alone[b][0], rtol=1e-13, atol=1e-13)
-        assert_close(end[:, b], alone[b][1], rtol=1e-13, atol=1e-13)
-        assert (out[b, n:] == 0).all()
-    for a, b in zip(got, expected, strict=True):
-        assert_close(a, b, rtol=1e-12, atol=1e-12)
 
 
 def test_layouts_of_batch_and_time():

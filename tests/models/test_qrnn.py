@@ -86,25 +86,6 @@ def test_parallel_step_chunks_and_loop_agree_in_value_and_gradient(pooling, size
             assert_close(a, b, rtol=1e-12, atol=1e-12 * size)
 
 
-def test_a_ragged_batch_equals_its_sequences_one_by_one():
-    layer, random = build(3, 4, 1, num_layers=2, window=3, pooling="ifo")
-    lengths = torch.tensor([7, 1, 4])
-    x = normal(random, 3, 7, 3)
-    for b, n in enumerate(lengths):
-        x[b, n:] = float("nan")
-    h0 = start(layer, random, 3)
-    out, end = layer(x, h0, lengths)
-    for b, n in enumerate(lengths):
-        alone, alone_end = layer(x[b, :n], QRNNState(h0.cell[:, b], tuple(rows[b] for rows in h0.inputs)))
-        assert_close(out[b, :n], alone, rtol=1e-13, atol=1e-13)
-        assert (out[b, n:] == 0).all()
-        assert_close(end.cell[:, b], alone_end.cell, rtol=1e-13, atol=1e-13)
-        for rows, alone_rows in zip(end.inputs, alone_end.inputs, strict=True):
-            assert_close(rows[b], alone_rows, rtol=1e-13, atol=1e-13)
-    for gradient in torch.autograd.grad(out.sum(), list(layer.parameters())):
-        assert gradient.isfinite().all()
-
-
 def test_a_window_of_the_causal_convolution_of_torch():
     layer, random = build(3, 2, 4, window=4, pooling="f")
     x = normal(random, 5, 9, 3)

@@ -45,20 +45,6 @@ def test_the_layer_is_a_loop_over_complex_numbers_in_value_and_gradient():
         assert_close(got, wanted, rtol=1e-12, atol=1e-13)
 
 
-def test_steps_parts_and_lengths_continue_a_series():
-    layer, x = made(num_layers=2), inputs(2, 9)
-    out, last = layer(x)
-    middle, state = layer(x[:, :4])
-    assert_close(torch.cat([middle, layer(x[:, 4:], state)[0]], 1), out, rtol=0, atol=1e-13)
-    for t in range(4, 9):
-        shown, state = layer.step(x[:, t], state)
-        assert_close(shown, out[:, t], rtol=0, atol=1e-13)
-    assert_close(state, last, rtol=0, atol=1e-13)
-    ragged, ends = layer(x, lengths=[9, 5])
-    assert_close(ragged[1, :5], layer(x[1, :5])[0], rtol=0, atol=1e-13)
-    assert_close(ends[-1, 1], ragged[1, 4], rtol=0, atol=0)
-
-
 def twin(layer):
     """The minGRU with the same weights."""
     gates, pairs = layer.weight_l0, len(layer.angle_l0)

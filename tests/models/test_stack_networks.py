@@ -12,12 +12,9 @@ import torch
 from benchmarks.bench_stack import compare
 from benchmarks.stack_languages import LANGUAGES, STOP, Predictor, best_possible, draw, excess
 from oracles.operators import use_plain_torch
+from samplehold import LSTM, QRNN, MinGRU
+from samplehold.face.stacks import NondeterministicStackRNN, StackMixture, StratificationStackRNN, SuperpositionStackRNN
 from samplehold.inference.stacks.stratification.op import stratify, visible
-from samplehold.models.networks.minimal import MinGRU
-from samplehold.models.networks.qrnn import QRNN
-from samplehold.models.networks.stack import NondeterministicStackRNN, StratificationStackRNN, SuperpositionStackRNN
-from samplehold.models.networks.wrapped import LSTM
-from samplehold.switching.stacks.mixture import StackMixture
 from torch import Tensor, nn
 from torch.nn.utils import prune
 from torch.testing import assert_close
@@ -417,15 +414,6 @@ def test_bad_input_is_named():
         layer.mixture(torch.zeros(2, 3, 4), lengths=[3, 2, 1])
     with pytest.raises(ValueError, match=r"log_action: got shape \[2, 3, 3\], expected \[2, 3, 8, 3\]"):
         layer.run(torch.zeros(2, 3, 4), log_action=torch.zeros(2, 3, 3))
-
-
-@pytest.mark.parametrize(("layer", "options"), NETWORKS)
-def test_a_batch_of_no_sequences_runs(layer, options):
-    network = made(layer, 4, 5, **options)
-    run = network.run(torch.zeros(2, 0, 3, 4, dtype=torch.float64))
-    assert run.output.shape == (2, 0, 3, 5)
-    assert run.reading.shape == (2, 0, 3, network.reading_size)
-    assert network.step(torch.zeros(0, 4, dtype=torch.float64))[0].shape == (0, 5)
 
 
 def test_mixtures_of_networks_take_lengths():

@@ -69,28 +69,6 @@ def test_peepholes_are_as_in_the_equations():
     assert_close(layer(x)[1][1][0], torch.tensor(c, dtype=torch.float64), rtol=1e-12, atol=1e-12)
 
 
-@pytest.mark.parametrize("bidirectional", [False, True])
-def test_a_peephole_lstm_has_the_interface_of_the_other_layers(bidirectional):
-    layer = PeepholeLSTM(2, 3, num_layers=2, bidirectional=bidirectional, batch_first=False, dtype=torch.float64)
-    x = torch.randn(7, 2, 2, 2, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    lengths = torch.tensor([[7, 3], [1, 5]])
-    out, (h, c) = layer(x, lengths=lengths)
-    assert h.shape == c.shape == (2 * (1 + bidirectional), 2, 2, 3)
-    for i, j in itertools.product(range(2), repeat=2):
-        n = int(lengths[i, j])
-        alone, end = layer(x[:n, i, j])
-        assert_close(out[:n, i, j], alone, rtol=1e-12, atol=1e-12)
-        assert not out[n:, i, j].any()
-        assert_close((h[:, i, j], c[:, i, j]), end, rtol=1e-12, atol=1e-12)
-    if not bidirectional:
-        state, rows = layer(x[:4])[1], []
-        for x_t in x[4:]:
-            row, state = layer.step(x_t, state)
-            rows.append(row)
-        assert_close(torch.stack(rows), layer(x)[0][4:], rtol=1e-12, atol=1e-12)
-        assert_close(state, layer(x)[1], rtol=1e-12, atol=1e-12)
-
-
 # --- the network -----------------------------------------------------------------------------------------------------
 
 

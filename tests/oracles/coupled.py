@@ -5,8 +5,7 @@ from collections.abc import Mapping, Sequence
 
 import pyro
 import torch
-from samplehold import FactorialSSM, LayeredSSM, MultivariateNormal, Poisson
-from samplehold.switching.emissions.contract import Emission
+from samplehold import Emission, FactorialSSM, LayeredSSM, MultivariateNormal, Poisson
 from torch import Tensor
 from torch.nn.functional import one_hot
 from torch.testing import assert_close

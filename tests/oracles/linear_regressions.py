@@ -6,8 +6,7 @@ from typing import NamedTuple
 import torch
 from oracles import naive_gaussian_paths as paths
 from oracles import naive_linear_gaussian as naive
-from samplehold.inference.families.normal import NormalWishartParameters
-from samplehold.inference.families.regression import MatrixNormalWishartParameters
+from samplehold.inference.families import MatrixNormalWishartParameters, NormalWishartParameters
 from samplehold.switching.parameters import Parameters
 from torch import Tensor
 

@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from samplehold.inference.numerics.forms import kernels, mode
+from samplehold import kernels
+from samplehold.inference.numerics.forms import mode
 
 PATIENCE = 300.0  # seconds until a process counts as hanging
 IMPORTED = [

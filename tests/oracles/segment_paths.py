@@ -6,7 +6,8 @@ from typing import Any
 
 import torch
 from hypothesis import strategies as st
-from samplehold.inference.chains.semi_markov.chain import SemiMarkovChain, equilibrium
+from samplehold.face.chains import SemiMarkovChain
+from samplehold.inference.chains.semi_markov.chain import equilibrium
 from torch import Tensor
 
 NEVER = -torch.inf

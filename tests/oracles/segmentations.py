@@ -5,7 +5,7 @@ from itertools import pairwise, product
 from typing import Any
 
 import torch
-from samplehold.inference.chains.segment.records import Block
+from samplehold.face.chains import Block
 from torch import Tensor
 
 

@@ -5,8 +5,7 @@ import math
 from pathlib import Path
 
 import torch
-from samplehold.inference.chains.segment.chain import SegmentChain
-from samplehold.inference.chains.segment.records import Block
+from samplehold.face.chains import Block, SegmentChain
 from samplehold.inference.families import Beta, Dirichlet, Gamma, MatrixNormalWishart, NormalGamma, NormalWishart
 from torch import Tensor
 

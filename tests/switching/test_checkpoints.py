@@ -22,9 +22,8 @@ from safetensors.torch import save
 from samplehold.inference.families import GaussianTables
 from samplehold.switching import resuming
 from samplehold.switching.data.sealed import sealed
-from samplehold.switching.fitting import checkpoint, chunked, minibatches, points, search, trees
-from samplehold.switching.fitting.checkpoint import Checkpoint, Loop
-from samplehold.switching.fitting.em import EM
+from samplehold.switching.fitting import EM, Checkpoint, checkpoint, chunked, minibatches, points, search, trees
+from samplehold.switching.fitting.checkpoint import Loop
 from samplehold.switching.slds import fit as slds_fit
 from samplehold.switching.slds import graph as slds_graph
 

@@ -13,11 +13,8 @@ import torch
 from examples import slow
 from oracles.models import CONJUGATE, drive, random_model
 from samplehold.inference.numerics.ranks import Ranks
-from samplehold.switching.fitting import chunked
-from samplehold.switching.fitting.chain_graph import ChainGraph, Earlier
-from samplehold.switching.fitting.chunked import ChunkedVMP, engine_of
-from samplehold.switching.fitting.em import EM
-from samplehold.switching.fitting.units import Units
+from samplehold.switching.fitting import EM, ChainGraph, ChunkedVMP, Units, chunked, engine_of
+from samplehold.switching.fitting.chain_graph import Earlier
 from torch import Tensor
 from torch.testing import assert_close
 

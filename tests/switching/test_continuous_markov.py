@@ -10,6 +10,7 @@ import samplehold as sh
 import torch
 from examples import slow
 from oracles.models import enumerated_by_pyro, numbers
+from oracles.streams import assert_stream_is_filter
 from samplehold.inference.numerics.jumps import transition_probabilities
 from samplehold.switching.dynamics.gaps import Entered, Steps
 from samplehold.switching.dynamics.rates import generator_of
@@ -153,11 +154,7 @@ def test_the_pyro_program_has_the_density_of_the_engine(way):
 def test_a_stream_equals_the_filter():
     model = model_of(exact=[2])
     given = {"dt": torch.tensor([0.0, 0.3, 1.7, 0.5], dtype=torch.float64), "states": KNOWN[0]}
-    state = model.start()
-    for t in range(4):
-        state, out = model.update(state, X[0, t : t + 1], dt=given["dt"][t], states=KNOWN[0, t])
-    assert_close(out.state, model.filter(X[0], **given).state[-1])
-    assert_close(state.log_evidence, model.log_evidence(X[0], **given))
+    state = assert_stream_is_filter(model, X[0].unsqueeze(-1), "state", **given)
     with pytest.raises(ValueError, match="dt: got 0, expected the time since the previous step, a number above 0"):
         model.update(state, X[0, :1], dt=0)
 

@@ -8,7 +8,7 @@ import pytest
 import samplehold as sh
 import torch
 from oracles.models import numbers
-from samplehold.switching.fitting.chain_graph import message_form
+from samplehold.switching.fitting import message_form
 from torch import Tensor
 from torch.testing import assert_close
 

@@ -6,18 +6,15 @@ import pytest
 import torch
 from oracles.conjugate import log_dirichlet_multinomial, normal_wishart_log_evidence, normal_wishart_posterior
 from oracles.coupled import factorial_of, layered_of
+from oracles.linear_models import draw
 from samplehold import Categorical, FactorialSSM, Gated, LayeredSSM, MultivariateNormal, Normal, Poisson
 from samplehold.inference.families import CopyTables, MatrixNormalWishart
 from samplehold.switching.coupled.factors import joint_counts, joint_normal
 from samplehold.switching.coupled.noise import CountNoise, NormalNoise
-from samplehold.switching.fitting.options import Options
+from samplehold.switching.fitting import Options
 from torch.testing import assert_close
 
 FLOAT = torch.float64
-
-
-def draw(seed: int, *shape: int) -> torch.Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=FLOAT)
 
 
 def factorial(counts: bool = False) -> FactorialSSM:

@@ -6,13 +6,11 @@ import pytest
 import samplehold as sh
 import torch
 from oracles.coupled import factorial_of, layered_of
+from oracles.linear_models import draw
+from oracles.streams import assert_stream_is_filter
 from torch.testing import assert_close
 
 FLOAT = torch.float64
-
-
-def draw(seed: int, *shape: int) -> torch.Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=FLOAT)
 
 
 def factorial(counts: bool = False) -> sh.FactorialSSM:
@@ -90,13 +88,7 @@ def test_forecasts_go_on_from_the_filter_to_the_stationary_chain(model):
 def test_a_stream_is_the_filter(model):
     x = model.simulate(6, (3,), seed=4).x
     x[1, 2] = torch.nan
-    filtered, state = model.filter(x), model.start((3,))
-    for t in range(6):
-        state, out = model.update(state, x[:, t])
-        assert_close(out.redraw, filtered.redraw[:, t], rtol=1e-9, atol=1e-11)
-        for own, whole in zip(out.state, filtered.state, strict=True):
-            assert_close(own, whole[:, t], rtol=1e-9, atol=1e-11)
-    assert_close(state.log_evidence, model.log_evidence(x), rtol=1e-10, atol=0)
+    assert_stream_is_filter(model, x, "redraw", "state", rtol=1e-9, atol=1e-11)
 
 
 @each

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import samplehold as sh
 import torch
+from samplehold import Parameter
 from samplehold.switching.fitting.curvature import Curvature, errors_of
-from samplehold.switching.parameters import Parameter
 
 FLOAT = torch.float64
 

@@ -6,9 +6,8 @@ import pytest
 import samplehold as sh
 import torch
 from oracles.models import numbers
-from samplehold.switching.emissions.generalized import GeneralizedLinear
-from samplehold.switching.fitting import chunked
-from samplehold.switching.fitting.chain_graph import ChainGraph, message_form
+from samplehold import GeneralizedLinear
+from samplehold.switching.fitting import ChainGraph, chunked, message_form
 from samplehold.switching.parameters import reordered
 from torch import Tensor
 from torch.testing import assert_close

@@ -8,13 +8,11 @@ import pytest
 import samplehold as sh
 import torch
 from oracles.files import in_file
-from samplehold.switching.fitting import chunked, whole
+from samplehold.switching.fitting import EM, EMInParts, Whole, chunked, first_guesses, whole
 from samplehold.switching.fitting.ascent_in_parts import AscentInParts
 from samplehold.switching.fitting.chains_in_parts import log_evidence
-from samplehold.switching.fitting.em import EM
-from samplehold.switching.fitting.em_in_parts import EMInParts, adds_up
-from samplehold.switching.fitting.starts import first_guesses, variance_floor
-from samplehold.switching.fitting.whole import Whole
+from samplehold.switching.fitting.em_in_parts import adds_up
+from samplehold.switching.fitting.starts import variance_floor
 from torch import Tensor
 from torch.testing import assert_close
 

@@ -9,8 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from oracles.models import EMISSIONS, random_model
 from oracles.placement import close
-from samplehold import Bernoulli, Categorical, Copy, Gated, MultivariateNormal, Normal, Poisson, SwitchingSSM
-from samplehold.switching.emissions.contract import Emission
+from samplehold import Bernoulli, Categorical, Copy, Emission, Gated, MultivariateNormal, Normal, Poisson, SwitchingSSM
 from samplehold.switching.priors import log_prior
 from torch.testing import assert_close
 

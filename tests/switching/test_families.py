@@ -12,7 +12,7 @@ import torch
 from hmmlearn.hmm import GMMHMM
 from oracles.effort import effort
 from oracles.models import enumerate_evidence
-from samplehold.switching.emissions.contract import Emission
+from samplehold import Emission
 from samplehold.switching.emissions.separate import Separate
 from samplehold.switching.fitting import sampling
 from samplehold.switching.priors import log_prior

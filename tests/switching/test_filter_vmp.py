@@ -4,10 +4,8 @@ import pytest
 import torch
 from oracles.copy_paths import enumerate_paths
 from oracles.models import drive, random_model
-from samplehold import Categorical, Copy, Gated, Markov, Normal, SwitchingSSM
+from samplehold import Categorical, Copy, Gated, Markov, Normal, SwitchingSSM, filter_vmp, lerp_scan
 from samplehold.inference.message_passing.stepwise.op import filter_steps
-from samplehold.inference.scans.linear.op import lerp_scan
-from samplehold.switching.filter_vmp import filter_vmp
 from torch.testing import assert_close
 
 

@@ -9,8 +9,7 @@ import torch
 from pyro.ops.stats import effective_sample_size
 from samplehold.switching.dynamics.hierarchical_rows import concentrations
 from samplehold.switching.dynamics.table_counts import draw_concentrations, draw_normalizer, draw_tables
-from samplehold.switching.fitting import gibbs
-from samplehold.switching.fitting.options import Options
+from samplehold.switching.fitting import Options, gibbs
 from torch import Tensor
 from torch.distributions import Beta, Dirichlet, Gamma, Multinomial
 from torch.testing import assert_close

@@ -8,10 +8,7 @@ import pytest
 import samplehold as sh
 import torch
 from oracles.models import CONJUGATE, drive, numbers, random_model
-from samplehold.switching.fitting import chunked
-from samplehold.switching.fitting.chain_graph import ChainGraph
-from samplehold.switching.fitting.chunked import ChunkedVMP, engine_from
-from samplehold.switching.fitting.starts import first_guesses
+from samplehold.switching.fitting import ChainGraph, ChunkedVMP, chunked, engine_from, first_guesses
 from torch import Tensor
 from torch import distributions as dist
 from torch.testing import assert_close

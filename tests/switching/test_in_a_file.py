@@ -9,11 +9,7 @@ from oracles.files import in_file
 from oracles.models import KINDS, random_model
 from oracles.processes import printed
 from samplehold.switching.data.scratch import Scratch, blocks_of
-from samplehold.switching.fitting import chunked, whole
-from samplehold.switching.fitting.em import EM
-from samplehold.switching.fitting.em_in_parts import EMInParts
-from samplehold.switching.fitting.starts import first_guesses
-from samplehold.switching.fitting.whole import Whole
+from samplehold.switching.fitting import EM, EMInParts, Whole, chunked, first_guesses, whole
 from torch.testing import assert_close
 
 SUMS = [(dynamics, emission) for dynamics, emission in KINDS if dynamics in ("copy", "markov")]

@@ -8,12 +8,18 @@ import torch
 from oracles.models import CONJUGATE, drive, random_model
 from oracles.processes import printed
 from samplehold.switching.dynamics.contract import PATHS
-from samplehold.switching.fitting import chunked, starts
-from samplehold.switching.fitting.chain_graph import ChainGraph
-from samplehold.switching.fitting.chunked import ChunkedVMP, engine_of, occupancy_of, parameters_of
+from samplehold.switching.fitting import (
+    ChainGraph,
+    ChunkedVMP,
+    Options,
+    chunked,
+    engine_of,
+    first_guesses,
+    sample_of,
+    starts,
+)
+from samplehold.switching.fitting.chunked import occupancy_of, parameters_of
 from samplehold.switching.fitting.minibatches import run_batches
-from samplehold.switching.fitting.options import Options
-from samplehold.switching.fitting.starts import first_guesses, sample_of
 from torch import Tensor
 from torch.testing import assert_close
 

@@ -6,9 +6,14 @@ import pytest
 import samplehold as sh
 import statsmodels.api as sm
 import torch
+from oracles.streams import assert_stream_is_filter, streamed
 from samplehold.switching.responses import Frame
 
 T = 160
+
+
+def column(values: np.ndarray) -> torch.Tensor:
+    return torch.from_numpy(values).unsqueeze(-1)
 
 
 def choices(seed: int = 0) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -187,11 +192,7 @@ def test_methods_of_segments_read_inputs_about_their_origin(tmp_path):
     torch.testing.assert_close(smooth[0]["coefficients"] * 10, smooth[1]["coefficients"])
     means = [m.forecast(y[:16], 2, inputs={"u": u}).mean for m, u in ((far_model, far), (near_model, near))]
     torch.testing.assert_close(*means)
-    state = far_model.start()
-    for observed, u in zip(y[:9], far[:9], strict=True):
-        state, output = far_model.update(state, [observed], inputs=[u])
-    filtered = far_model.filter(y[:9], inputs={"u": far[:9]})
-    torch.testing.assert_close(output.mean["loc"], filtered.mean["loc"][-1])
+    assert_stream_is_filter(far_model, column(y[:9]), "mean", inputs=column(far[:9]))
     drawn = [m.simulate(9, seed=1, inputs={"u": u[:9]}).x for m, u in ((far_model, far), (near_model, near))]
     torch.testing.assert_close(*drawn)
 
@@ -261,9 +262,7 @@ def test_all_methods_of_such_a_model_agree_with_those_at_centred_inputs(by_year)
     torch.testing.assert_close(mean, plain.forecast(y, 3, inputs={"u": ahead}).mean, rtol=0, atol=1e-9)
     drawn = (each.simulate(50, seed=1, inputs={"u": u[:50]}).x for each, u in ((model, 2000 + 10 * z), (plain, z)))
     torch.testing.assert_close(*drawn)
-    state = model.start()
-    for observed, u in zip(y[:9], 2000 + 10 * z[:9], strict=True):
-        state, _ = model.update(state, [observed], inputs=[u])
+    state, _ = streamed(model, column(y[:9]), inputs=column(2000 + 10 * z[:9]))
     torch.testing.assert_close(state.log_evidence, plain.log_evidence(y[:9], inputs={"u": z[:9]}))
     errors = [fit.summary().parameters["standard error"] for fit in (by_year, centred)]
     slope = "coefficients[0, 0, u]"

@@ -14,14 +14,13 @@ import samplehold as sh
 import torch
 from oracles.coupled import factorial_of
 from oracles.effort import effort
-from samplehold.inference.families.paths import MarkovPaths
-from samplehold.inference.message_passing.engine import VMP
+from samplehold.inference.families import MarkovPaths
+from samplehold.inference.message_passing import VMP
 from samplehold.inference.numerics import interrupts
 from samplehold.inference.numerics.interrupts import check_interrupt, importing, interruptible, may_interrupt
 from samplehold.switching.ascent import Ascent
+from samplehold.switching.fitting import EM, sampling, search, subject_starts
 from samplehold.switching.fitting import fit as fits
-from samplehold.switching.fitting import sampling, search, subject_starts
-from samplehold.switching.fitting.em import EM
 from samplehold.switching.progress import Progress
 from samplehold.switching.slds import starts as slds_starts
 from torch.testing import assert_close

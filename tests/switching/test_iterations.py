@@ -11,10 +11,8 @@ from samplehold.inference.families.family import relative
 from samplehold.inference.families.normal import expected_normal, mean_point
 from samplehold.inference.families.peak import peak
 from samplehold.inference.numerics.cholesky import cholesky
-from samplehold.switching.fitting.chain_graph import ChainGraph
-from samplehold.switching.fitting.chunked import engine_from, parameters_of
-from samplehold.switching.fitting.em import EM
-from samplehold.switching.fitting.starts import first_guesses
+from samplehold.switching.fitting import EM, ChainGraph, engine_from, first_guesses
+from samplehold.switching.fitting.chunked import parameters_of
 from samplehold.switching.priors import prefixed_sites
 from samplehold.switching.problem import Problem
 from torch import Tensor

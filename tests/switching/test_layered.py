@@ -6,7 +6,7 @@ import pytest
 import torch
 from oracles.coupled import check_point_masses, enumerate_all, layered_of
 from oracles.models import EMISSIONS
-from samplehold.inference.chains.copy.chain import CopyChain
+from samplehold.face.chains import CopyChain
 from torch.testing import assert_close
 
 

@@ -8,6 +8,7 @@ import pandas as pd
 import pytest
 import torch
 from oracles.operators import unchecked
+from oracles.streams import streamed
 from samplehold import Autoregression, Cycle, LinearSSM, LocalLevel, LocalLinearTrend, Regression, Seasonal, load
 from statsmodels.tsa.statespace.initialization import Initialization
 from statsmodels.tsa.statespace.structural import UnobservedComponents
@@ -268,11 +269,9 @@ def test_everything_of_a_fit_works_with_inputs(tmp_path: Path) -> None:
 def test_a_stream_with_inputs_is_the_filter() -> None:
     x, inputs = driven(20)
     model = LinearSSM(LocalLevel() + Regression(2)).with_values({"sigma2.irregular": 0.9, "sigma2.level": 0.3})
-    state = model.start()
-    for value, row in zip(x, inputs, strict=True):
-        state, now = model.update(state, [value], inputs=row)
+    state, outputs = streamed(model, torch.as_tensor(x).unsqueeze(-1), inputs=torch.as_tensor(inputs))
     filtered = model.filter(x, inputs=inputs)
-    assert_close(now.mean, filtered.mean[-1], rtol=1e-9, atol=1e-9)
+    assert_close(outputs[-1].mean, filtered.mean[-1], rtol=1e-9, atol=1e-9)
     assert_close(state.log_evidence, filtered.log_normalizer, rtol=1e-9, atol=0)
 
 

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from oracles.linear_models import draw
 from samplehold.face.chains import LinearGaussianChain
 from samplehold.inference.families import (
     Dirichlet,
@@ -15,16 +16,12 @@ from samplehold.inference.families import (
     NormalWishart,
     tree_parts,
 )
-from samplehold.inference.message_passing.engine import VMP, Block
+from samplehold.inference.message_passing import VMP, Block
 from samplehold.inference.message_passing.factor_graph import fit_message
 from samplehold.switching.dynamics import factors as discrete
 from samplehold.switching.linear import factors
 
 DTYPE = torch.float64
-
-
-def draw(seed: int, *shape: int) -> torch.Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=DTYPE)
 
 
 def observed(batch: tuple[int, ...], n_steps: int, n_features: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:

@@ -11,12 +11,8 @@ import torch
 from examples import slow
 from oracles.files import in_file
 from samplehold.inference.families import tree_map
-from samplehold.switching.fitting import chunked, whole
-from samplehold.switching.fitting.chunked import ChunkedVMP, engine_of
+from samplehold.switching.fitting import AtPoints, ChunkedVMP, Passing, Whole, chunked, engine_of, whole
 from samplehold.switching.fitting.graph import Etas, Graph
-from samplehold.switching.fitting.message_passing import Passing
-from samplehold.switching.fitting.points import AtPoints
-from samplehold.switching.fitting.whole import Whole
 from samplehold.switching.linear.coordinates import LinearDensity
 from samplehold.switching.linear.learning import LinearGraph, graph_of
 from samplehold.switching.linear.problem import typical

@@ -11,8 +11,7 @@ from oracles.linear_models import FLOAT, draw, model_of
 from samplehold import Autoregression, LinearSSM, LocalLevel
 from samplehold.inference.families import GaussianTables
 from samplehold.switching.ascent import Ascent
-from samplehold.switching.fitting.points import AtPoints
-from samplehold.switching.fitting.units import Units
+from samplehold.switching.fitting import AtPoints
 from samplehold.switching.linear.bases import axes_of, turned
 from samplehold.switching.linear.coordinates import LinearDensity
 from samplehold.switching.linear.learning import graph_of
@@ -122,20 +121,6 @@ def test_the_maximum_of_em_is_that_of_gradient_ascent(prior: str | None) -> None
     assert reached == pytest.approx(float(fit.objective[-1]), abs=1e-3)
     at = density.coordinates.of(units.values(fit.model.values))
     assert float(density.gradient(at[None]).abs().max()) < 0.05
-
-
-@pytest.mark.slow
-def test_nothing_depends_on_the_unit_of_x() -> None:
-    model = model_of(2, 2, full=False)
-    x = series_of(model, 2, 25)
-    unit, about = torch.tensor([1e6, 1e-3], dtype=FLOAT), torch.tensor([3e7, -5.0], dtype=FLOAT)
-    fits = [LinearSSM(2, 2).fit(one, restarts=1, max_steps=32, progress=False) for one in (x, x * unit + about)]
-    expected, found = (fit.model for fit in fits)
-    seen = (~x.isnan()).sum((0, 1)).double() @ unit.log()
-    assert float(found.log_evidence(x * unit + about).sum() + seen) == pytest.approx(fits[0].loglik, abs=1e-4)
-    back = Units(found.emission, about, unit).values(found.values)
-    for name, value in expected.values.items():
-        assert_close(back[name], value, rtol=1e-3, atol=1e-3, msg=name)
 
 
 @pytest.mark.slow

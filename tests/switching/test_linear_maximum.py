@@ -10,7 +10,7 @@ import pytest
 import torch
 from samplehold import Autoregression, Cycle, LinearSSM, LocalLevel, LocalLinearTrend, Regression, Seasonal, kernels
 from samplehold.switching.ascent import Ascent, Peak
-from samplehold.switching.fitting.options import Options
+from samplehold.switching.fitting import Options
 from samplehold.switching.fitting.search import MultiStart
 from samplehold.switching.linear.coordinates import LinearDensity
 from samplehold.switching.linear.kinds import changed, grid, in_scale

@@ -10,6 +10,7 @@ import torch
 from matplotlib.figure import Figure
 from oracles import naive_linear_gaussian as naive
 from oracles.linear_models import FLOAT, draw, model_of
+from oracles.streams import streamed
 from samplehold import Autoregression, LinearGaussian, LinearSSM, LocalLevel, LocalLinearTrend, Seasonal, read_panel
 from samplehold.switching.linear.bases import turned
 from torch.testing import assert_close
@@ -120,10 +121,7 @@ def test_streams_equal_the_filter(make) -> None:
     model = make()
     x = model.simulate(9, (2,), seed=3).x
     x[0, 4] = torch.nan
-    expected, state, outputs = model.filter(x), model.start((2,)), []
-    for t in range(9):
-        state, output = model.update(state, x[:, t])
-        outputs.append(output)
+    expected, (state, outputs) = model.filter(x), streamed(model, x)
     assert_close(state.log_evidence, expected.log_normalizer, rtol=1e-9, atol=1e-9)
     assert_close(state.mean, expected.mean[:, -1], rtol=1e-8, atol=1e-8)
     assert_close(state.covariance, expected.covariance[:, -1], rtol=1e-8, atol=1e-8)

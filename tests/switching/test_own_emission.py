@@ -12,7 +12,8 @@ from samplehold.inference.families import Gamma
 from samplehold.switching.ascent import leaving
 from samplehold.switching.emissions.ascent import ascend
 from samplehold.switching.emissions.conjugate import Representative
-from samplehold.switching.fitting.starts import first_guesses, typical
+from samplehold.switching.fitting import first_guesses
+from samplehold.switching.fitting.starts import typical
 from samplehold.switching.parameters import Named
 from torch import Tensor
 from torch.distributions import constraints

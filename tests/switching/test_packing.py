@@ -8,10 +8,8 @@ import samplehold as sh
 import torch
 from oracles.models import KINDS, drive, random_model
 from pandas.testing import assert_frame_equal
+from samplehold.switching.fitting import EM, Units, first_guesses
 from samplehold.switching.fitting.bucketing import Bucketing
-from samplehold.switching.fitting.em import EM
-from samplehold.switching.fitting.starts import first_guesses
-from samplehold.switching.fitting.units import Units
 from samplehold.switching.program import PathMixture
 from torch.testing import assert_close
 

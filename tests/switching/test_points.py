@@ -7,8 +7,9 @@ import samplehold as sh
 import torch
 from samplehold.inference.families import tree_map
 from samplehold.switching.ascent import Ascent, Differentiable
+from samplehold.switching.fitting import AtPoints
 from samplehold.switching.fitting.climbs import Climb
-from samplehold.switching.fitting.points import AtPoints, _apart, _noted
+from samplehold.switching.fitting.points import _apart, _noted
 from samplehold.switching.slds.graph import LINEAR, blank_states, graph_of, priors_of
 
 RESTARTS = 2

@@ -7,10 +7,10 @@ import pytest
 import samplehold as sh
 import torch
 from oracles.models import CONJUGATE, drive, random_model
+from samplehold.switching.fitting import Units
 from samplehold.switching.fitting.alignment import match_states
 from samplehold.switching.fitting.chain_graph import blocks_of, renumbered
 from samplehold.switching.fitting.posterior import DrawnPosterior, VariationalPosterior
-from samplehold.switching.fitting.units import Units
 from samplehold.switching.parameters import reordered, with_prefix
 from torch import Tensor
 from torch.testing import assert_close

@@ -19,11 +19,8 @@ from samplehold.inference.numerics.deferred import deferred, refuse_if
 from samplehold.inference.numerics.interrupts import interrupt_together, interruptible, may_interrupt
 from samplehold.inference.numerics.ranks import Ranks
 from samplehold.switching.data.writing import write_output
-from samplehold.switching.fitting import checkpoint, whole
-from samplehold.switching.fitting.checkpoint import Checkpoint
-from samplehold.switching.fitting.em import EM
-from samplehold.switching.fitting.starts import first_of, sample_of
-from samplehold.switching.fitting.whole import Whole
+from samplehold.switching.fitting import EM, Checkpoint, Whole, checkpoint, sample_of, whole
+from samplehold.switching.fitting.starts import first_of
 from samplehold.switching.resuming import sum_of_digests
 
 MODELS = {

@@ -12,15 +12,15 @@ import torch
 from examples import slow
 from oracles import switching_linear
 from oracles.coupled import factorial_of, layered_of
-from oracles.linear_models import FLOAT, model_of
+from oracles.linear_models import FLOAT, draw, model_of
 from oracles.models import drive, random_model
 from oracles.operators import unchecked
 from oracles.processes import printed
 from pandas.testing import assert_frame_equal
-from samplehold.inference.message_passing.engine import VMP
-from samplehold.inference.numerics.forms import kernels
+from samplehold import kernels
+from samplehold.inference.message_passing import VMP
 from samplehold.switching.data.packed import Packed
-from samplehold.switching.fitting.options import Options
+from samplehold.switching.fitting import Options
 from samplehold.switching.linear.learning import graph_of
 from samplehold.switching.linear.problem import typical
 from samplehold.switching.linear.quick import QuickDensity
@@ -28,10 +28,6 @@ from samplehold.switching.linear.starts import first_paths
 from torch.testing import assert_close
 
 pytestmark = pytest.mark.usefixtures("as_users_call")
-
-
-def draw(seed: int, *shape: int) -> torch.Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=FLOAT)
 
 
 def coupled(kind: str) -> sh.FactorialSSM | sh.LayeredSSM:

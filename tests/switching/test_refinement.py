@@ -9,8 +9,8 @@ import samplehold as sh
 import torch
 from oracles.effort import effort
 from oracles.models import ALTERNATE, KINDS, drive, random_model
-from samplehold.switching.fitting import refinement, sampling
-from samplehold.switching.fitting.density import Density, Whitened
+from samplehold.switching.fitting import Density, refinement, sampling
+from samplehold.switching.fitting.density import Whitened
 from samplehold.switching.fitting.refinement import RELIABLE, peak, smoothed_weights
 from scipy import stats
 from torch.testing import assert_close

@@ -8,12 +8,11 @@ import pytest
 import samplehold as sh
 import torch
 from examples import slow
+from oracles.command_line import run
 from pandas.testing import assert_frame_equal, assert_index_equal, assert_series_equal
-from samplehold.cli.app import app
 from samplehold.switching.data.series import Series
 from samplehold.switching.data.stored import tree_of_series
 from torch.testing import assert_close
-from typer.testing import CliRunner
 
 NILE = Path(__file__).parents[2] / "notebooks" / "data" / "nile.csv"
 
@@ -218,8 +217,7 @@ def test_labels_that_no_file_has_are_named(tmp_path):
 
 @pytest.mark.parametrize("method", ["em", slow("vmp")])
 def test_the_results_of_the_command_line_are_a_fit(tmp_path, method):
-    options = ["fit", str(NILE), "-c", "volume", "--restarts", "1", "--method", method, "-o", str(tmp_path)]
-    assert CliRunner().invoke(app, options).exit_code == 0
+    run("fit", NILE, "-c", "volume", "--restarts", 1, "--method", method, "-o", tmp_path)
     fit = sh.load(tmp_path)
     assert (fit.method, fit.interrupted) == (method, False)
     assert "loc[1, volume]" in fit.summary().parameters.index

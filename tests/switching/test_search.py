@@ -8,13 +8,13 @@ import samplehold as sh
 import torch
 from samplehold.inference.families import tree_parts
 from samplehold.switching.ascent import Ascent
-from samplehold.switching.fitting import em, perturbation
+from samplehold.switching.fitting import End, Starts, em, first_guesses, perturbation
 from samplehold.switching.fitting import search as search_module
 from samplehold.switching.fitting.climbs import Climb, SearchResult, merged
 from samplehold.switching.fitting.em import _ahead
 from samplehold.switching.fitting.message_passing import Passing
-from samplehold.switching.fitting.perturbation import CHANGES, End, perturbed
-from samplehold.switching.fitting.starts import KINDS, Starts, first_guesses
+from samplehold.switching.fitting.perturbation import CHANGES, perturbed
+from samplehold.switching.fitting.starts import KINDS
 from torch.distributions import constraints
 from torch.testing import assert_close
 

@@ -9,6 +9,7 @@ import pytest
 import samplehold as sh
 import torch
 from oracles.every_segmentation import evidences, segmentations
+from oracles.streams import assert_stream_is_filter
 from samplehold.switching.segments.hyperparameters import sites
 from samplehold.switching.segments.rows import with_state
 from torch import Tensor
@@ -90,16 +91,8 @@ def test_a_forecast_needs_the_inputs_to_come_and_is_the_ratio_of_evidences():
 def test_a_stream_reads_the_inputs_of_each_update(shared):
     model, both = by_inputs(shared=shared), torch.stack([X, X.flip(0)])
     inputs = INPUTS.expand(2, -1, -1) if shared else torch.stack([INPUTS, -INPUTS])
-    filtered, state = model.filter(both, inputs=inputs), model.start((2,))
-    for t in range(len(X)):
-        state, output = model.update(state, both[:, t], inputs=inputs[:, t])
-        torch.testing.assert_close(output.log_increment, filtered.log_increment[:, t], rtol=1e-9, atol=1e-10)
-        torch.testing.assert_close(output.change, filtered.change[:, t], rtol=1e-9, atol=1e-10)
-    gaps, state = [1.0, 2.0, 0.0], by_inputs().start()
-    for row, gap, beside in zip(X, gaps, INPUTS, strict=False):
-        state, _ = by_inputs().update(state, row, inputs=beside, dt=gap)
-    expected = by_inputs().log_evidence(X[:3], inputs=INPUTS[:3], dt=gaps)
-    torch.testing.assert_close(state.log_evidence, expected, rtol=1e-9, atol=1e-10)
+    assert_stream_is_filter(model, both, "log_increment", "change", inputs=inputs)
+    assert_stream_is_filter(by_inputs(), X[:3], inputs=INPUTS[:3], dt=torch.tensor([1.0, 2.0, 0.0]))
 
 
 def test_gaps_count_as_steps_with_the_inputs_of_their_end():

@@ -12,6 +12,7 @@ import pytest
 import samplehold as sh
 import torch
 from oracles.every_segmentation import evidences, segmentations
+from oracles.streams import assert_stream_is_filter
 from samplehold.inference.families import Beta, Gamma, NormalGamma, NormalWishart
 from samplehold.inference.numerics.gammas import inverse_moments
 from samplehold.switching.segments.beliefs import moments
@@ -318,16 +319,8 @@ def test_a_stream_is_the_filter(name, shared):
     model, x, given = case(name, shared=shared)
     both = torch.stack([x, x.flip(0)])
     inputs = {key: torch.stack([value, value.flip(0)]) for key, value in given.items()}
-    filtered, state = model.filter(both, **inputs), model.start((2,))
-    for t in range(len(x)):
-        state, output = model.update(state, both[:, t], **{key: value[:, t] for key, value in inputs.items()})
-        for key in ("log_increment", "change", "run"):
-            torch.testing.assert_close(getattr(output, key), getattr(filtered, key)[:, t], rtol=1e-8, atol=1e-9)
-        for key, mean in output.mean.items():
-            torch.testing.assert_close(mean, filtered.mean[key][:, t], rtol=1e-8, atol=1e-9)
-            torch.testing.assert_close(output.sd[key], filtered.sd[key][:, t], rtol=1e-5, atol=1e-7)
-    torch.testing.assert_close(state.log_evidence, model.log_evidence(both, **inputs), rtol=1e-9, atol=1e-9)
-    assert state.steps == len(x)
+    assert_stream_is_filter(model, both, "log_increment", "change", "run", "mean", rtol=1e-8, atol=1e-9, **inputs)
+    assert_stream_is_filter(model, both, "sd", rtol=1e-5, atol=1e-7, **inputs)
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -389,15 +382,8 @@ def test_a_stream_has_bounded_memory():
     assert state.runs.length.shape[-1] <= 13
     bound = float(state.runs.left_out)
     assert abs(float(state.log_evidence - model.log_evidence(long))) <= -math.log1p(-min(bound, 0.999)) + 1e-9
-    gaps, state = [1.0, 2.0, 0.0, 1.5], model.start()
-    for row, gap in zip(long[:4], gaps, strict=True):
-        state, _ = model.update(state, row, dt=gap)
-    torch.testing.assert_close(state.log_evidence, model.log_evidence(long[:4], dt=gaps), rtol=1e-9, atol=1e-9)
-    durations = sh.Segments(sh.Normal(2), dist.Poisson(2.0)).with_prior(NORMAL)
-    state = durations.start()
-    for row in long[:6]:
-        state, _ = durations.update(state, row)
-    torch.testing.assert_close(state.log_evidence, durations.log_evidence(long[:6]), rtol=1e-9, atol=1e-9)
+    assert_stream_is_filter(model, long[:4], dt=torch.tensor([1.0, 2.0, 0.0, 1.5]))
+    assert_stream_is_filter(sh.Segments(sh.Normal(2), dist.Poisson(2.0)).with_prior(NORMAL), long[:6])
 
 
 def test_a_tolerance_leaves_little_out():

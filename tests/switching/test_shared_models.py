@@ -11,10 +11,9 @@ import torch
 from oracles.effort import short_starts
 from oracles.processes import in_processes
 from samplehold.inference.families import Beta, GaussianPaths
-from samplehold.inference.message_passing.engine import VMP, Block, Factor
+from samplehold.inference.message_passing import VMP, Block, Factor
 from samplehold.inference.numerics.ranks import Ranks
-from samplehold.switching.fitting import whole
-from samplehold.switching.fitting.checkpoint import Checkpoint
+from samplehold.switching.fitting import Checkpoint, whole
 from samplehold.switching.fitting.search import MultiStart
 from torch import Tensor
 

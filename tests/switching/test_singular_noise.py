@@ -10,6 +10,7 @@ import pytest
 import samplehold as sh
 import torch
 from oracles.regime_paths import enumerate_paths
+from oracles.streams import assert_stream_is_filter
 from torch import Tensor
 from torch.testing import assert_close
 
@@ -163,10 +164,7 @@ def test_every_verb_takes_singular_noise(model) -> None:
     assert_close(path.log_probability, expected)
     assert bool(model.forecast(x, 3).mean.isfinite().all())
     assert len(model.states(x)) == 12
-    state = model.start()
-    for row in x:
-        state, _ = model.update(state, row)
-    assert_close(state.log_evidence, model.log_evidence(x))
+    assert_stream_is_filter(model, x)
 
 
 @pytest.mark.slow

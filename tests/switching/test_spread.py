@@ -10,15 +10,9 @@ import pytest
 import samplehold as sh
 import torch
 from samplehold.inference.numerics.ranks import Ranks, RankValueError
-from samplehold.switching.fitting.chain_graph import ChainGraph
-from samplehold.switching.fitting.chunked import engine_from
-from samplehold.switching.fitting.em import EM
-from samplehold.switching.fitting.message_passing import Passing
-from samplehold.switching.fitting.options import Options
-from samplehold.switching.fitting.perturbation import End
+from samplehold.switching.fitting import EM, ChainGraph, End, Options, Passing, engine_from, first_guesses
 from samplehold.switching.fitting.search import resumed, search
 from samplehold.switching.fitting.spread import Spread, shares, spread
-from samplehold.switching.fitting.starts import first_guesses
 from torch.testing import assert_close
 
 

@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 from oracles.action_histories import every_history, play
 from oracles.placement import close as close_in
 from pyro.infer import Predictive, TraceEnum_ELBO, config_enumerate
-from samplehold.switching.stacks.mixture import StackMixture
-from samplehold.switching.stacks.program import stack_program
+from samplehold.face.stacks import StackMixture, stack_program
 from torch import Tensor
 
 close = torch.testing.assert_close

@@ -5,11 +5,9 @@ import samplehold as sh
 import torch
 from oracles.fake_gpu import fake_gpu, taken, waits
 from oracles.operators import unchecked
-from samplehold.switching.fitting.chain_graph import ChainGraph
-from samplehold.switching.fitting.chunked import engine_from
-from samplehold.switching.fitting.em import EM
-from samplehold.switching.fitting.perturbation import End, perturbed
-from samplehold.switching.fitting.starts import SAMPLE, Starts, first_guesses, first_labels, sample_of
+from samplehold.switching.fitting import EM, ChainGraph, End, Starts, engine_from, first_guesses, sample_of
+from samplehold.switching.fitting.perturbation import perturbed
+from samplehold.switching.fitting.starts import SAMPLE, first_labels
 from samplehold.switching.problem import Problem
 from torch import Tensor
 from torch.testing import assert_close

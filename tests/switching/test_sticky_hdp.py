@@ -8,7 +8,7 @@ import samplehold as sh
 import torch
 from oracles.models import enumerated_by_pyro, trace_log_prob
 from samplehold.switching.dynamics.hierarchical_rows import HierarchicalRows
-from samplehold.switching.fitting.chain_graph import ChainGraph
+from samplehold.switching.fitting import ChainGraph
 from torch.testing import assert_close
 
 HYPER = "base_concentration", "row_concentration", "stickiness", "base_probs"

@@ -13,7 +13,7 @@ from oracles.effort import effort
 from oracles.models import numbers
 from samplehold.inference.families import Tailed
 from samplehold.switching.emissions.scale_mixture import TailStep
-from samplehold.switching.fitting.chain_graph import ChainGraph
+from samplehold.switching.fitting import ChainGraph
 from scipy import integrate, stats
 from torch import Tensor
 from torch.testing import assert_close

@@ -9,12 +9,9 @@ import torch
 from oracles.files import in_file
 from oracles.models import CONJUGATE, drive, enumerate_evidence, random_model
 from oracles.processes import printed
-from samplehold.switching.fitting import chunked, fit, whole
+from samplehold.switching.fitting import Options, Whole, chunked, first_guesses, fit, whole
 from samplehold.switching.fitting.chains_in_parts import log_evidence, occupancy
-from samplehold.switching.fitting.options import Options
 from samplehold.switching.fitting.sampling import fit_svi
-from samplehold.switching.fitting.starts import first_guesses
-from samplehold.switching.fitting.whole import Whole
 from samplehold.switching.problem import Problem
 from torch import Tensor
 from torch.testing import assert_close

@@ -13,7 +13,7 @@ import pytest
 import samplehold as sh
 import torch
 from pyro.poutine import runtime
-from samplehold.inference.numerics.forms import kernels
+from samplehold import kernels
 from samplehold.inference.numerics.interrupts import check_interrupt, interruptible, may_interrupt
 from samplehold.inference.numerics.randomness import GLOBAL
 from samplehold.switching.seeding import seeded

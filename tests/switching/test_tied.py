@@ -10,12 +10,9 @@ import pyro.distributions as dist
 import pytest
 import samplehold as sh
 import torch
-from hmmlearn.hmm import GaussianHMM
 from oracles.models import COVARIANCE, SCALE
 from samplehold.switching.dynamics.contract import PATHS
-from samplehold.switching.fitting.chain_graph import ChainGraph
-from samplehold.switching.fitting.chunked import engine_from
-from samplehold.switching.fitting.starts import first_guesses
+from samplehold.switching.fitting import ChainGraph, engine_from, first_guesses
 from torch.testing import assert_close
 
 NORMAL, FULL = sh.Normal(2, tied=SCALE), sh.MultivariateNormal(2, tied=COVARIANCE)
@@ -156,21 +153,6 @@ def test_the_bound_and_the_update_are_those_of_their_definition(emission):
         assert_close(now_of["kappa"], counts, rtol=1e-11, atol=0)
         assert_close(now_of["df"], torch.as_tensor(total).double(), rtol=1e-11, atol=0)
         assert_close(torch.linalg.inv(now_of["scale_matrix"]), whole, rtol=1e-9, atol=1e-9)
-
-
-@pytest.mark.parametrize("emission", [sh.Normal(1, tied=SCALE), pytest.param(FULL, marks=pytest.mark.slow)])
-def test_maximum_likelihood_is_that_of_hmmlearn_with_one_covariance(x, emission):
-    x = x[:, : emission.n_features]
-    fit = sh.SwitchingSSM(sh.Markov(2), emission).fit(x, prior=None, tol=1e-13, max_steps=3000, **quiet)
-    peer = GaussianHMM(2, "tied", init_params="", n_iter=1, tol=0, covars_prior=0, covars_weight=0, min_covar=0)
-    values = {name: value.numpy() for name, value in fit.model.describe().items()}
-    peer.startprob_, peer.transmat_ = values["initial_probs"], values["transition_probs"]
-    covariance = values["covariance"][0] if emission is FULL else values["scale"] ** 2
-    peer.means_, peer.covars_ = values["loc"], covariance
-    assert abs(peer.score(x.numpy()) - float(fit.objective[-1])) < 1e-9
-    peer.fit(x.numpy())  # one more of its steps moves nothing
-    assert_close(peer.means_, values["loc"], rtol=1e-4, atol=1e-5)
-    assert_close(peer.covars_[0] if peer.covars_.ndim > 2 else peer.covars_, covariance, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.few(1)

@@ -5,7 +5,7 @@ import math
 import pytest
 import samplehold as sh
 import torch
-from samplehold.switching.fitting.units import Units
+from samplehold.switching.fitting import Units
 from torch import Tensor
 from torch.testing import assert_close
 
@@ -216,3 +216,41 @@ def test_what_is_too_large_to_be_squared_is_named_by_a_fit():
         driven = sh.SwitchingSSM(sh.Copy(2, inputs=1), sh.Normal())
         with pytest.raises(ValueError, match=r"^inputs: feature 0 .*reaches 1.1e[+]201"):
             driven.fit(rows, method, inputs=1e200 * rows[:, None], restarts=1, progress=False)
+
+
+# ---- other models ----------------------------------------------------------------------------------------------------
+
+
+def wandering(seed: int = 0) -> Tensor:
+    """Two features that follow their past, about two levels."""
+    noise = torch.randn(40, 2, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    x = [noise[0]]
+    for t, drawn in enumerate(noise[1:]):
+        x.append(torch.tensor([0.6, -0.4]) * x[-1] + drawn + 3.0 * (t % 20 > 12))
+    return torch.stack(x)
+
+
+OTHERS = {
+    "autoregression": (sh.SwitchingSSM(sh.Markov(2), sh.AutoRegressive(1, n_features=2)), 1),
+    "vector autoregression": (sh.SwitchingSSM(sh.Markov(2), sh.AutoRegressive(1, 2, covariance="full")), 1),
+    "factors": (sh.SwitchingSSM(sh.Markov(2), sh.FactorAnalysis(2, 1)), 0),
+    "switching linear": (sh.SwitchingLinearSSM(2, 1, 2), 0),
+    "linear": (sh.LinearSSM(2, 2), 0),
+}
+
+
+@pytest.mark.parametrize("method", ["em", "vmp"])
+@pytest.mark.parametrize("kind", OTHERS)
+def test_a_fit_in_other_units_about_other_origins_is_the_same_fit(kind, method):
+    if (kind, method) == ("factors", "vmp"):
+        pytest.skip("these have no messages")
+    (model, lags), x = OTHERS[kind], wandering()
+    if not lags:
+        x[20:24, 1] = torch.nan
+    unit, origin = torch.tensor([1e4, 1e-3], dtype=torch.float64), torch.tensor([3e6, -5.0], dtype=torch.float64)
+    moved = unit * x + origin
+    one, other = (model.fit(y, method, restarts=1, max_steps=4, progress=False) for y in (x, moved))
+    volume = ((~x[lags:].isnan()).sum(0) * unit.log()).sum()
+    assert_close(other.model.log_evidence(moved) + volume, one.model.log_evidence(x), rtol=0, atol=1e-3)
+    ahead, there = (fit.forecast(2).mean for fit in (one, other))
+    assert_close((there - origin) / unit, ahead, rtol=1e-3, atol=1e-3)

@@ -10,13 +10,11 @@ import torch
 from hmmlearn.vhmm import VariationalCategoricalHMM, VariationalGaussianHMM
 from oracles.conjugate import log_dirichlet_multinomial, normal_wishart_log_evidence
 from oracles.models import CONJUGATE, drive, random_model, trace_log_prob
+from samplehold import ConjugateEmission
 from samplehold.inference.message_passing.factor_graph import add_message, fit_message
 from samplehold.switching.dynamics.contract import PATHS
 from samplehold.switching.dynamics.logits import LogitRows
-from samplehold.switching.emissions.conjugate import ConjugateEmission
-from samplehold.switching.fitting.chain_graph import ChainGraph
-from samplehold.switching.fitting.chunked import engine_from, engine_of
-from samplehold.switching.fitting.starts import first_guesses
+from samplehold.switching.fitting import ChainGraph, engine_from, engine_of, first_guesses
 from torch import Tensor
 from torch.testing import assert_close
 
@@ -521,15 +519,6 @@ def test_the_best_restart_is_kept_and_the_worse_are_left_behind():
     assert len(left) > 0
     assert left.steps.min() < fit.steps
     assert float(fit.objective.diff().min()) > -1e-9 * float(fit.objective.abs().max())
-
-
-@pytest.mark.slow
-def test_float32_data_give_a_float32_fit_close_to_that_in_float64():
-    model, x = sh.SwitchingSSM(sh.Markov(2), sh.MultivariateNormal(1)), levels()
-    single = model.fit(x.float(), method="vmp", restarts=2, progress=False, tol=1e-5)
-    double = model.fit(x, method="vmp", restarts=2, progress=False)
-    assert single.model.loc.dtype == torch.float32
-    assert_close(single.model.loc.double().sort(0).values, double.model.loc.sort(0).values, rtol=1e-2, atol=1e-2)
 
 
 @pytest.mark.parametrize(

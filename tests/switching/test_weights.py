@@ -16,10 +16,7 @@ from oracles.models import (
     random_model,
     trace_log_prob,
 )
-from samplehold.switching.fitting import chunked
-from samplehold.switching.fitting.chain_graph import ChainGraph
-from samplehold.switching.fitting.density import Density
-from samplehold.switching.fitting.units import Units
+from samplehold.switching.fitting import ChainGraph, Density, Units, chunked
 from torch.testing import assert_close
 
 N = 4
