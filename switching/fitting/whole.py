@@ -16,7 +16,7 @@ from torch import Tensor
 from ...inference.numerics.clock import passed
 from ...inference.numerics.ranks import Ranks
 from ..data.packed import ahead, consecutive
-from ..data.series import Series, numbered_from
+from ..data.series import TABLES, Series, concatenated, numbered_from
 from .starts import first_of, sample_of, stretches_of
 from .units import Units
 
@@ -192,7 +192,7 @@ class Whole:
         chosen = self._chosen(seed)
         own = chosen[(chosen >= self._first) & (chosen < self._first + self.series.n_sequences)] - self._first
         there = self.ranks.gathered(lambda: self._tables(own, alone=len(chosen) == 1))
-        return _joined([one for one in there if one is not None]).to(self.like)
+        return concatenated([one for one in there if one is not None]).to(self.like)
 
     @property
     def _first(self) -> int:
@@ -220,7 +220,7 @@ class Whole:
         """This process's sequences of the sample, without files and labels; a long one that is alone in stretches."""
         if not len(members):
             return None
-        few = self.series.part(members).cpu()._mapped(Tensor.clone, *Series._NUMBERS, *Series._PLACES)
+        few = self.series.part(members).cpu()._mapped(Tensor.clone, *TABLES)
         return replace(stretches_of(few, SAMPLE) if alone and few.n_steps > SAMPLE else few, checked=None, frame=None)
 
 
@@ -232,37 +232,3 @@ def together(whole: Whole | None, compute: Callable[[], T]) -> T:
 def jointly(whole: Whole | None, compute: Callable[[], T]) -> T:
     """The same, of which each process computes a part (see `Spread`)."""
     return whole.ranks.jointly(compute) if whole is not None and whole.ranks.n > 1 else together(whole, compute)
-
-
-def _joined(parts: list[Series]) -> Series:
-    """The sequences of several padded series as one."""
-    first, n_steps = parts[0], max(part.n_steps for part in parts)
-
-    def joined(name: str, beyond: float) -> Any:
-        tables = [getattr(part, name) for part in parts]
-        if any(table is None for table in tables):
-            return None
-        wide = [table.new_full((len(table), n_steps, *table.shape[2:]), beyond) for table in tables]
-        for table, place in zip(tables, wide, strict=True):
-            place[:, : table.shape[1]] = table
-        return torch.cat(wide)
-
-    lengths = torch.cat([part.last + 1 for part in parts])
-    by_sequence: dict[str, Any] = {
-        name: None if getattr(first, name) is None else torch.cat([getattr(part, name) for part in parts])
-        for name in ("weights", "subjects")
-    }
-    return Series(
-        joined("x", torch.nan),
-        None if bool((lengths == n_steps).all()) else lengths,
-        joined("inputs", 0.0),
-        joined("dt", 0.0),
-        drivers=first.drivers,
-        scaling=first.scaling,
-        features=first.features,
-        states=joined("states", -1),
-        step_weights=joined("step_weights", 1.0),
-        noise=joined("noise", 0.0),
-        past=joined("past", torch.nan),
-        **by_sequence,
-    )
