@@ -48,6 +48,10 @@ def read_series(x: Any, n_features: int, *, lengths: Any = None, input_names: An
     Warns:
         UserWarning: an index whose labels are not evenly spaced, if no gaps are given.
     """
+    if isinstance(x, Tensor | np.ndarray) and lengths is input_names is None and not beside:  # at once, as it is usual
+        series = made(Series, x=_values(x, n_features, "x"))
+        check_finite(series)
+        return series
     beside, drivers = {name: table for name, table in beside.items() if table is not None}, None
     if {"dt", "time"} <= beside.keys():
         raise ValueError("time: was given with dt, the gaps between the times; give one of the two.")
@@ -63,7 +67,7 @@ def read_series(x: Any, n_features: int, *, lengths: Any = None, input_names: An
             raise ValueError("lengths: was given with a panel, but its index names the sequences; leave it out.")
         check_levels(x.index, "x")
         return read_stacked(x, panel_of(x.index, "x"), n_features, beside, drivers)
-    names, labels, timed = None, {}, bool(beside.keys() & {"dt", "time"})
+    names, timed = None, bool(beside.keys() & {"dt", "time"})
     if isinstance(x, dict):
         names, x = tuple(map(name_of, x)), list(x.values())
     if isinstance(x, list | tuple) and len(x) > 0 and not np.isscalar(x[0]) and (names or is_ragged_list(x)):
@@ -71,36 +75,33 @@ def read_series(x: Any, n_features: int, *, lengths: Any = None, input_names: An
             raise ValueError(
                 "lengths: got both a list of sequences and lengths; a list carries its own lengths, so leave it out."
             )
-        x = [_alone(part, f"x[{i}]") for i, part in enumerate(x)]
-        if all(labelled(part) for part in x):
-            labels = _list_labels(x, names, timed)
-        values, counts = _joined(x, n_features)
-        labels["listed"] = True
-        placed = partial(of_list, counts=counts, times=[part.index if labelled(part) else None for part in x])
+        fields, placed = _listed(x, names, n_features, timed)
     else:
         values = _values(x, n_features, "x")
         if lengths is not None and values.ndim == 2 and _counts(lengths, values).ndim == 1:
             rows = Stacked.by_lengths(_summing(lengths, values), x.index if labelled(x) else None)
             return read_stacked(x, rows, n_features, beside, drivers)
-        index = None
+        fields = {"index": x.index, "features": _features(x)} if labelled(x) else {}
         if labelled(x):
-            index = x.index
-            check_times([index], ["x"], timed)
-            labels = {"index": index, "features": _features(x)}
-        counts = _read_lengths(lengths, values)
-        placed = partial(of_one, index=index)
+            check_times([x.index], ["x"], timed)
+        fields |= {"x": values, "lengths": _read_lengths(lengths, values)}
+        placed = partial(of_one, index=fields.get("index"))
     for name, table in beside.items():
         if name != "noise" and labelled(table) and names_sequences(table.index):
             raise ValueError(f"{name}: has an index of sequence and time, but x does not; give both the same index.")
-    labels |= {"x": values, "lengths": counts, "sequences": names, "drivers": drivers}
-    return _with_beside(labels, beside, placed)
+    return _with_beside(fields | {"drivers": drivers}, beside, placed)
 
 
-def read_alone(x: Tensor | np.ndarray, n_features: int) -> Series:
-    """`read_series` of a table with nothing beside it."""
-    series = made(Series, x=_values(x, n_features, "x"))
-    check_finite(series)
-    return series
+def _listed(
+    x: Sequence[Any], names: tuple[str, ...] | None, n_features: int, timed: bool
+) -> tuple[dict[str, Any], Callable[..., Any]]:
+    """The fields of a list of sequences, and the function that lays out tables beside it."""
+    x = [_alone(part, f"x[{i}]") for i, part in enumerate(x)]
+    fields = _list_labels(x, names, timed) if all(map(labelled, x)) else {}
+    values, counts = _joined(x, n_features)
+    times = [part.index if labelled(part) else None for part in x]
+    fields |= {"x": values, "lengths": counts, "sequences": names, "listed": True}
+    return fields, partial(of_list, counts=counts, times=times)
 
 
 def read_stacked(
@@ -113,21 +114,22 @@ def read_stacked(
         drivers: the names of the inputs.
     """
     table = _values(x, n_features, "x")
-    labels: dict[str, Any] = {"features": _features(x), "stacked": rows} if labelled(x) else {}
-    if labels:
+    fields: dict[str, Any] = {"features": _features(x), "stacked": rows} if labelled(x) else {}
+    if fields:
         names = rows.names or range(len(rows.times))
         check_times(rows.times, [f"x: sequence {name}" for name in names], bool(beside.keys() & {"dt", "time"}))
-        labels["index"] = common_index(rows.times)
+        fields["index"] = common_index(rows.times)
     counts = torch.tensor(rows.lengths, device=table.device)
-    labels |= {"x": rows.split(table, counts, torch.nan), "lengths": counts, "sequences": rows.names}
-    return _with_beside(labels | {"drivers": drivers}, beside, partial(in_rows, rows=rows, counts=counts))
+    fields |= {"x": rows.split(table, counts, torch.nan), "lengths": counts, "sequences": rows.names}
+    return _with_beside(fields | {"drivers": drivers}, beside, partial(in_rows, rows=rows, counts=counts))
 
 
 def _with_beside(fields: dict[str, Any], beside: Mapping[str, Any], placed: Callable[..., Any]) -> Series:
     """The series of some fields, with the tables beside it.
 
     Arguments:
-        placed: `placed(table, name, beyond)` makes a table as that of x, with the number `beyond` after its end.
+        placed: `placed(table, name, beyond)` lays out a table as that of x, with the number `beyond` after the end of
+            each sequence.
     """
     x, clock = fields["x"], "time" if "time" in beside else "dt"
 

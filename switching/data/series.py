@@ -241,9 +241,8 @@ class Series(Record):
         none = torch.zeros(self.n_sequences, dtype=torch.bool, device="cpu")
         if self.states is None or rows_of(self.states).is_floating_point():
             return none if self.states is None else ~none
-        if not isinstance(self.states, Packed):
-            return (self.states >= 0).reshape(self.n_sequences, -1).any(-1).cpu()
-        return self.counted(lambda rows: (rows >= 0).long(), self.states.rows).cpu() > 0
+        states = self.states.rows if isinstance(self.states, Packed) else self.states[self.inside]
+        return self.counted(lambda rows: (rows >= 0).long(), states).cpu() > 0
 
     @property
     def powers(self) -> Float[Tensor, "*b T"] | None:
