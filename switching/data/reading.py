@@ -87,7 +87,7 @@ def read_series(x: Any, n_features: int, *, lengths: Any = None, input_names: An
         fields |= {"x": values, "lengths": _read_lengths(lengths, values)}
         placed = partial(of_one, index=fields.get("index"))
     for name, table in beside.items():
-        if name != "noise" and labelled(table) and names_sequences(table.index):
+        if labelled(table) and names_sequences(table.index):
             raise ValueError(f"{name}: has an index of sequence and time, but x does not; give both the same index.")
     return _with_beside(fields | {"drivers": drivers}, beside, placed)
 

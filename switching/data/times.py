@@ -53,14 +53,14 @@ def with_gaps(series: Series) -> Series:
     """
     times, like = series.dt, series.like
     assert times is not None
+    if not times.shape or times.shape[:-1] != series.batch_shape or times.shape[-1] < series.n_steps:
+        expected = (*series.batch_shape, series.n_steps)
+        raise ValueError(f"time: got shape {tuple(times.shape)}, expected {expected}: the time of each step.")
     rows = rows_of(times)
     first, inside = torch.zeros_like(rows, dtype=torch.bool), torch.ones_like(rows, dtype=torch.bool)
     if isinstance(times, Packed):
         first[times.starts] = True
     else:
-        if not times.ndim or times.shape[:-1] != series.batch_shape or times.shape[-1] < series.n_steps:
-            expected = (*series.batch_shape, series.n_steps)
-            raise ValueError(f"time: got shape {tuple(times.shape)}, expected {expected}: the time of each step.")
         first[..., 0] = True
         inside[..., : series.n_steps] = series.inside
     gaps = torch.nn.functional.pad(rows[..., 1:] - rows[..., :-1], (1, 0))
