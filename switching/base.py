@@ -31,7 +31,7 @@ from .data.beside import with_steps_to_come
 from .data.design import check_design, with_inputs
 from .data.frames import Frame, check_data, plain
 from .data.lags import read_before, with_past
-from .data.reading import read_alone, read_series
+from .data.reading import read_series
 from .data.series import Given, Scaling, Series
 from .data.sources import is_source, open_sequences
 from .data.subjects import with_subjects
@@ -597,9 +597,7 @@ class Model(Named, ABC):
         else:
             known: Any = {name: plain(table, name) for name, table in given.items()} if given else {}
             labels, before = known.pop("subjects", None), known.pop("before", None)
-            alone = isinstance(x, Tensor | np.ndarray) and not known
-            series = read_alone(x, self.n_features) if alone else read_series(x, self.n_features, **known)
-            series = with_inputs(series, self.inputs)
+            series = with_inputs(read_series(x, self.n_features, **known), self.inputs)
             series = series if frame is None else replace(series, frame=frame)
             earlier = read_before(before, series, self.order)
             series = with_past(series, self.order, earlier) if self.order else series

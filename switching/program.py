@@ -24,7 +24,7 @@ from ..inference.numerics.checks import ImpossibleError, broadcast_shapes
 from ..inference.numerics.randomness import Seed
 from ..inference.numerics.records import Record
 from .data.lags import with_past
-from .data.packed import padded
+from .data.packed import Packed, padded
 from .dynamics.contract import Drawn
 from .emissions.contract import ByGate, Emission
 from .emissions.driven import emission_at
@@ -130,13 +130,12 @@ class PathMixture(TorchDistribution):
 
     def _evidence(self, value: Tensor) -> Tensor:
         series, batch = self.problem.series, value.shape[:-2]
-        tables = {"lengths": series.lengths, "inputs": series.design, "dt": series.gaps}
-        tables |= {"states": None if series.states is None else padded(series.states), "step_weights": series.powers}
-        tables |= {"noise": series.variances}
         n = len(series.batch_shape)
-        expanded = {name: None if t is None else t.expand(*batch, *t.shape[n:]) for name, t in tables.items()}
-        past = None if series.past is None else padded(series.past).expand(*batch, -1, -1, -1)
-        series = replace(series, x=value, past=past, **expanded)
+
+        def expanded(table: Tensor | Packed) -> Tensor:
+            return padded(table).expand(*batch, *table.shape[n:])
+
+        series = replace(series, **series._tables(expanded, expanded, expanded) | {"x": value})
         series = with_past(series, self.problem.emission.order) if self.problem.emission.order else series
         return self.problem.of(series).evidence(self.values)
 

@@ -183,13 +183,13 @@ class TableReader:
         joins: bool,
     ) -> Block:
         named = self._named
-        beside = {option: _table([columns[name] for name in named[option]]) for option in NUMBERS[1:] if named[option]}
-        beside = {
-            name: table if name == "inputs" or table.shape[1] > 1 else table[:, 0] for name, table in beside.items()
-        }
-        labels = None
+        beside, labels = {}, None
         if named["states"]:
             beside["states"], labels = _states(columns[named["states"][0]])
+        for option in NUMBERS[1:]:
+            if named[option]:
+                table = _table([columns[name] for name in named[option]])
+                beside[option] = table if option == "inputs" or table.shape[1] > 1 else table[:, 0]
         times = None
         if named["time"]:
             time = named["time"][0]

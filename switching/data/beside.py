@@ -17,6 +17,8 @@ from .series import Series
 from .stacked import Stacked, panel_of
 from .timeline import time_index
 
+DRIVEN_AXES = {"inputs": (2,), "dt": (1,), "time": (1,)}  # numbers of axes of rows of inputs, gaps and times
+
 
 def with_steps_to_come(series: Series, horizon: int, inputs: Any, input_names: Any, dt: Any) -> Series:
     """The series with inputs `[*batch, horizon, C]` and gaps `[*batch, horizon]` of the steps after its end.
@@ -77,19 +79,8 @@ def _to_come(table: Any, series: Series, name: str, horizon: int) -> Any:
     return table
 
 
-def in_rows(table: Any, name: str, rows: Stacked, counts: Tensor, beyond: float) -> Tensor | Packed:
-    """Knowledge about steps, or about sequences, beside rows of several sequences."""
-    if isinstance(table, list | tuple) and table and is_ragged_list(table):
-        return of_list(table, name, beyond, counts=counts, times=rows.times)
-    numbers, n_rows = to_tensor(table, name), sum(rows.lengths)
-    by_panel = labelled(table) and names_sequences(table.index)
-    of_sequences = name == "weights" and numbers.ndim == 1 and len(numbers) == len(counts) and not by_panel
-    n_axes = 0 if of_sequences else 2 if numbers.ndim == 2 and len(numbers) == n_rows else 1
-    return in_sequences(table, name, n_axes, rows, counts, beyond)
-
-
-def like_x(driver: Any, name: str, x: Tensor | Packed) -> Tensor | Packed | None:
-    """Inputs or gaps in the dtype and on the device of x."""
+def like_x(table: Any, name: str, x: Tensor | Packed) -> Tensor | Packed:
+    """A table beside x in the dtype and on the device of x."""
     like = x.rows if isinstance(x, Packed) else x
 
     def placed(table: Tensor, n_axes: int) -> Tensor:
@@ -104,31 +95,33 @@ def like_x(driver: Any, name: str, x: Tensor | Packed) -> Tensor | Packed | None
             )
         return as_columns(numbers, n_axes) if name == "inputs" else numbers
 
-    if driver is None or isinstance(driver, Packed):
-        return None if driver is None else driver.map(lambda rows: placed(rows, 2))
-    return placed(to_tensor(driver, name), len(x.shape))
+    if isinstance(table, Packed):
+        return table.map(lambda rows: placed(rows, 2))
+    return placed(to_tensor(table, name), len(x.shape))
 
 
-def in_sequences(
-    driver: Any, name: str, n_axes: int, rows: Stacked, counts: Tensor, beyond: float = 0.0
-) -> Tensor | Packed:
-    """Numbers beside several sequences, from rows like those of x or from a batch; `beyond` after the end of each."""
-    if isinstance(driver, list | tuple) and driver and all(map(labelled, driver)):
-        return of_list(driver, name, beyond, counts=counts, times=rows.times)
-    table = to_tensor(driver, name)
-    if name == "inputs":
-        table = as_columns(table, n_axes)
-    if labelled(driver) and not driver.index.equals(rows.index):
-        if names_sequences(driver.index):
-            return _panel_rows(panel_of(driver.index, name), rows, name, places).split(table, counts, beyond)
-        if len(table) == sum(rows.lengths) and has_labels(driver.index) and has_labels(rows.index):
+def in_rows(table: Any, name: str, beyond: float, *, rows: Stacked, counts: Tensor) -> Tensor | Packed:
+    """A table beside rows of several sequences: rows as those of x, a list of tables, or a batch; of weights also a
+    number for each sequence. `beyond` stands after the end of each sequence."""
+    listed = isinstance(table, list | tuple) and len(table) > 0
+    if listed and (all(map(labelled, table)) if name in DRIVEN_AXES else is_ragged_list(table)):
+        return of_list(table, name, beyond, counts=counts, times=rows.times)
+    numbers, n_rows = to_tensor(table, name), sum(rows.lengths)
+    numbers = as_columns(numbers, 2) if name == "inputs" else numbers
+    if labelled(table) and not table.index.equals(rows.index):
+        if names_sequences(table.index):
+            return _panel_rows(panel_of(table.index, name), rows, name, places).split(numbers, counts, beyond)
+        if len(numbers) == n_rows and has_labels(table.index) and has_labels(rows.index):
             if names_sequences(rows.index):
                 raise ValueError(
                     f"{name}: has an index of one level, but that of x has sequence and time; give both the same "
                     f"index, or {name} as an array, whose rows are read in order."
                 )
-            table = table[torch.from_numpy(places(rows.index, driver.index, name))]
-    return rows.split(table, counts, beyond) if table.ndim == n_axes and len(table) == sum(rows.lengths) else table
+            numbers = numbers[torch.from_numpy(places(rows.index, table.index, name))]
+    by_panel = labelled(table) and names_sequences(table.index)
+    of_sequences = name == "weights" and numbers.ndim == 1 and len(numbers) == len(counts) and not by_panel
+    by_row = numbers.ndim in DRIVEN_AXES.get(name, (1, 2)) and len(numbers) == n_rows and not of_sequences
+    return rows.split(numbers, counts, beyond) if by_row else numbers
 
 
 def _panel_rows(theirs: Stacked, ours: Stacked, name: str, order: Callable[..., Places]) -> Stacked:

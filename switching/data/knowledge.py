@@ -1,20 +1,21 @@
 """Knowledge about single steps beside observations: known states, and weights of sequences and of steps."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
 import pandas as pd
 import torch
-from jaxtyping import Bool
+from jaxtyping import Bool, Float, Shaped
 from torch import Tensor
 
 from .matching import has_labels
 from .packed import Packed, rows_of
-from .series import Series, number
+from .series import BEYOND, UNKNOWN, Series, number
 
-UNKNOWN = -1.0
+WEIGHTS = "finite weights of at least 0"
 
 
 # ---- states in any form ----------------------------------------------------------------------------------------------
@@ -201,48 +202,28 @@ def with_states(series: Series, table: Tensor | Packed, names: tuple[str, ...] |
             "each step, or weights with one more axis, of the states."
         )
     table = beside(table, "states", series, torch.nan)
-    rows = rows_of(table)
     if len(table.shape) == axes + 1:
-        rows = rows.double().nan_to_num(nan=UNKNOWN)
-        _refuse(
-            series, table, (rows % 1 != 0) | (rows < UNKNOWN), "states", "whole numbers from 0, or -1 where unknown"
-        )
-        if not bool((rows >= 0).any()):
-            return series
-        return _put(series, "states", table, rows.long(), UNKNOWN, state_names=names)
-    unknown = rows.isnan().all(-1, keepdim=True)
-    rows = torch.where(unknown, 1.0, rows)
-    _refuse(
-        series,
-        table,
-        ~((rows >= 0) & rows.isfinite()),
-        "states",
-        "weights of at least 0, or NaN for all states of a step",
-    )
-    _refuse(series, table, (rows == 0).all(-1), "states", "a state of positive weight")
-    if bool((rows == rows[..., :1]).all()):
-        return series
-    return _put(series, "states", table, rows.log(), 0.0)
+        known = _rows(series, "states", table)
+        return _put(series, known, state_names=names) if bool((known["states"] >= 0).any()) else series
+    rows, weights = rows_of(table), "weights of at least 0, or NaN for all states of a step"
+    rows = torch.where(rows.isnan().all(-1, keepdim=True), 1.0, rows)
+    _refuse(series, _impossible(rows), rows, "states", weights)
+    _refuse(series, (rows == 0).all(-1), rows, "states", "a state of positive weight")
+    return series if bool((rows == rows[..., :1]).all()) else _put(series, {"states": rows.log()})
 
 
 def with_weights(series: Series, table: Tensor | Packed) -> Series:
     """The series with weights of sequences `[*b]` or of steps `[*b, T]`; a step of weight 0 becomes missing."""
     batch = tuple(series.batch_shape)
-    good = "finite weights of at least 0"
     if isinstance(table, Tensor) and tuple(table.shape) == batch:
-        _refuse(series, table, ~((table >= 0) & table.isfinite()), "weights", good)
+        _refuse(series, _impossible(table), table, "weights", WEIGHTS, of_steps=False)
         if series.n_sequences and not bool(table.any()):
             raise ValueError("weights: got only zeros; give some sequence a positive weight.")
         return replace(series, weights=table)
     table = beside(table, "weights", series, 1.0, f"{batch}, a weight of each sequence, or ")
     if len(table.shape) != len(batch) + 1:
         raise ValueError(f"weights: got shape {tuple(table.shape)}, expected {batch} or {(*batch, series.n_steps)}.")
-    rows = rows_of(table)
-    _refuse(series, table, ~((rows >= 0) & rows.isfinite()), "weights", good)
-    zero, x = (rows == 0).unsqueeze(-1), series.x
-    steps = rows_of(x).masked_fill(zero, torch.nan)
-    seen = Packed(steps, x.lengths, x.beyond) if isinstance(x, Packed) else steps
-    return _put(replace(series, x=seen), "step_weights", table, torch.where(rows == 0, 1.0, rows), 1.0)
+    return _put(series, _rows(series, "weights", table))
 
 
 def with_noise(series: Series, table: Tensor | Packed) -> Series:
@@ -252,13 +233,43 @@ def with_noise(series: Series, table: Tensor | Packed) -> Series:
     expected = (*series.batch_shape, series.n_steps)
     if tuple(table.shape[axes + 1 :]) not in ((), (n_features,)):
         raise ValueError(f"noise: got shape {tuple(table.shape)}, expected {expected} or {(*expected, n_features)}.")
-    table = beside(table, "noise", series, 0.0)
-    rows = rows_of(table)
-    wide = (rows if len(table.shape) == axes + 2 else rows.unsqueeze(-1)).expand(rows_of(series.x).shape)
-    known = torch.where(rows_of(series.x).isnan() & wide.isnan(), 0.0, wide)
-    named = replace(table, rows=wide) if isinstance(table, Packed) else wide
-    _refuse(series, named, ~((known >= 0) & known.isfinite()), "noise", "finite variances of at least 0", "feature")
-    return _put(series, "noise", table, known, 0.0)
+    return _put(series, _rows(series, "noise", beside(table, "noise", series, 0.0)))
+
+
+def _rows(series: Series, argument: str, table: Tensor | Packed) -> dict[str, Tensor]:
+    return rows_beside(argument, rows_of(table), rows_of(series.x), partial(_refuse, series))
+
+
+def rows_beside(
+    argument: str, rows: Shaped[Tensor, "*n"], x: Float[Tensor, "*m F"], refuse: Callable[..., None]
+) -> dict[str, Tensor]:
+    """Rows of a table beside the observations x as a series stores them, by the name of its table.
+
+    With weights comes x too, whose observations of weight 0 are missing.
+
+    Arguments:
+        refuse: raises an error if some entries are bad: `refuse(bad, rows, argument, expected)`.
+    """
+    if argument == "states":
+        numbers = rows.double().nan_to_num(nan=UNKNOWN)
+        bad = (numbers % 1 != 0) | (numbers < UNKNOWN)
+        refuse(bad, rows, argument, "whole numbers from 0, or -1 where unknown")
+        return {"states": numbers.long()}
+    if argument == "weights":
+        refuse(_impossible(rows), rows, argument, WEIGHTS)
+        zero = rows == 0
+        return {"x": x.masked_fill(zero.unsqueeze(-1), torch.nan), "step_weights": torch.where(zero, 1.0, rows)}
+    if argument == "noise":
+        wide = (rows if rows.ndim == x.ndim else rows.unsqueeze(-1)).expand_as(x)
+        known = torch.where(x.isnan() & wide.isnan(), 0.0, wide)
+        refuse(_impossible(known), wide, argument, "finite variances of at least 0")
+        return {"noise": known}
+    return {argument: rows}
+
+
+def _impossible(rows: Tensor) -> Tensor:
+    """Which weights or variances cannot be."""
+    return ~((rows >= 0) & rows.isfinite())
 
 
 def check_states(series: Series, n_states: int) -> Series:
@@ -289,30 +300,31 @@ def check_states(series: Series, n_states: int) -> Series:
 
 def _check_numbers(series: Series, n_states: int) -> None:
     assert series.states is not None
-    bad = rows_of(series.states) >= n_states
-    _refuse(series, series.states, bad, "states", f"states 0 to {n_states - 1}, or -1 where unknown")
+    rows = rows_of(series.states)
+    _refuse(series, rows >= n_states, rows, "states", f"states 0 to {n_states - 1}, or -1 where unknown")
 
 
-def _put(series: Series, name: str, table: Tensor | Packed, rows: Tensor, beyond: float, **others: Any) -> Series:
-    """The series with changed rows of a table under a name."""
-    stored = Packed(rows, table.lengths, beyond) if isinstance(table, Packed) else rows
-    return replace(series, **{name: stored}, **others)
+def _put(series: Series, rows: Mapping[str, Tensor], **others: Any) -> Series:
+    """The series with tables of these rows, by name."""
+    x, tables = series.x, dict[str, Any](rows)
+    if isinstance(x, Packed):
+        tables = {name: Packed(table, x.lengths, BEYOND[name]) for name, table in rows.items()}
+    return replace(series, **tables, **others)
 
 
 def _refuse(
-    series: Series, table: Tensor | Packed, bad: Bool[Tensor, "..."], argument: str, expected: str, last: str = "state"
+    series: Series, bad: Bool[Tensor, "..."], rows: Tensor, argument: str, expected: str, of_steps: bool = True
 ) -> None:
-    """Raise ValueError with the place and the value of the first bad entry; `last` is the name of the axis after the
-    steps."""
+    """Raise ValueError with the place and the value of the first bad entry of rows of steps, or of sequences."""
     if not bool(bad.any()):
         return
     first = tuple(bad.nonzero()[0].tolist())
-    value = rows_of(table)[first]
+    value = rows[first]
     shown = f"[{', '.join(f'{one:g}' for one in value.tolist())}]" if value.ndim else f"{float(value):g}"
-    if isinstance(table, Packed):
-        batch, steps = table.at(first[0])[:1], (table.at(first[0])[1], *first[1:])
+    if isinstance(series.x, Packed) and of_steps:
+        batch, steps = series.x.at(first[0])[:1], (series.x.at(first[0])[1], *first[1:])
     else:
         batch, steps = first[: len(series.batch_shape)], first[len(series.batch_shape) :]
-    places = zip(("step", last), steps, strict=False)
+    places = zip(("step", "feature" if argument == "noise" else "state"), steps, strict=False)
     where = [*([f"sequence {number(batch)}"] if batch else []), *(f"{axis} {place}" for axis, place in places)]
     raise ValueError(f"{argument}: got {shown}{' at ' * bool(where)}{', '.join(where)}; expected {expected}.")

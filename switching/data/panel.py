@@ -86,14 +86,14 @@ def read_panel(
     if time is None:
         labels.append(pd.RangeIndex(len(table), name="row"))
     rows = replace(panel_of(pd.MultiIndex.from_arrays(labels), "frame", counted=time is None), index=table.index)
-    drivers = (table[named["inputs"]], tuple(map(str, named["inputs"]))) if named["inputs"] else (None, None)
-    beside = [table[named[option][0]] if named[option] else None for option in ("dt", "states", "weights")]
-    beside.append(None if noise is None else table[noise])
+    beside = {option: table[named[option][0]] for option in ("dt", "states", "weights") if named[option]}
+    if named["inputs"]:
+        beside["inputs"] = table[named["inputs"]]
+    if noise is not None:
+        beside["noise"] = table[noise]
+    drivers = tuple(map(str, named["inputs"])) or None
     with naming("frame"):
-        gaps, known, powers, noises = beside
-        series = read_stacked(
-            table[named["columns"]], rows, len(named["columns"]), *drivers, gaps, known, powers, noises
-        )
+        series = read_stacked(table[named["columns"]], rows, len(named["columns"]), beside, drivers)
     series = replace(series, frame=Frame.of(frame, [*keys, *named["time"]]))
     return series if keys else replace(series.one(0), sequences=None)
 

@@ -1,7 +1,7 @@
 """Observations in any form, as one `Series`."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -14,7 +14,7 @@ from torch import Tensor
 
 from ...inference.numerics.checks import check_integers
 from ...inference.numerics.records import made
-from .beside import in_rows, in_sequences, like_x, names_sequences, of_list, of_one
+from .beside import in_rows, like_x, names_sequences, of_list, of_one
 from .design import named_columns
 from .frames import is_ragged_list, labelled, to_tensor
 from .knowledge import by_name, coded, with_noise, with_states, with_weights
@@ -26,19 +26,7 @@ from .timeline import check_times
 from .times import numbered_times, with_gaps
 
 
-def read_series(
-    x: Any,
-    n_features: int,
-    *,
-    lengths: Any = None,
-    inputs: Any = None,
-    input_names: Any = None,
-    dt: Any = None,
-    time: Any = None,
-    states: Any = None,
-    weights: Any = None,
-    noise: Any = None,
-) -> Series:
+def read_series(x: Any, n_features: int, *, lengths: Any = None, input_names: Any = None, **beside: Any) -> Series:
     """Read observations in any form.
 
     Arguments:
@@ -48,8 +36,9 @@ def read_series(
             sequences, one after another, with `lengths [B]` that sum to N. NaN is missing. Numbers become float64,
             except tensors and arrays of float32.
         n_features: F, the required number of features of `x`.
-        lengths, inputs, input_names, dt, time, states, weights, noise: see `Given`; inputs, gaps and times may extend
-            beyond T. For a panel, rows `[N, F]` or a list, they have the form of x, or are `[B, T, C]` and `[B, T]`.
+        lengths, input_names, beside: see `Given`: inputs, dt or time, states, weights and noise. Inputs, gaps and times
+            may extend beyond T. For a panel, rows `[N, F]` or a list, tables have the form of x, or are `[B, T, C]` and
+            `[B, T]`.
 
     Raises:
         ValueError: wrong rank or number of features, infinite values, no steps, lengths that do not fit, an index that
@@ -59,19 +48,26 @@ def read_series(
     Warns:
         UserWarning: an index whose labels are not evenly spaced, if no gaps are given.
     """
-    if dt is not None and time is not None:
+    if isinstance(x, Tensor | np.ndarray) and lengths is input_names is None and not beside:  # at once, as it is usual
+        series = made(Series, x=_values(x, n_features, "x"))
+        check_finite(series)
+        return series
+    beside, drivers = {name: table for name, table in beside.items() if table is not None}, None
+    if {"dt", "time"} <= beside.keys():
         raise ValueError("time: was given with dt, the gaps between the times; give one of the two.")
-    dt, clock, drivers = (dt, "dt", None) if time is None else (numbered_times(time), "time", None)
-    if (inputs is not None or noise is not None) and labelled(x):
-        inputs, noise = (labelled_by(table, x.index.names) for table in (inputs, noise))
-    if inputs is not None or input_names is not None:
-        inputs, drivers = named_columns(inputs, input_names, list(x) if isinstance(x, dict) else None)
+    if "time" in beside:
+        beside["time"] = numbered_times(beside["time"])
+    if labelled(x):
+        beside |= {name: labelled_by(beside[name], x.index.names) for name in ("inputs", "noise") if name in beside}
+    if "inputs" in beside or input_names is not None:
+        inputs, drivers = named_columns(beside.get("inputs"), input_names, list(x) if isinstance(x, dict) else None)
+        beside |= {} if inputs is None else {"inputs": inputs}
     if labelled(x) and names_sequences(x.index):
         if lengths is not None:
             raise ValueError("lengths: was given with a panel, but its index names the sequences; leave it out.")
         check_levels(x.index, "x")
-        return read_stacked(x, panel_of(x.index, "x"), n_features, inputs, drivers, dt, states, weights, noise, clock)
-    names, labels = None, {}
+        return read_stacked(x, panel_of(x.index, "x"), n_features, beside, drivers)
+    names, timed = None, bool(beside.keys() & {"dt", "time"})
     if isinstance(x, dict):
         names, x = tuple(map(name_of, x)), list(x.values())
     if isinstance(x, list | tuple) and len(x) > 0 and not np.isscalar(x[0]) and (names or is_ragged_list(x)):
@@ -79,91 +75,78 @@ def read_series(
             raise ValueError(
                 "lengths: got both a list of sequences and lengths; a list carries its own lengths, so leave it out."
             )
-        x = [_alone(part, f"x[{i}]") for i, part in enumerate(x)]
-        if all(labelled(part) for part in x):
-            labels = _list_labels(x, names, dt is not None)
-        values, counts = _joined(x, n_features)
-        labels["listed"] = True
-        placed = partial(of_list, counts=counts, times=[part.index if labelled(part) else None for part in x])
+        fields, placed = _listed(x, names, n_features, timed)
     else:
         values = _values(x, n_features, "x")
         if lengths is not None and values.ndim == 2 and _counts(lengths, values).ndim == 1:
             rows = Stacked.by_lengths(_summing(lengths, values), x.index if labelled(x) else None)
-            return read_stacked(x, rows, n_features, inputs, drivers, dt, states, weights, noise, clock)
-        index = None
+            return read_stacked(x, rows, n_features, beside, drivers)
+        fields = {"index": x.index, "features": _features(x)} if labelled(x) else {}
         if labelled(x):
-            index = x.index
-            check_times([index], ["x"], dt is not None)
-            labels = {"index": index, "features": _features(x)}
-        counts = _read_lengths(lengths, values)
-        placed = partial(of_one, index=index)
-    beside = (states, "states"), (weights, "weights"), (noise, "noise")
-    for table, name in ((inputs, "inputs"), (dt, clock), *beside):
-        if table is not None and labelled(table) and names_sequences(table.index):
+            check_times([x.index], ["x"], timed)
+        fields |= {"x": values, "lengths": _read_lengths(lengths, values)}
+        placed = partial(of_one, index=fields.get("index"))
+    for name, table in beside.items():
+        if labelled(table) and names_sequences(table.index):
             raise ValueError(f"{name}: has an index of sequence and time, but x does not; give both the same index.")
-    driven = [None if d is None else like_x(placed(d, n), n, values) for n, d in (("inputs", inputs), (clock, dt))]
-    series = Series(values, counts, *driven, sequences=names, drivers=drivers, **labels)  # type: ignore[arg-type]
-    return _with_knowledge(_finished(series, clock), states, weights, noise, placed)
+    return _with_beside(fields | {"drivers": drivers}, beside, placed)
 
 
-def read_alone(x: Tensor | np.ndarray, n_features: int) -> Series:
-    """`read_series` of a table with nothing beside it."""
-    series = made(Series, x=_values(x, n_features, "x"))
-    check_finite(series)
-    return series
-
-
-def _with_knowledge(series: Series, states: Any, weights: Any, noise: Any, placed: Callable[..., Any]) -> Series:
-    """The series with known states, weights and noise; `placed(table, name, beyond=...)` makes tables of rows."""
-    if states is not None:
-        numbers, labels = coded(by_name(states, series, "states"))
-        table = like_x(placed(numbers, "states", beyond=torch.nan), "states", series.x)
-        assert table is not None
-        series = with_states(series, table, labels)
-    for name, numbers, beyond, put in (("weights", weights, 1.0, with_weights), ("noise", noise, 0.0, with_noise)):
-        if numbers is not None:
-            beside = matched_columns(by_name(numbers, series, name), series.features, name)
-            table = like_x(placed(beside, name, beyond=beyond), name, series.x)
-            assert table is not None
-            series = put(series, table)
-    return series
+def _listed(
+    x: Sequence[Any], names: tuple[str, ...] | None, n_features: int, timed: bool
+) -> tuple[dict[str, Any], Callable[..., Any]]:
+    """The fields of a list of sequences, and the function that lays out tables beside it."""
+    x = [_alone(part, f"x[{i}]") for i, part in enumerate(x)]
+    fields = _list_labels(x, names, timed) if all(map(labelled, x)) else {}
+    values, counts = _joined(x, n_features)
+    times = [part.index if labelled(part) else None for part in x]
+    fields |= {"x": values, "lengths": counts, "sequences": names, "listed": True}
+    return fields, partial(of_list, counts=counts, times=times)
 
 
 def read_stacked(
-    x: Any,
-    rows: Stacked,
-    n_features: int,
-    inputs: Any,
-    drivers: tuple[str, ...] | None,
-    dt: Any,
-    states: Any = None,
-    weights: Any = None,
-    noise: Any = None,
-    clock: str = "dt",
+    x: Any, rows: Stacked, n_features: int, beside: Mapping[str, Any], drivers: tuple[str, ...] | None
 ) -> Series:
-    """Rows of several sequences as a batch, with inputs and gaps that may come in rows too.
+    """Rows of several sequences as a batch, with tables beside them that may come in rows too.
 
     Arguments:
-        clock: "time" if `dt` are the times of the steps.
+        beside: inputs, dt or time, states, weights and noise, by name.
+        drivers: the names of the inputs.
     """
     table = _values(x, n_features, "x")
-    labels: dict[str, Any] = {"features": _features(x), "stacked": rows} if labelled(x) else {}
-    if labels:
+    fields: dict[str, Any] = {"features": _features(x), "stacked": rows} if labelled(x) else {}
+    if fields:
         names = rows.names or range(len(rows.times))
-        check_times(rows.times, [f"x: sequence {name}" for name in names], dt is not None)
-        labels["index"] = common_index(rows.times)
+        check_times(rows.times, [f"x: sequence {name}" for name in names], bool(beside.keys() & {"dt", "time"}))
+        fields["index"] = common_index(rows.times)
     counts = torch.tensor(rows.lengths, device=table.device)
-    values = rows.split(table, counts, torch.nan)
-    driven = [
-        like_x(driver if driver is None else in_sequences(driver, name, n_axes, rows, counts), name, values)
-        for driver, name, n_axes in ((inputs, "inputs", 2), (dt, clock, 1))
-    ]
-    series = Series(values, counts, *driven, sequences=rows.names, drivers=drivers, **labels)  # type: ignore[arg-type]
+    fields |= {"x": rows.split(table, counts, torch.nan), "lengths": counts, "sequences": rows.names}
+    return _with_beside(fields | {"drivers": drivers}, beside, partial(in_rows, rows=rows, counts=counts))
 
-    def placed(table: Any, name: str, beyond: float) -> Any:
-        return in_rows(table, name, rows, counts, beyond)
 
-    return _with_knowledge(_finished(series, clock), states, weights, noise, placed)
+def _with_beside(fields: dict[str, Any], beside: Mapping[str, Any], placed: Callable[..., Any]) -> Series:
+    """The series of some fields, with the tables beside it.
+
+    Arguments:
+        placed: `placed(table, name, beyond)` lays out a table as that of x, with the number `beyond` after the end of
+            each sequence.
+    """
+    x, clock = fields["x"], "time" if "time" in beside else "dt"
+
+    def like(name: str, table: Any, beyond: float = 0.0) -> Tensor | Packed:
+        return like_x(placed(table, name, beyond), name, x)
+
+    driven = {"inputs": "inputs", clock: "dt"}
+    tables = {field: like(name, beside[name]) for name, field in driven.items() if name in beside}
+    series = _finished(made(Series, **fields, **tables), clock)
+    if "states" in beside:
+        numbers, names = coded(by_name(beside["states"], series, "states"))
+        series = with_states(series, like("states", numbers, torch.nan), names)
+    for name, beyond, put in (("weights", 1.0, with_weights), ("noise", 0.0, with_noise)):
+        if name in beside:
+            numbers = matched_columns(by_name(beside[name], series, name), series.features, name)
+            series = put(series, like(name, numbers, beyond))
+    return series
 
 
 def _finished(series: Series, clock: str) -> Series:

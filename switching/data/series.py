@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar, NamedTuple, TypedDict
+from typing import Any, NamedTuple, TypedDict
 
 import pandas as pd
 import torch
@@ -31,6 +31,19 @@ from .timeline import time_index
 PADDED = 100  # the most steps of a padded table of results, for each step of the data
 LARGE = 10**6  # steps of a padded table that is always made
 TURN = 2**19  # steps of a part of a series that is in a file
+UNKNOWN = -1.0  # the number of a state that is not known
+
+# The tables of a series, each with the number after the end of a sequence: `[*b, T, ...]`, `[*b, N, ...]`, `[*b]`.
+OF_STEPS = {"x": torch.nan, "states": UNKNOWN, "step_weights": 1.0, "noise": 0.0, "past": torch.nan}
+DRIVEN = {"inputs": 0.0, "dt": 0.0}
+OF_SEQUENCES = ("lengths", "weights", "subjects")
+BEYOND = OF_STEPS | DRIVEN
+TABLES = (*BEYOND, *OF_SEQUENCES)
+PLACES = ("lengths", "states", "subjects")  # whose numbers are not in the dtype of x
+NUMBERS = tuple(name for name in TABLES if name not in PLACES)
+KEPT = ("drivers", "scaling", "subject_names", "checked")  # by a part of a series
+
+Change = Callable[[Any], Any]
 
 
 class Given(TypedDict, total=False):
@@ -147,11 +160,6 @@ class Series(Record):
         listed: whether the sequences came as a list or a mapping; then results are a list or a mapping too.
     """
 
-    _NUMBERS: ClassVar = ("x", "inputs", "dt", "weights", "step_weights", "noise", "past")
-    _PLACES: ClassVar = ("lengths", "states", "subjects")
-    _BY_SEQUENCE: ClassVar = ("weights", "subjects")
-    _BY_STEP: ClassVar = ("states", "step_weights", "noise", "past")
-
     x: Float[Tensor, "*b T F"] | Packed
     lengths: Int[Tensor, "*b"] | None = None
     inputs: Float[Tensor, "*b N C"] | Packed | None = None
@@ -210,24 +218,22 @@ class Series(Record):
     @property
     def likely_states(self) -> Int[Tensor, "*b T"] | None:
         """The known state of each step, or the only one of greatest weight, and -1 where there is none."""
-        if self.states is None:
-            return None
-        table = padded(self.states)
-        if not table.is_floating_point():
-            return table
-        best = table == table.amax(-1, keepdim=True)
-        return torch.where(best.sum(-1) == 1, best.long().argmax(-1), -1)
+        return self._only(lambda weights: weights == weights.amax(-1, keepdim=True))
 
     @property
     def certain_states(self) -> Int[Tensor, "*b T"] | None:
         """The known state of each step, or the only possible one, and -1 where there is none."""
+        return self._only(lambda weights: weights > -torch.inf)
+
+    def _only(self, chosen: Callable[[Tensor], Tensor]) -> Int[Tensor, "*b T"] | None:
+        """The known state of each step, or the only one whose log weight is chosen, and -1 where there is none."""
         if self.states is None:
             return None
         table = padded(self.states)
         if not table.is_floating_point():
             return table
-        possible = table > -torch.inf
-        return torch.where(possible.sum(-1) == 1, possible.long().argmax(-1), -1)
+        those = chosen(table)
+        return torch.where(those.sum(-1) == 1, those.long().argmax(-1), -1)
 
     @property
     def knows_states(self) -> Bool[Tensor, "B"]:
@@ -235,9 +241,8 @@ class Series(Record):
         none = torch.zeros(self.n_sequences, dtype=torch.bool, device="cpu")
         if self.states is None or rows_of(self.states).is_floating_point():
             return none if self.states is None else ~none
-        if not isinstance(self.states, Packed):
-            return (self.states >= 0).reshape(self.n_sequences, -1).any(-1).cpu()
-        return self.counted(lambda rows: (rows >= 0).long(), self.states.rows).cpu() > 0
+        states = self.states.rows if isinstance(self.states, Packed) else self.states[self.inside]
+        return self.counted(lambda rows: (rows >= 0).long(), states).cpu() > 0
 
     @property
     def powers(self) -> Float[Tensor, "*b T"] | None:
@@ -507,36 +512,32 @@ class Series(Record):
         first, n = int(members[0]), len(members)
         in_order = int(members[-1]) - first + 1 == n and bool((members.diff() == 1).all())
 
-        def some(table: Tensor | Packed | None) -> Tensor | None:
-            if table is None or isinstance(table, Packed):
-                return None if table is None else table.part(members)
+        def some(table: Tensor | Packed) -> Tensor:
+            if isinstance(table, Packed):
+                return table.part(members)
             flat = table.reshape(self.n_sequences, *table.shape[len(self.batch_shape) :])
             return flat[first : first + n] if in_order else flat[members.to(flat.device)]
 
-        lengths, known = some(self.lengths), {n: some(getattr(self, n)) for n in (*self._BY_STEP, *self._BY_SEQUENCE)}
-        if lengths is not None and (longest := int(lengths.max())) < self.n_steps:
-            if not self.packed:
-                return self.stretch(0, longest).part(members)
-            inputs, dt = (None if table is None else table[:, :longest] for table in (some(self.inputs), some(self.dt)))
-        else:
-            inputs, dt = some(self.inputs), some(self.dt)
-        names: Any = {name: getattr(self, name) for name in ("drivers", "scaling", "subject_names", "checked")}
-        names["frame"] = self.frame and replace(self.frame, keys=None)
-        return Series(some(self.x), lengths, inputs, dt, **names, **known)  # pyright: ignore[reportArgumentType]
+        longest = self.n_steps if self.lengths is None else int(some(self.lengths).max())
+        if longest < self.n_steps and not self.packed:
+            return self.stretch(0, longest).part(members)
+        driven = some if longest == self.n_steps else lambda table: some(table)[:, :longest]
+        frame = self.frame and replace(self.frame, keys=None)
+        return made(Series, **self._tables(some, driven, some), **self._kept(), frame=frame)
 
     def subset(self, members: Int[Tensor, "n"]) -> "Series":
         """Some of the sequences, perhaps none; those of a file are copied to another one."""
         if not self.on_disk and len(members):
             return self.part(members)
-        n_axes, some = len(self.batch_shape), {}
-        for name in (*self._NUMBERS, *self._PLACES):
-            table = getattr(self, name)
+
+        def some(table: Tensor | Packed) -> Tensor | Packed:
             if isinstance(table, Packed):
-                some[name] = table.subset(members)
-            elif table is not None:
-                some[name] = table.reshape(self.n_sequences, *table.shape[n_axes:])[members.to(table.device)]
+                return table.subset(members)
+            flat = table.reshape(self.n_sequences, *table.shape[len(self.batch_shape) :])
+            return flat[members.to(table.device)]
+
         nothing: Any = dict.fromkeys(("index", "sequences", "stacked", "frame"))
-        return replace(self, **some, **nothing)
+        return replace(self, **self._tables(some, some, some), **nothing)
 
     def groups(self) -> list[Int[Tensor, "n"]]:
         """Numbers of the sequences in groups, in which none is more than twice as long as another; one group of all if
@@ -622,12 +623,17 @@ class Series(Record):
             if isinstance(table, Packed) and table.scratch is not None:
                 table.scratch.release()
 
+    @property
+    def known(self) -> list[str]:
+        """The names in `Given` of what is known about steps and sequences."""
+        weights = self.step_weights if self.weights is None else self.weights
+        known = {"states": self.states, "weights": weights, "noise": self.noise, "subjects": self.subjects}
+        return [name for name, table in known.items() if table is not None]
+
     def check_plain(self, reader: str) -> None:
         """Raise ValueError if there is knowledge about steps, which this reader of the series does not use."""
-        known = {"states": (self.states,), "weights": (self.weights, self.step_weights), "noise": (self.noise,)}
-        for name, tables in (known | {"subjects": (self.subjects,)}).items():
-            if any(table is not None for table in tables):
-                raise ValueError(f"{name}: was given, but {reader} does not support it; leave it out.")
+        for name in self.known:
+            raise ValueError(f"{name}: was given, but {reader} does not support it; leave it out.")
 
     def checked_by(self, parts: Sequence[Any]) -> "Series":
         """The same series, which these parts of a model have checked. `replace` would take longer than many checks."""
@@ -650,63 +656,59 @@ class Series(Record):
 
     def stretch(self, first: int, size: int) -> "Series":
         """At most `size` steps from `first` on; a sequence that has ended before keeps one step."""
-        observations = self.observations[..., first : first + size, :]
-        ends = self.last + 1 - first
-        lengths = ends.clamp(1, observations.shape[-2])
-        here = slice(first, min(first + size, self.n_steps))
-        known = self._by_step(lambda table: table.narrow(len(self.batch_shape), first, observations.shape[-2]))
-        return Series(
-            observations,
-            lengths,
-            None if self.design is None else self.design[..., here, :],
-            None if self.gaps is None else self.gaps[..., here],
-            drivers=self.drivers,
-            scaling=self.scaling,
-            **known,
-            weights=self.weights,
-            subjects=self.subjects,
-            subject_names=self.subject_names,
-            checked=self.checked,
-        )
+        size = min(size, self.n_steps - first)
+
+        def here(table: Tensor | Packed) -> Tensor:
+            return padded(table).narrow(len(self.batch_shape), first, size)
+
+        lengths = (self.last + 1 - first).clamp(1, size)
+        return made(Series, **self._tables(here) | {"lengths": lengths}, **self._kept())
 
     def cut(self, first: int, stop: int, ahead: int = 0) -> "Series":
         """The steps from `first` up to `stop` of one sequence without batch axes, with their labels, what was observed
         before them, and the inputs and gaps of `ahead` more steps."""
         here, driven, index = slice(first, stop), slice(first, stop + ahead), self.index_of()
+        tables = self._tables(lambda table: padded(table)[here], lambda table: padded(table)[driven])
         return replace(
             self,
-            x=self.observations[here],
-            lengths=None,
-            inputs=None if self.design is None else self.design[driven],
-            dt=None if self.gaps is None else self.gaps[driven],
-            **self._by_step(lambda table: table[here]),
+            **tables | {"lengths": None},
             index=None if index is None else index[here],
             stacked=None,
             frame=self.frame and self.frame.rows(here),
         )
 
-    def _by_step(self, change: Callable[[Tensor], Tensor]) -> dict[str, Any]:
-        """A change of the padded tables of knowledge about each step, by name."""
-        tables = {name: getattr(self, name) for name in self._BY_STEP}
-        return {name: None if table is None else change(padded(table)) for name, table in tables.items()}
+    def _tables(
+        self, of_steps: Change, driven: Change | None = None, of_sequences: Change = lambda table: table
+    ) -> dict[str, Any]:
+        """Changes of the tables that there are, by name.
+
+        Arguments:
+            driven: the change of inputs and gaps; None: that of the observed steps.
+        """
+        changes = (OF_STEPS, of_steps), (DRIVEN, driven or of_steps), (OF_SEQUENCES, of_sequences)
+        there = vars(self)
+        return {n: change(there[n]) for names, change in changes for n in names if there.get(n) is not None}
+
+    def _kept(self) -> dict[str, Any]:
+        return {name: getattr(self, name) for name in KEPT}
 
     def cpu(self) -> "Series":
         """The series in the memory of the host, detached from the graph of gradients."""
-        return self._mapped(lambda table: table.detach().cpu(), *self._NUMBERS, *self._PLACES)
+        return self._mapped(lambda table: table.detach().cpu(), *NUMBERS, *PLACES)
 
     def detached(self) -> "Series":
         """The series, detached from the graph of gradients."""
-        there = [rows_of(table) for table in map(self.__getattribute__, self._NUMBERS) if table is not None]
-        return self._mapped(Tensor.detach, *self._NUMBERS) if any(table.requires_grad for table in there) else self
+        there = [rows_of(table) for table in map(self.__getattribute__, NUMBERS) if table is not None]
+        return self._mapped(Tensor.detach, *NUMBERS) if any(table.requires_grad for table in there) else self
 
     def to(self, table: Tensor) -> "Series":
         """The series in the dtype and on the device of a table."""
-        there = self._mapped(lambda number: number.to(table), *self._NUMBERS)
-        return there._mapped(lambda number: number.to(table.device), *self._PLACES)
+        there = self._mapped(lambda number: number.to(table), *NUMBERS)
+        return there._mapped(lambda number: number.to(table.device), *PLACES)
 
     def double(self) -> "Series":
         """The series in float64."""
-        return self._mapped(Tensor.double, *self._NUMBERS)
+        return self._mapped(Tensor.double, *NUMBERS)
 
     def _mapped(self, change: Callable[[Tensor], Tensor], *names: str) -> "Series":
         """The series with a change of some of its tables, if they are not None."""
@@ -731,15 +733,10 @@ class Series(Record):
         if n < self.n_steps < self.n_driven:
             raise _unequal(n, self.n_steps)
         index = self.index_of(sequence)
-        keep = slice(None) if n == self.n_steps else slice(0, n)
+        first = lambda table: table[0]
         return replace(
             self,
-            x=alone.observations[0, :n],
-            lengths=None,
-            inputs=None if alone.design is None else alone.design[0, keep],
-            dt=None if alone.gaps is None else alone.gaps[0, keep],
-            **alone._by_step(lambda table: table[0, :n]),
-            **{n: None if getattr(alone, n) is None else getattr(alone, n)[0] for n in self._BY_SEQUENCE},
+            **alone._tables(first, first, first) | {"lengths": None},
             index=None if index is None else index[:n],
             stacked=None,
             frame=self.frame and self.frame.rows(slice(n) if self.stacked is None else self.stacked.members[sequence]),
@@ -747,6 +744,27 @@ class Series(Record):
             sequences=None if self.sequences is None else (self.sequences[sequence],),
             listed=False,
         )
+
+
+def concatenated(parts: Sequence[Series]) -> Series:
+    """The sequences of several padded series as one; a table that some of them lack is left out."""
+    first, n_steps = parts[0], max(part.n_steps for part in parts)
+
+    def whole(name: str) -> Tensor | None:
+        tables = [getattr(part, name) for part in parts]
+        if any(table is None for table in tables):
+            return None
+        if name in BEYOND:
+            wide = [table.new_full((len(table), n_steps, *table.shape[2:]), BEYOND[name]) for table in tables]
+            for table, place in zip(tables, wide, strict=True):
+                place[:, : table.shape[1]] = table
+            tables = wide
+        return torch.cat(tables)
+
+    lengths = torch.cat([part.last + 1 for part in parts])
+    tables: dict[str, Any] = {name: whole(name) for name in TABLES if name != "lengths"}
+    tables["lengths"] = None if bool((lengths == n_steps).all()) else lengths
+    return Series(**tables, drivers=first.drivers, scaling=first.scaling, features=first.features)
 
 
 def _unequal(least: int, most: int) -> ValueError:

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from hashlib import blake2b
 from itertools import pairwise
 from typing import Any
@@ -12,19 +13,12 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from .knowledge import UNKNOWN, ordered_labels
+from .knowledge import ordered_labels, rows_beside
 from .labels import Labels, LabelWriter, Where
 from .packed import Packed
 from .scratch import Scratch
-from .series import Series
+from .series import BEYOND, Series
 from .stacked import names_of
-
-BEYOND = {"x": torch.nan, "inputs": 0.0, "dt": 0.0, "states": UNKNOWN, "step_weights": 1.0, "noise": 0.0}
-EXPECTED = {
-    "states": "whole numbers from 0, or -1 where unknown",
-    "weights": "finite weights of at least 0",
-    "noise": "finite variances of at least 0",
-}
 
 
 @dataclass(frozen=True)
@@ -140,25 +134,15 @@ class Spool:
         if self._times is not None and len(block.x):
             assert block.times is not None
             self._times.add(block.times, block.starts, block.where)
-        x, beside = block.x, dict(block.beside)
-        names = self.naming.features
-        self._refuse(x.isinf(), x, "x", "finite numbers, or an empty cell where a value is missing", block, names)
-        if "states" in beside:
-            self._append("states", self._numbered(beside.pop("states"), block))
-        if "weights" in beside:
-            weights = beside.pop("weights").to(x)
-            self._refuse(~((weights >= 0) & weights.isfinite()), weights, "weights", EXPECTED["weights"], block)
-            x = x.masked_fill((weights == 0).unsqueeze(-1), torch.nan)
-            self._append("step_weights", torch.where(weights == 0, 1.0, weights))
-        if "noise" in beside:
-            noise = beside.pop("noise").to(x)
-            wide = (noise.unsqueeze(-1) if noise.ndim == 1 else noise).expand_as(x)
-            wide = torch.where(x.isnan() & wide.isnan(), 0.0, wide)
-            self._refuse(~((wide >= 0) & wide.isfinite()), wide, "noise", EXPECTED["noise"], block)
-            self._append("noise", wide)
-        for name, table in beside.items():
-            self._append(name, table.to(x))
-        self._append("x", x)
+        refuse = partial(self._refuse, block)
+        refuse(block.x.isinf(), block.x, "x", "finite numbers, or an empty cell where a value is missing")
+        rows = {"x": block.x}
+        for argument, table in block.beside.items():
+            numbers = self._numbered(table, block) if argument == "states" else table.to(block.x)
+            rows |= rows_beside(argument, numbers, rows["x"], refuse)
+        for name, table in rows.items():
+            self._append(name, table)
+        self._known = self._known or ("states" in rows and bool((rows["states"] >= 0).any()))
 
     def _begin(self, block: Block) -> None:
         starts = [*block.starts.tolist(), len(block.x)]
@@ -173,37 +157,27 @@ class Spool:
                 )
             self._keys[key] = len(self._keys)
 
-    def _numbered(self, numbers: Tensor, block: Block) -> Int[Tensor, "n"]:
-        """The states as whole numbers, -1 where unknown."""
-        if block.state_names is not None:
-            labels, in_order = block.state_names
-            if in_order:
-                if self._order not in (None, labels):
-                    raise ValueError(
-                        f"states: got the categories {list(labels)} in {block.where(0)}, but {list(self._order or ())} "
-                        "before; give all of them the same."
-                    )
-                self._order = labels
-            code = [self._labels.setdefault(label, len(self._labels)) for label in labels] or [0]
-            table = torch.tensor(code, dtype=torch.float64, device="cpu")
-            numbers = torch.where(numbers >= 0, table[numbers.clamp(min=0).nan_to_num().long()], numbers)
-        numbers = numbers.double().nan_to_num(nan=UNKNOWN)
-        self._refuse((numbers % 1 != 0) | (numbers < UNKNOWN), numbers, "states", EXPECTED["states"], block)
-        self._known = self._known or bool((numbers >= 0).any())
-        return numbers.long()
+    def _numbered(self, states: Float[Tensor, "n"], block: Block) -> Float[Tensor, "n"]:
+        """The states with the numbers of their labels among those of all blocks."""
+        if block.state_names is None:
+            return states
+        labels, in_order = block.state_names
+        if in_order:
+            if self._order not in (None, labels):
+                raise ValueError(
+                    f"states: got the categories {list(labels)} in {block.where(0)}, but {list(self._order or ())} "
+                    "before; give all of them the same."
+                )
+            self._order = labels
+        code = [self._labels.setdefault(label, len(self._labels)) for label in labels] or [0]
+        table = torch.tensor(code, dtype=torch.float64, device="cpu")
+        return torch.where(states >= 0, table[states.clamp(min=0).nan_to_num().long()], states)
 
-    def _refuse(
-        self,
-        bad: Bool[Tensor, "n *f"],
-        table: Tensor,
-        argument: str,
-        expected: str,
-        block: Block,
-        names: tuple[str, ...] | None = None,
-    ) -> None:
+    def _refuse(self, block: Block, bad: Bool[Tensor, "n *f"], table: Tensor, argument: str, expected: str) -> None:
         if not bool(bad.any()):
             return
         row, *place = bad.nonzero()[0].tolist()
+        names = self.naming.features if argument == "x" else None
         column = "" if not place else f", column {names[place[0]]}" if names else f", feature {place[0]}"
         value = f"{float(table[row, *place]):g}"
         raise ValueError(f"{argument}: got {value} in {block.where(row)}{column}; expected {expected}.")

@@ -7,11 +7,10 @@ import pandas as pd
 import torch
 
 from .packed import Packed
-from .series import Scaling, Series
+from .series import TABLES, Scaling, Series
 from .stacked import Stacked
 from .timeline import calendar
 
-TABLES = *Series._NUMBERS, *Series._PLACES
 NAMES = "features", "sequences", "drivers", "state_names", "subject_names"
 
 

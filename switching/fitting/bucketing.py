@@ -6,13 +6,14 @@ of sequences. Each begins with the first step of a real sequence and continues w
 """
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from jaxtyping import Int
 from torch import Tensor
 
 from ...inference.chains.contract import Marginals
-from ..data.series import Series
+from ..data.series import BEYOND, Series
 from ..parameters import Parameters
 from ..problem import Problem
 
@@ -40,24 +41,11 @@ class Bucketing:
             return None
         series, parts = problem.series, [part for _, part in problem.groups]
         where = _packed([part.series for part in parts]).to(series.like.device)
-        observations = _taken([part.series.observations for part in parts], where, 0, torch.nan)
-        assert observations is not None
-        inputs = _taken([part.series.drive.inputs for part in parts], where, 0, 0.0)
-        gaps = _taken([part.series.drive.gaps for part in parts], where, 0, 0.0)
-        powers = _taken([part.series.powers for part in parts], where, 0, 1.0)
-        noise = _taken([part.series.variances for part in parts], where, 0, 0.0)
-        past = _taken([part.series.drive.past for part in parts], where, 0, torch.nan)
-        packed = Series(
-            observations,
-            None,
-            inputs,
-            gaps,
-            drivers=series.drivers,
-            step_weights=powers,
-            noise=noise,
-            past=past,
-            checked=series.checked,
-        )
+        names, drives = ("x", "step_weights", "noise", "past"), [part.series.drive for part in parts]
+        tables: dict[str, Any] = {name: [getattr(part.series, name) for part in parts] for name in names}
+        tables |= {"inputs": [drive.inputs for drive in drives], "dt": [drive.gaps for drive in drives]}
+        tables = {name: _taken(of_parts, where, 0, BEYOND[name]) for name, of_parts in tables.items()}
+        packed = Series(**tables, drivers=series.drivers, checked=series.checked)
         return Bucketing(problem, problem.of(packed), where)
 
     def marginals(self, values: Parameters) -> Marginals:

@@ -31,7 +31,7 @@ from torch import Tensor
 from torch.distributions import constraints
 
 from ...inference.numerics.quantiles import quantiles
-from ..data.series import Series
+from ..data.series import Series, concatenated
 from ..emissions.clusters import clusters_among
 from ..emissions.contract import Emission
 from ..emissions.driven import rows_read
@@ -402,19 +402,5 @@ def stretches_of(alone: Series, most: int) -> Series:
     length = int(alone.last[0]) + 1
     size = min(length, STRETCH)
     firsts = torch.linspace(0, length - size, min(most // STRETCH, -(-length // size)), device="cpu").long().tolist()
-    parts = [alone.stretch(first, size) for first in firsts]
-
-    def joined(tables: list[Tensor | None]) -> Tensor | None:
-        there = [table for table in tables if table is not None]
-        return torch.cat(there) if there else None
-
-    return Series(
-        torch.cat([part.observations for part in parts]),
-        inputs=joined([part.design for part in parts]),
-        drivers=alone.drivers,
-        scaling=alone.scaling,
-        dt=joined([part.gaps for part in parts]),
-        states=joined([part.states for part in parts]),  # pyright: ignore[reportArgumentType] parts are not packed
-        step_weights=joined([part.powers for part in parts]),
-        past=joined([part.drive.past for part in parts]),
-    )
+    alone = replace(alone, weights=None, noise=None, subjects=None)
+    return concatenated([alone.stretch(first, size) for first in firsts])

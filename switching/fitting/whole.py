@@ -26,8 +26,7 @@ from ...inference.numerics.clock import passed
 from ...inference.numerics.ranks import Ranks
 from ...inference.numerics.scalars import MOST
 from ..data.packed import ahead
-from ..data.series import Series
-from ..data.spool import BEYOND
+from ..data.series import TABLES, Series, concatenated
 from .starts import first_of, sample_of, stretches_of
 from .units import Units
 
@@ -165,7 +164,7 @@ class Whole:
 
     def of_pieces(
         self,
-        groups: Iterable[Int[Tensor, "n"]],
+        groups: Iterable[Tensor],
         model: Callable[[Piece], Model],
         compute: Callable[[Model], T],
         within: Callable[[int, int], AbstractContextManager[None]] = lambda sequence, step: nullcontext(),
@@ -273,7 +272,7 @@ class Whole:
         chosen = self._chosen(seed)
         own = chosen[(chosen >= self._first) & (chosen < self._first + self.series.n_sequences)] - self._first
         there = self.ranks.gathered(lambda: self._tables(own, alone=len(chosen) == 1))
-        return _joined([one for one in there if one is not None]).to(self.like)
+        return concatenated([one for one in there if one is not None]).to(self.like)
 
     @property
     def _first(self) -> int:
@@ -301,7 +300,7 @@ class Whole:
         """This process's sequences of the sample, without files and labels; a long one that is alone in stretches."""
         if not len(members):
             return None
-        few = self.series.part(members).cpu()._mapped(Tensor.clone, *Series._NUMBERS, *Series._PLACES)
+        few = self.series.part(members).cpu()._mapped(Tensor.clone, *TABLES)
         return replace(stretches_of(few, SAMPLE) if alone and few.n_steps > SAMPLE else few, checked=None, frame=None)
 
 
@@ -313,22 +312,3 @@ def together(whole: Whole | None, compute: Callable[[], T]) -> T:
 def jointly(whole: Whole | None, compute: Callable[[], T]) -> T:
     """The same, of which each process computes a part (see `Spread`)."""
     return whole.ranks.jointly(compute) if whole is not None and whole.ranks.n > 1 else together(whole, compute)
-
-
-def _joined(parts: list[Series]) -> Series:
-    """The sequences of several padded series as one."""
-    n_steps = max(part.n_steps for part in parts)
-
-    def joined(name: str, beyond: float) -> Any:
-        tables = [getattr(part, name) for part in parts]
-        if any(table is None for table in tables):
-            return None
-        ends = [(0, 0) * (table.ndim - 2) + (0, n_steps - table.shape[1]) for table in tables]
-        return torch.cat([torch.nn.functional.pad(*pair, value=beyond) for pair in zip(tables, ends, strict=True)])
-
-    tables = {name: joined(name, beyond) for name, beyond in (BEYOND | {"past": torch.nan}).items()}
-    for name in Series._BY_SEQUENCE:
-        of_parts = [getattr(part, name) for part in parts]
-        tables[name] = None if of_parts[0] is None else torch.cat(of_parts)
-    lengths = torch.cat([part.last + 1 for part in parts])
-    return replace(parts[0], lengths=None if bool((lengths == n_steps).all()) else lengths, **tables)

@@ -200,8 +200,8 @@ def _one(series: Series) -> Series:
         raise ValueError(
             f"x: got {series.n_sequences} sequences, but a backtest walks through one; give one at a time."
         )
-    for name, tables in {"weights": (series.weights, series.step_weights), "noise": (series.noise,)}.items():
-        if any(table is not None for table in tables):
+    for name in series.known:
+        if name in ("weights", "noise"):
             raise ValueError(f"{name}: was given, but forecasts are not scored with any; leave it out.")
     return series.one(0)
 
