@@ -86,10 +86,16 @@ class FactoredCopyChain(DiscreteChain):
     @cached_property
     def multiplied_out(self) -> CopyChain:
         """The same chain with multiplied tables."""
-        for name in ("log_redraw", "log_hold", "log_state", "log_likelihood"):
-            check_weights(name, getattr(self, name))
-        tables = multiplied_out(self.log_redraw, self.log_hold, self.log_state, self.log_likelihood)
-        fresh, held = (table.expand(*self.batch_shape, *table.shape[-2:]) for table in tables)
+        inside = torch.arange(self.n_steps, device=self.lengths.device) < self.lengths.unsqueeze(-1)
+        tables = {
+            name: gate if gate.shape[-1] == 1 else torch.where(inside, gate, 0.0)
+            for name, gate in (("log_redraw", self.log_redraw), ("log_hold", self.log_hold))
+        }
+        tables["log_state"] = self.log_state
+        tables["log_likelihood"] = torch.where(inside.unsqueeze(-1), self.log_likelihood, 0.0)
+        for name, table in tables.items():
+            check_weights(name, table)
+        fresh, held = (table.expand(*self.batch_shape, *table.shape[-2:]) for table in multiplied_out(**tables))
         return CopyChain(None, fresh, held, self.lengths)
 
     @property
