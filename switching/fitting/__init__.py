@@ -1,4 +1,4 @@
-"""How a model becomes a fit: starts, a search among them, and climbs to the end, by EM, messages or draws."""
+"""How a model becomes a fit: starts, a search among them, and runs to the end, by EM, messages or draws."""
 
 import lazy_loader
 

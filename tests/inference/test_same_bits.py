@@ -32,6 +32,11 @@ def draws(*shape: int, dtype: torch.dtype, seed: int = 0) -> Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).to(dtype)
 
 
+def uniform(*shape: int, dtype: torch.dtype) -> Tensor:
+    """Sigmoids and the like of normal numbers would follow torch's threads."""
+    return torch.rand(shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64).to(dtype)
+
+
 def records(*found: object) -> list[Tensor]:
     """All tensors of some records."""
     values = [value for record in found for value in (vars(record).values() if hasattr(record, "__dict__") else record)]
@@ -133,7 +138,7 @@ def linear(n: int, steps: int, states: int, dtype: torch.dtype) -> list[Tensor]:
 
 def gaussian_paths(n: int, steps: int, states: int, dtype: torch.dtype) -> list[Tensor]:
     square = -torch.eye(states, dtype=dtype).expand(n, steps, states, states)
-    cross = 0.3 * draws(n, steps - 1, states, states, dtype=dtype).tanh()
+    cross = 0.6 * uniform(n, steps - 1, states, states, dtype=dtype) - 0.3
     tables = draws(n, steps, states, dtype=dtype), square.contiguous(), cross
 
     def value(*tables: Tensor) -> Tensor:
@@ -156,7 +161,7 @@ def moments(n: int, steps: int, states: int, dtype: torch.dtype) -> list[Tensor]
 
 def scans(n: int, steps: int, states: int, dtype: torch.dtype) -> list[Tensor]:
     pre, start = draws(n, steps, 2 * states, dtype=dtype), draws(n, states, dtype=dtype)
-    gate, value = pre.sigmoid().chunk(2, -1)
+    gate, value = uniform(n, steps, 2 * states, dtype=dtype).chunk(2, -1)
     return [
         *with_gradient(sh.linear_scan, gate, value),
         *with_gradient(sh.lerp_scan, gate, value),
@@ -182,11 +187,12 @@ def regimes(n: int, steps: int, states: int, dtype: torch.dtype) -> list[Tensor]
 
 
 def stack_networks(n: int, steps: int, stacks: int, dtype: torch.dtype) -> list[Tensor]:
+    """In float64: torch sums gradients of weights over steps, in float32 in an order that depends on the threads."""
     units, width = 20, 5
     reading, raw = stacks * width, stacks * (3 + width)
     start = (n, units), (n, units), (n, reading), (n * stacks, 0, width)
     weights = (4 * units, 4 + reading + units), (4 * units,), (raw, units), (raw,)
-    tables = [draws(*shape, dtype=dtype, seed=i) for i, shape in enumerate(((steps, n, 4), *start, *weights))]
+    tables = [draws(*shape, dtype=torch.float64, seed=i) for i, shape in enumerate(((steps, n, 4), *start, *weights))]
     return with_gradient(lambda *leaves: passes(*leaves, Settings(stacks, width, 1, 0.0, None))[0], *tables)
 
 
