@@ -321,7 +321,7 @@ class MultiStart:
         except IMPOSSIBLE:
             if not any(climb.ended not in ("", "failed") for climb in self.climbs):
                 raise
-            for climb in going:
+            for climb in going:  # those that have ended, in this batch or before, stay
                 climb.ended = climb.ended or "failed"
         for climb in self.climbs:
             if not climb.ended:
@@ -390,7 +390,7 @@ class MultiStart:
         before, run = optimizer.tables, None
         try:
             run = optimizer.run(n_steps)
-            failed = (run.elbo[-1].isnan() | has_nan(optimizer.tables)).tolist()
+            failed = (run.elbo[-1].isnan() | _has_nan(optimizer.tables)).tolist()
         except IMPOSSIBLE:
             failed = [_fails(optimizer.select(self._numbers([i]))) for i in range(len(going))]
             if all(failed) or not any(failed):
@@ -492,12 +492,12 @@ class MultiStart:
 def _fails(alone: Optimizer) -> bool:
     """Whether one restart cannot take a step."""
     try:
-        return bool(alone.run(1).elbo.isnan().any()) or bool(has_nan(alone.tables).any())
+        return bool(alone.run(1).elbo.isnan().any()) or bool(_has_nan(alone.tables).any())
     except IMPOSSIBLE:
         return True
 
 
-def has_nan(tables: Mapping[str, Any]) -> Bool[Tensor, "R"]:
+def _has_nan(tables: Mapping[str, Any]) -> Bool[Tensor, "R"]:
     """Whether a number of a restart `[R, ...]` is NaN."""
     parts = [part for table in tables.values() for part in tree_parts(table)]
     return torch.stack([part.isnan().reshape(len(part), -1).any(-1) for part in parts]).any(0)

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from ...numerics.checks import check_possible, check_same_kind, check_shape, check_weights, naming
 from ...numerics.randomness import Seed
-from ..contract import Filtered, Marginals, Sampled, Smoothed, Viterbi
+from ..contract import Filtered, Marginals, Sampled, Smoothed, Viterbi, inside
 from ..copy.chain import CopyChain
 from ..discrete import DiscreteChain
 from . import op
@@ -86,13 +86,13 @@ class FactoredCopyChain(DiscreteChain):
     @cached_property
     def multiplied_out(self) -> CopyChain:
         """The same chain with multiplied tables."""
-        inside = torch.arange(self.n_steps, device=self.lengths.device) < self.lengths.unsqueeze(-1)
+        there = inside(self)
         tables = {
-            name: gate if gate.shape[-1] == 1 else torch.where(inside, gate, 0.0)
+            name: gate if gate.shape[-1] == 1 else torch.where(there, gate, 0.0)
             for name, gate in (("log_redraw", self.log_redraw), ("log_hold", self.log_hold))
         }
         tables["log_state"] = self.log_state
-        tables["log_likelihood"] = torch.where(inside.unsqueeze(-1), self.log_likelihood, 0.0)
+        tables["log_likelihood"] = torch.where(there.unsqueeze(-1), self.log_likelihood, 0.0)
         for name, table in tables.items():
             check_weights(name, table)
         fresh, held = (table.expand(*self.batch_shape, *table.shape[-2:]) for table in multiplied_out(**tables))
