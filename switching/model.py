@@ -30,7 +30,7 @@ from .base import Model, Probabilities
 from .data.design import check_rank, read_inputs
 from .data.frames import to_tensor
 from .data.knowledge import check_states, with_states
-from .data.lags import check_scored, read_before, with_past
+from .data.lags import check_scored, with_lags
 from .data.ragged import by_sequence
 from .data.reading import check_finite, read_row, read_states
 from .data.series import Drive, Given, Series
@@ -481,8 +481,7 @@ class SwitchingSSM(Model):
             raise ValueError("model: has parameters by subject; use a stream of one, model.of(subject).start().")
         batch_shape = check_batch_shape("batch_shape", batch_shape)
         first = Series(self._like.new_full((*batch_shape, 1, self.n_features), torch.nan))
-        earlier = read_before(before, first, self.order)
-        past = with_past(first, self.order, earlier).drive.past if self.order else None
+        past = with_lags(first, self.order, before).drive.past
         lags = None if past is None else past[..., 0, :, :]
         return StreamState(None, self._like.new_zeros(batch_shape), 0, lags)
 

@@ -151,7 +151,7 @@ def of_list(driver: Any, name: str, beyond: float = 0.0, *, counts: Tensor, time
     """Numbers beside a list of sequences: if they are a list of tables too, one table, with `beyond` after their
     ends, and the rows of each in the order of the labels of its sequence."""
     if not isinstance(driver, list | tuple) or not driver or not is_ragged_list(driver):
-        return driver
+        return of_one(driver, name, index=None)
     parts = [matched(part, index, f"{name}[{i}]") for i, (part, index) in enumerate(zip(driver, times, strict=False))]
     tables = [to_tensor(part, f"{name}[{i}]") for i, part in enumerate([*parts, *driver[len(parts) :]])]
     for i, (table, steps) in enumerate(zip(tables, counts.tolist(), strict=False)):
@@ -166,6 +166,8 @@ def of_list(driver: Any, name: str, beyond: float = 0.0, *, counts: Tensor, time
 
 def of_one(table: Any, name: str, beyond: float = 0.0, *, index: pd.Index | None) -> Any:
     """A table beside one sequence, in the order of its labels."""
+    if labelled(table) and names_sequences(table.index):
+        raise ValueError(f"{name}: has an index of sequence and time, but x does not; give both the same index.")
     return matched(table, index, name)
 
 

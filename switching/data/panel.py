@@ -10,7 +10,7 @@ import pandas as pd
 
 from ...inference.numerics.checks import naming
 from .frames import Frame, plain
-from .reading import read_stacked
+from .reading import of_rows, with_beside
 from .series import Series
 from .stacked import panel_of
 
@@ -93,7 +93,7 @@ def read_panel(
         beside["noise"] = table[noise]
     drivers = tuple(map(str, named["inputs"])) or None
     with naming("frame"):
-        series = read_stacked(table[named["columns"]], rows, len(named["columns"]), beside, drivers)
+        series = with_beside(*of_rows(table[named["columns"]], rows, len(named["columns"])), beside, drivers)
     series = replace(series, frame=Frame.of(frame, [*keys, *named["time"]]))
     return series if keys else replace(series.one(0), sequences=None)
 
