@@ -26,6 +26,8 @@ from .subjects import with_subjects
 from .timeline import check_times
 from .times import numbered_times, with_gaps
 
+KNOWN = "states", "weights", "noise", "subjects"  # about steps and sequences
+
 Layout = tuple[dict[str, Any], Callable[..., Any]]
 """Fields of a series, and `placed(table, name, beyond)`, which lays out a table as that of x, with the number `beyond`
 after the end of each sequence."""
@@ -74,7 +76,8 @@ def read_series(x: Any, n_features: int, *, lengths: Any = None, input_names: An
         if lengths is not None:
             raise ValueError("lengths: was given with a panel, but its index names the sequences; leave it out.")
         check_levels(x.index, "x")
-        layout = of_rows(x, panel_of(x.index, "x"), n_features)
+        rows = panel_of(x.index, "x")
+        layout = of_rows(x, rows, n_features)
     elif isinstance(x, list | tuple) and len(x) > 0 and not np.isscalar(x[0]) and (names or is_ragged_list(x)):
         if lengths is not None:
             raise ValueError(
@@ -100,18 +103,28 @@ def _of_list(x: Sequence[Any], names: tuple[str, ...] | None, n_features: int) -
     x = [_alone(part, f"x[{i}]") for i, part in enumerate(x)]
     times = tuple(part.index if labelled(part) else None for part in x)
     fields = {"index": times, "features": _features_of_each(x)} if all(map(labelled, x)) else {}
-    values, counts = _joined(x, n_features)
-    fields |= {"x": values, "lengths": counts, "sequences": names, "listed": True}
-    return fields, partial(of_list, counts=counts, times=times)
+    parts = [_values(part, n_features, f"x[{i}]") for i, part in enumerate(x)]
+    for i, part in enumerate(parts):
+        if part.ndim != 2:
+            raise ValueError(f"x[{i}]: got shape {tuple(part.shape)}; each sequence of a list is [T] or [T, F].")
+    fields |= _joined(parts, names) | {"listed": True}
+    return fields, partial(of_list, counts=fields["lengths"], times=times)
 
 
 def of_rows(x: Any, rows: Stacked, n_features: int) -> Layout:
     """Rows of several sequences, as a batch."""
-    table = _values(x, n_features, "x")
-    counts = torch.tensor(rows.lengths, device=table.device)
-    fields = {"index": common_index(rows.times), "features": _features(x), "stacked": rows} if labelled(x) else {}
-    fields |= {"x": rows.split(table, counts, torch.nan), "lengths": counts, "sequences": rows.names}
-    return fields, partial(in_rows, rows=rows, counts=counts)
+    fields = _joined(rows.parts(_values(x, n_features, "x")), rows.names)
+    if labelled(x):
+        fields |= {"index": common_index(rows.times), "features": _features(x), "stacked": rows}
+    return fields, partial(in_rows, rows=rows, counts=fields["lengths"])
+
+
+def _joined(parts: Sequence[Tensor], names: tuple[str, ...] | None) -> dict[str, Any]:
+    """The fields of several sequences, whose table has NaN after their ends."""
+    dtype = torch.float64 if any(part.dtype == torch.float64 for part in parts) else torch.float32
+    lengths = torch.tensor([len(part) for part in parts], device=parts[0].device)
+    x = stored([part.to(dtype) for part in parts], lengths, torch.nan)
+    return {"x": x, "lengths": lengths, "sequences": names}
 
 
 def with_beside(
@@ -135,14 +148,14 @@ def with_beside(
     driven = {"inputs": "inputs", clock: "dt"}
     tables = {field: like(name, beside[name]) for name, field in driven.items() if name in beside}
     series = _finished(made(Series, **fields, **tables, drivers=drivers), clock)
-    if "states" in beside:
-        numbers, names = coded(by_name(beside["states"], series, "states"))
+    known = {name: by_name(beside[name], series, name) for name in KNOWN if name in beside}
+    if "states" in known:
+        numbers, names = coded(known["states"])
         series = with_states(series, like("states", numbers, torch.nan), names)
     for name, beyond, put in (("weights", 1.0, with_weights), ("noise", 0.0, with_noise)):
-        if name in beside:
-            numbers = matched_columns(by_name(beside[name], series, name), series.features, name)
-            series = put(series, like(name, numbers, beyond))
-    return with_subjects(series, beside.get("subjects"))
+        if name in known:
+            series = put(series, like(name, matched_columns(known[name], series.features, name), beyond))
+    return with_subjects(series, known["subjects"]) if "subjects" in known else series
 
 
 def _check_labels(fields: Mapping[str, Any], cured: bool) -> None:
@@ -219,19 +232,6 @@ def _counts(lengths: Any, values: Tensor) -> Tensor:
 
 def _features(x: "pd.DataFrame | pd.Series") -> tuple[str, ...]:
     return tuple(map(str, x.columns)) if isinstance(x, pd.DataFrame) else (str(x.name or "x"),)
-
-
-def _joined(x: Sequence[Any], n_features: int) -> tuple[Tensor | Packed, Tensor]:
-    """A list of sequences as one table with NaN after their ends, and their lengths."""
-    parts = [_values(part, n_features, f"x[{i}]") for i, part in enumerate(x)]
-    for i, part in enumerate(parts):
-        if part.ndim != 2:
-            raise ValueError(f"x[{i}]: got shape {tuple(part.shape)}; each sequence of a list is [T] or [T, F].")
-    dtype = parts[0].dtype
-    for part in parts:
-        dtype = torch.promote_types(dtype, part.dtype)
-    lengths = torch.tensor([part.shape[0] for part in parts], device=parts[0].device)
-    return stored([part.to(dtype) for part in parts], lengths, torch.nan), lengths
 
 
 def _values(x: Any, n_features: int, name: str) -> Tensor:
