@@ -28,7 +28,7 @@ from .times import numbered_times, with_gaps
 
 KNOWN = "states", "weights", "noise", "subjects"  # about steps and sequences
 
-Layout = tuple[dict[str, Any], Callable[..., Any]]
+Layout = tuple[dict[str, Any], Callable[..., Tensor | Packed]]
 """Fields of a series, and `placed(table, name, beyond)`, which lays out a table as that of x, with the number `beyond`
 after the end of each sequence."""
 
@@ -129,7 +129,7 @@ def _joined(parts: Sequence[Tensor], names: tuple[str, ...] | None) -> dict[str,
 
 def with_beside(
     fields: dict[str, Any],
-    placed: Callable[..., Any],
+    placed: Callable[..., Tensor | Packed],
     beside: Mapping[str, Any],
     drivers: tuple[str, ...] | None,
 ) -> Series:
