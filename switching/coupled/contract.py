@@ -128,7 +128,7 @@ class FittedPaths(Record):
         return self._padded([group.redraw for group in self.groups])
 
     def _padded(self, tables: Sequence[Tensor]) -> Tensor:
-        pairs = zip(tables, self.series.grouped(), strict=True)
+        pairs = zip(tables, self.series.parts(), strict=True)
         rows = self.series.joined([table[part.inside] for table, part in pairs])
         filled = rows.new_zeros(*self.series.inside.shape, rows.shape[-1])
         filled[self.series.inside] = rows

@@ -175,8 +175,8 @@ def check_data(x: Any) -> None:
 def to_tensor(x: Any, name: str) -> Tensor:
     """Numbers in any form as a tensor: float32 of tensors and arrays is kept, all others become float64, and masked
     values or NA become NaN."""
-    x, others = x if isinstance(x, Tensor) else plain(x, name), []
-    if labelled(x):
+    others: list[tuple[Any, Any]] = []
+    if not isinstance(x, Tensor) and labelled(x := plain(x, name)):
         columns = x.items() if isinstance(x, pd.DataFrame) else [(x.name, x)]
         kinds = [(label, column.dtype) for label, column in columns]
         others = [(n, kind) for n, kind in kinds if not pd.api.types.is_numeric_dtype(kind) or kind.kind == "c"]

@@ -172,17 +172,9 @@ def _columns(option: str, names: Any) -> list[Any]:
     names = names.tolist() if isinstance(names, np.ndarray) else names
     labels: list[Any] = list(names) if isinstance(names, list | tuple | pd.Index) else [names]
     for name in labels:
-        if name is None or name is pd.NA or not _is_label(name):
+        if name is None or name is pd.NA or not pd.api.types.is_hashable(name):
             raise TypeError(f"{option}: got {type(name).__name__}, expected the name of a column, or a list of names.")
     repeated = [name for i, name in enumerate(labels) if name in labels[:i]]
     if repeated:
         raise ValueError(f"{option}: got {repeated[0]!r} twice; name each column once.")
     return labels
-
-
-def _is_label(name: Any) -> bool:
-    try:
-        hash(name)
-    except TypeError:
-        return False
-    return True

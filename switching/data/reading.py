@@ -101,7 +101,7 @@ def _of_table(x: Any, lengths: Any, n_features: int) -> Layout:
 def _of_list(x: Sequence[Any], names: tuple[str, ...] | None, n_features: int) -> Layout:
     """A list of sequences."""
     x = [_alone(part, f"x[{i}]") for i, part in enumerate(x)]
-    times = tuple(part.index if labelled(part) else None for part in x)
+    times = tuple([part.index if labelled(part) else None for part in x])
     fields = {"index": times, "features": _features_of_each(x)} if all(map(labelled, x)) else {}
     parts = [_values(part, n_features, f"x[{i}]") for i, part in enumerate(x)]
     for i, part in enumerate(parts):
@@ -121,7 +121,7 @@ def of_rows(x: Any, rows: Stacked, n_features: int) -> Layout:
 
 def _joined(parts: Sequence[Tensor], names: tuple[str, ...] | None) -> dict[str, Any]:
     """The fields of several sequences, whose table has NaN after their ends."""
-    dtype = torch.float64 if any(part.dtype == torch.float64 for part in parts) else torch.float32
+    dtype = torch.float64 if torch.float64 in {part.dtype for part in parts} else torch.float32
     lengths = torch.tensor([len(part) for part in parts], device=parts[0].device)
     x = stored([part.to(dtype) for part in parts], lengths, torch.nan)
     return {"x": x, "lengths": lengths, "sequences": names}
@@ -140,7 +140,8 @@ def with_beside(
         drivers: the names of the inputs.
     """
     x, clock = fields["x"], "time" if "time" in beside else "dt"
-    _check_labels(fields, clock in beside)
+    if "index" in fields:
+        _check_labels(cured=clock in beside, **fields)
 
     def like(name: str, table: Any, beyond: float = 0.0) -> Tensor | Packed:
         return like_x(placed(table, name, beyond), name, x)
@@ -158,13 +159,13 @@ def with_beside(
     return with_subjects(series, known["subjects"]) if "subjects" in known else series
 
 
-def _check_labels(fields: Mapping[str, Any], cured: bool) -> None:
+def _check_labels(
+    index: Any, cured: bool, stacked: Stacked | None = None, sequences: Any = None, listed: bool = False, **_: Any
+) -> None:
     """See `check_times`."""
-    index, rows, names = (fields.get(name) for name in ("index", "stacked", "sequences"))
-    if index is not None:
-        times = rows.times if rows else index if "listed" in fields else (index,)
-        called = "x: sequence {}" if rows else "x[{!r}]" if "listed" in fields else "x"
-        check_times(times, [called.format(name) for name in names or range(len(times))], cured)
+    times = stacked.times if stacked else index if listed else (index,)
+    called = "x: sequence {}" if stacked else "x[{!r}]" if listed else "x"
+    check_times(times, [called.format(name) for name in sequences or range(len(times))], cured)
 
 
 def _finished(series: Series, clock: str) -> Series:

@@ -351,7 +351,7 @@ class LinearSSM(Model):
         series.check_ahead(horizon)
         if series.inputs is None:
             groups = series.groups()
-            parts = [vars(self.chain(part).forecast(horizon)) for part in series.grouped()]
+            parts = [vars(self.chain(part).forecast(horizon)) for part in series.parts()]
             tables = parts[0]
             if len(groups) > 1:
                 order = torch.cat(groups).argsort().to(series.like.device)
