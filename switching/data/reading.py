@@ -26,8 +26,6 @@ from .subjects import with_subjects
 from .timeline import check_times
 from .times import numbered_times, with_gaps
 
-KNOWN = "states", "weights", "noise", "subjects"  # about steps and sequences
-
 Layout = tuple[dict[str, Any], Callable[..., Tensor | Packed]]
 """Fields of a series, and `placed(table, name, beyond)`, which lays out a table as that of x, with the number `beyond`
 after the end of each sequence."""
@@ -149,14 +147,17 @@ def with_beside(
     driven = {"inputs": "inputs", clock: "dt"}
     tables = {field: like(name, beside[name]) for name, field in driven.items() if name in beside}
     series = _finished(made(Series, **fields, **tables, drivers=drivers), clock)
-    known = {name: by_name(beside[name], series, name) for name in KNOWN if name in beside}
-    if "states" in known:
-        numbers, names = coded(known["states"])
+
+    def known(name: str) -> Any:
+        return by_name(beside[name], series, name)
+
+    if "states" in beside:
+        numbers, names = coded(known("states"))
         series = with_states(series, like("states", numbers, torch.nan), names)
     for name, beyond, put in (("weights", 1.0, with_weights), ("noise", 0.0, with_noise)):
-        if name in known:
-            series = put(series, like(name, matched_columns(known[name], series.features, name), beyond))
-    return with_subjects(series, known["subjects"]) if "subjects" in known else series
+        if name in beside:
+            series = put(series, like(name, matched_columns(known(name), series.features, name), beyond))
+    return with_subjects(series, known("subjects")) if "subjects" in beside else series
 
 
 def _check_labels(
