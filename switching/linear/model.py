@@ -350,12 +350,9 @@ class LinearSSM(Model):
         series = self.read(x, horizon=horizon, **given)
         series.check_ahead(horizon)
         if series.inputs is None:
-            groups = series.groups()
-            parts = [vars(self.chain(part).forecast(horizon)) for part in series.parts()]
-            tables = parts[0]
-            if len(groups) > 1:
-                order = torch.cat(groups).argsort().to(series.like.device)
-                tables = {name: torch.cat([part[name] for part in parts])[order] for name in tables}
+            problem, values = self.problem(series), self.values_like(series.like)
+            parts = problem.by_group(lambda part: vars(part.chain(values).forecast(horizon)))
+            tables = {n: problem.of_all([part[n] for part in parts], t.ndim - 1) for n, t in parts[0].items()}
             return LinearForecast(**tables, series=series, source=self)
         self._check_long_enough(series)
         return LinearForecast(*self._ahead(series, horizon), series=series, source=self)
