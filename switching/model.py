@@ -23,7 +23,6 @@ from torch import Tensor
 from ..inference.chains.contract import Chain, Filtered, Sampled, Smoothed, Viterbi
 from ..inference.numerics.checks import naming
 from ..inference.numerics.randomness import Seed
-from ..inference.numerics.ranks import Ranks
 from ..inference.numerics.records import Record, made
 from ..inference.numerics.scalars import check_batch_shape, check_integer, check_kind
 from .base import Model, Probabilities
@@ -685,11 +684,8 @@ class SwitchingSSM(Model):
                 "model: has parameters by subject already; fit the model of one, model.of(subject), or the plain model "
                 "with pooled=."
             )
-        pooling, ranks = Pooling.of(options.pooled, self.dynamics, self.emission), Ranks.of(options.group)
-        whole = Whole.of(series, ranks) if series.on_disk or not ranks.alone else None
-        if whole is not None:
-            whole.check(options, pooling is not None)
-            series = whole.sample(options.number)
+        pooling = Pooling.of(options.pooled, self.dynamics, self.emission)
+        whole, series = Whole.shared(series, options, files=True, draws=True, pooled=pooling is not None)
         if pooling is not None:
             return self._fitted_by_subject(series, options, pooling)
         check_enough(series, self.n_states)

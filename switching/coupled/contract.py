@@ -499,8 +499,7 @@ class CoupledSSM(Model):
         from ..fitting.whole import Whole
         from .fit import fit_coupled
 
-        whole, sharing = Whole.shared(series, options), None
-        sample = series if whole is None else whole.sample(options.number)
+        (whole, sample), sharing = Whole.shared(series, options), None
         check_enough(sample, max(self.chain_sizes))
         if whole is not None:
             graph = whole.ranks.together(lambda: self.graph(sample, options, series))

@@ -560,15 +560,14 @@ class LinearSSM(Model):
         from ..fitting.whole import Whole
         from .fit import fit_linear
 
-        whole = Whole.shared(series, options, files=True)
+        whole, sample = Whole.shared(series, options, files=True)
         if whole is not None:
             whole.ranks.together(lambda: series.n_sequences and self.problem(series))  # beyond the sample too
-            series = whole.sample(options.number)
-        check_enough(series, 1)
+        check_enough(sample, 1)
         if whole is None:
-            self._check_determined(series, options.fixed or ())
-        model = self if options.prior is None else self.scaled_to(series)
-        problem = replace(model.problem(series), prior=None if options.prior is None else model.prior)
+            self._check_determined(sample, options.fixed or ())
+        model = self if options.prior is None else self.scaled_to(sample)
+        problem = replace(model.problem(sample), prior=None if options.prior is None else model.prior)
         result = fit_linear(problem, options, whole)
         kind = self._kind_of_fit(result.posterior is not None)
         fitted = model._copy(result.values)
