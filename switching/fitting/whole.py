@@ -260,7 +260,7 @@ class Whole:
         device of its data."""
         if self.ranks.alone:
             sample = sample_of(self.series, seed, SAMPLE)
-            return self._in_memory(torch.arange(sample.n_sequences, device="cpu")) if sample is self.series else sample
+            return sample.part(torch.arange(sample.n_sequences, device="cpu")) if sample.on_disk else sample
         chosen = self._chosen(seed)
         own = chosen[(chosen >= self._first) & (chosen < self._first + self.series.n_sequences)] - self._first
         there = self.ranks.gathered(lambda: self._tables(own, alone=len(chosen) == 1))
@@ -284,9 +284,6 @@ class Whole:
         if n * max(size.longest for size in self.by_rank) <= SAMPLE:
             return torch.arange(n, device="cpu")
         return first_of(order, lengths.long(), SAMPLE)
-
-    def _in_memory(self, members: Int[Tensor, "n"]) -> Series:
-        return self.series.part(members) if self.series.on_disk else self.series
 
     def _tables(self, members: Int[Tensor, "n"], alone: bool) -> Series | None:
         """This process's sequences of the sample, without files and labels; a long one that is alone in stretches."""

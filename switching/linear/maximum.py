@@ -14,7 +14,7 @@ from ..fitting.progress import reported
 from ..fitting.refinement import peak
 from ..fitting.search import ROUNDS, MultiStart, continued, multi_start
 from ..fitting.units import Units
-from ..fitting.whole import Whole
+from ..fitting.whole import Whole, together
 from ..newton import NewtonAscent
 from ..parameters import Parameters
 from .coordinates import STEEPEST, LinearDensity
@@ -47,19 +47,14 @@ def maximum(
     near = {name: value.to(device) for name, value in (typical(inner.dynamics, inner.emission) | inner.fixed).items()}
     density = QuickDensity(inner, units, near, volume=False)
     shift = _shift(density, problem, near)
-    if whole is None:
-        check_noise(density)
-        found = _searched(density, problem, options, user_start, shift)
-        result = found.raised(shift)
-    else:
-        everywhere = LinearDensity(inner, units, near, volume=False, whole=whole)
-        check_noise(everywhere)
-        found = whole.ranks.together(lambda: _searched(density, problem, options, user_start, shift))
+    everywhere = density if whole is None else LinearDensity(inner, units, near, volume=False, whole=whole)
+    check_noise(everywhere)
+    found, of_all = together(whole, lambda: _searched(density, problem, options, user_start, shift)), shift
+    if whole is not None:
         of_all = _shift(everywhere, problem, near)
         found = _gone_on(found, everywhere, whole, options, of_all)
-        result = found.raised(of_all, shift)
     check_rounding(density, found.best.tables["y"])
-    return density.values(found.best.tables), result
+    return density.values(found.best.tables), found.raised(of_all, shift)
 
 
 def _searched(
