@@ -30,11 +30,10 @@ from ..inference.numerics.user_warnings import warn_user
 from .data.beside import with_steps_to_come
 from .data.design import check_design, with_inputs
 from .data.frames import Frame, check_data, plain
-from .data.lags import read_before, with_past
+from .data.lags import with_lags
 from .data.reading import read_series
 from .data.series import Given, Scaling, Series
 from .data.sources import is_source, open_sequences
-from .data.subjects import with_subjects
 from .emissions.contract import Emission
 from .inputs import Inputs, count_inputs
 from .parameters import (
@@ -591,17 +590,18 @@ class Model(Named, ABC):
         if not isinstance(x, Tensor | Series) and type(x) is not np.ndarray:
             check_data(x)
             frame, x = Frame.of(x), open_sequences(x, progress=False) if is_source(x) else plain(x, "x")
-        x = self._arranged(x)
-        if isinstance(x, Series):
-            series = self._read_again(x, given)
+        series, before = self._arranged(x), None
+        if isinstance(series, Series):
+            for name in (name for name, value in given.items() if value is not None):
+                raise ValueError(f"{name}: the Series has its own; leave {name} out.")
+            if series.n_features != self.n_features:
+                raise ValueError(f"x: got {series.n_features} feature(s), but the model has {self.n_features}.")
         else:
             known: Any = {name: plain(table, name) for name, table in given.items()} if given else {}
-            labels, before = known.pop("subjects", None), known.pop("before", None)
-            series = with_inputs(read_series(x, self.n_features, **known), self.inputs)
+            before = known.pop("before", None)
+            series = read_series(series, self.n_features, **known)
             series = series if frame is None else replace(series, frame=frame)
-            earlier = read_before(before, series, self.order)
-            series = with_past(series, self.order, earlier) if self.order else series
-            series = with_subjects(series, labels)
+        series = with_lags(with_inputs(series, self.inputs), self.order, before)
         return series if self.origin is None and series.scaling is None else self._about_origin(series)
 
     def _about_origin(self, series: Series) -> Series:
@@ -610,16 +610,6 @@ class Model(Named, ABC):
             return series if series.scaling is None else replace(series, scaling=None)
         origin = self.origin.double()
         return replace(series, scaling=Scaling(origin, torch.ones_like(origin)))
-
-    def _read_again(self, x: Series, given: Given) -> Series:
-        """A series that some model has read."""
-        for name in (name for name, value in given.items() if value is not None):
-            raise ValueError(f"{name}: the Series has its own; leave {name} out.")
-        if x.n_features != self.n_features:
-            raise ValueError(f"x: got {x.n_features} feature(s), but the model has {self.n_features}.")
-        series = with_inputs(x, self.inputs)
-        known = 0 if series.past is None else series.past.shape[-2]
-        return with_past(series, self.order) if self.order and known != self.order else series
 
     def _arranged(self, x: Any) -> Any:
         """The data, with the columns of frames in the order of the features."""

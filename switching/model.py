@@ -23,14 +23,13 @@ from torch import Tensor
 from ..inference.chains.contract import Chain, Filtered, Sampled, Smoothed, Viterbi
 from ..inference.numerics.checks import naming
 from ..inference.numerics.randomness import Seed
-from ..inference.numerics.ranks import Ranks
 from ..inference.numerics.records import Record, made
 from ..inference.numerics.scalars import check_batch_shape, check_integer, check_kind
 from .base import Model, Probabilities
 from .data.design import check_rank, read_inputs
 from .data.frames import to_tensor
 from .data.knowledge import check_states, with_states
-from .data.lags import check_scored, read_before, with_past
+from .data.lags import check_scored, with_lags
 from .data.ragged import by_sequence
 from .data.reading import check_finite, read_row, read_states
 from .data.series import Drive, Given, Series
@@ -481,8 +480,7 @@ class SwitchingSSM(Model):
             raise ValueError("model: has parameters by subject; use a stream of one, model.of(subject).start().")
         batch_shape = check_batch_shape("batch_shape", batch_shape)
         first = Series(self._like.new_full((*batch_shape, 1, self.n_features), torch.nan))
-        earlier = read_before(before, first, self.order)
-        past = with_past(first, self.order, earlier).drive.past if self.order else None
+        past = with_lags(first, self.order, before).drive.past
         lags = None if past is None else past[..., 0, :, :]
         return StreamState(None, self._like.new_zeros(batch_shape), 0, lags)
 
@@ -686,11 +684,8 @@ class SwitchingSSM(Model):
                 "model: has parameters by subject already; fit the model of one, model.of(subject), or the plain model "
                 "with pooled=."
             )
-        pooling, ranks = Pooling.of(options.pooled, self.dynamics, self.emission), Ranks.of(options.group)
-        whole = Whole.of(series, ranks) if series.on_disk or not ranks.alone else None
-        if whole is not None:
-            whole.check(options, pooling is not None)
-            series = whole.sample(options.number)
+        pooling = Pooling.of(options.pooled, self.dynamics, self.emission)
+        whole, series = Whole.shared(series, options, files=True, draws=True, pooled=pooling is not None)
         if pooling is not None:
             return self._fitted_by_subject(series, options, pooling)
         check_enough(series, self.n_states)

@@ -341,15 +341,6 @@ class Problem(SeriesProblem):
             return self.series.like.new_zeros(())
         return log_prior(self.sites, values, inside)
 
-    def occupancy(self, values: Parameters) -> Float[Tensor, "*r K"]:
-        """Expected number of steps in each state."""
-
-        def counts(part: Problem) -> Tensor:
-            state = part.chain(values).smooth().state
-            return state.flatten(-2 - len(part.series.batch_shape), -2).sum(-2)
-
-        return torch.stack(self.by_group(counts)).sum(0)
-
     def draws_ahead(self, values: Parameters, filtered: Any, each: int) -> Float[Tensor, "total *b T F"]:
         fresh, held = self.before_each(values, filtered)
         possible = (fresh + held).sum(-1, keepdim=True) > 0  # False after the end of a sequence

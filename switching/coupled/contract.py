@@ -128,7 +128,7 @@ class FittedPaths(Record):
         return self._padded([group.redraw for group in self.groups])
 
     def _padded(self, tables: Sequence[Tensor]) -> Tensor:
-        pairs = zip(tables, self.series.grouped(), strict=True)
+        pairs = zip(tables, self.series.parts(), strict=True)
         rows = self.series.joined([table[part.inside] for table, part in pairs])
         filled = rows.new_zeros(*self.series.inside.shape, rows.shape[-1])
         filled[self.series.inside] = rows
@@ -499,8 +499,7 @@ class CoupledSSM(Model):
         from ..fitting.whole import Whole
         from .fit import fit_coupled
 
-        whole, sharing = Whole.shared(series, options), None
-        sample = series if whole is None else whole.sample(options.number)
+        (whole, sample), sharing = Whole.shared(series, options), None
         check_enough(sample, max(self.chain_sizes))
         if whole is not None:
             graph = whole.ranks.together(lambda: self.graph(sample, options, series))

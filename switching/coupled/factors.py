@@ -142,7 +142,7 @@ def in_groups(
     """
     factors, paths = [], []
     tables = None if labels is None else [series.by_group(one.mT) for one in labels]  # [*b, T, R] for each group
-    for i, part in enumerate(series.grouped()):
+    for i, part in enumerate(series.parts()):
         names = [f"chain_{d}_{i}" for d in range(1, len(sizes) + 1)]
         factors += join(part, names)
         for d, (name, k) in enumerate(zip(names, sizes, strict=True)):
@@ -175,7 +175,7 @@ def labels_above(series: Series, below: Tensor, n_below: int, k: int, seed: int)
 
     The restarts use windows of 4, 8, 16, ... steps on either side.
     """
-    by_restart, groups = [], series.grouped()
+    by_restart, groups = [], [*series.parts()]
     for restart, labels in enumerate(below):
         width, near = min(2 ** (2 + restart % 5), series.n_steps), []
         one_hot = torch.nn.functional.one_hot(labels, n_below).to(series.like)

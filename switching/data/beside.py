@@ -79,7 +79,7 @@ def _to_come(table: Any, series: Series, name: str, horizon: int) -> Any:
     return table
 
 
-def like_x(table: Any, name: str, x: Tensor | Packed) -> Tensor | Packed:
+def like_x(table: Tensor | Packed, name: str, x: Tensor | Packed) -> Tensor | Packed:
     """A table beside x in the dtype and on the device of x."""
     like = x.rows if isinstance(x, Packed) else x
 
@@ -97,7 +97,7 @@ def like_x(table: Any, name: str, x: Tensor | Packed) -> Tensor | Packed:
 
     if isinstance(table, Packed):
         return table.map(lambda rows: placed(rows, 2))
-    return placed(to_tensor(table, name), len(x.shape))
+    return placed(table, len(x.shape))
 
 
 def in_rows(table: Any, name: str, beyond: float, *, rows: Stacked, counts: Tensor) -> Tensor | Packed:
@@ -147,11 +147,13 @@ def _panel_rows(theirs: Stacked, ours: Stacked, name: str, order: Callable[..., 
     return Stacked(theirs.index, tuple(members), tuple(times), ours.names)
 
 
-def of_list(driver: Any, name: str, beyond: float = 0.0, *, counts: Tensor, times: Sequence[pd.Index | None]) -> Any:
+def of_list(
+    driver: Any, name: str, beyond: float = 0.0, *, counts: Tensor, times: Sequence[pd.Index | None]
+) -> Tensor | Packed:
     """Numbers beside a list of sequences: if they are a list of tables too, one table, with `beyond` after their
     ends, and the rows of each in the order of the labels of its sequence."""
     if not isinstance(driver, list | tuple) or not driver or not is_ragged_list(driver):
-        return driver
+        return of_one(driver, name, index=None)
     parts = [matched(part, index, f"{name}[{i}]") for i, (part, index) in enumerate(zip(driver, times, strict=False))]
     tables = [to_tensor(part, f"{name}[{i}]") for i, part in enumerate([*parts, *driver[len(parts) :]])]
     for i, (table, steps) in enumerate(zip(tables, counts.tolist(), strict=False)):
@@ -164,9 +166,11 @@ def of_list(driver: Any, name: str, beyond: float = 0.0, *, counts: Tensor, time
     return stored(tables, counts, beyond)
 
 
-def of_one(table: Any, name: str, beyond: float = 0.0, *, index: pd.Index | None) -> Any:
+def of_one(table: Any, name: str, beyond: float = 0.0, *, index: pd.Index | None) -> Tensor:
     """A table beside one sequence, in the order of its labels."""
-    return matched(table, index, name)
+    if labelled(table) and names_sequences(table.index):
+        raise ValueError(f"{name}: has an index of sequence and time, but x does not; give both the same index.")
+    return to_tensor(matched(table, index, name), name)
 
 
 def names_sequences(index: Any) -> TypeGuard[pd.MultiIndex]:

@@ -175,29 +175,23 @@ def check_data(x: Any) -> None:
 def to_tensor(x: Any, name: str) -> Tensor:
     """Numbers in any form as a tensor: float32 of tensors and arrays is kept, all others become float64, and masked
     values or NA become NaN."""
-    if isinstance(x, Tensor):
-        return floating(x, name)
-    x = plain(x, name)
-    return floating(_pandas_values(x, name) if labelled(x) else x, name)
-
-
-def _pandas_values(x: "pd.DataFrame | pd.Series", name: str) -> Any:
-    """The cells of a pandas object, in which None is missing too."""
-    columns = x.items() if isinstance(x, pd.DataFrame) else [(x.name, x)]
-    dtypes = {label: column.dtype for label, column in columns}
-    if all(pd.api.types.is_numeric_dtype(dtype) and dtype.kind != "c" for dtype in dtypes.values()):
-        return x.to_numpy(dtype=np.float64, na_value=np.nan)
+    others: list[tuple[Any, Any]] = []
+    if not isinstance(x, Tensor) and labelled(x := plain(x, name)):
+        columns = x.items() if isinstance(x, pd.DataFrame) else [(x.name, x)]
+        kinds = [(label, column.dtype) for label, column in columns]
+        others = [(n, kind) for n, kind in kinds if not pd.api.types.is_numeric_dtype(kind) or kind.kind == "c"]
+        x = x.to_numpy(dtype=object if others else np.float64, na_value=np.nan)  # None is missing too
     try:
-        return floating(x.to_numpy(dtype=object, na_value=np.nan), name)
+        return floating(x, name)
     except TypeError:
-        numeric = pd.api.types.is_numeric_dtype
-        label_of = next(label for label, dtype in dtypes.items() if not numeric(dtype) or dtype.kind == "c")
-        cure = "give its codes, or " if isinstance(dtypes[label_of], pd.CategoricalDtype) else ""
-        column = "a column" if label_of is None else f"column {label_of!r}"
-        raise TypeError(
-            f"{name}: got {column} of {dtypes[label_of]}, which holds values that are not numbers; {cure}"
-            "select numeric columns (`read_panel` takes those of times and sequences by name)."
-        ) from None
+        for label, kind in others:
+            cure = "give its codes, or " if isinstance(kind, pd.CategoricalDtype) else ""
+            column = "a column" if label is None else f"column {label!r}"
+            raise TypeError(
+                f"{name}: got {column} of {kind}, which holds values that are not numbers; {cure}"
+                "select numeric columns (`read_panel` takes those of times and sequences by name)."
+            ) from None
+        raise
 
 
 def is_ragged_list(x: Sequence[Any]) -> bool:

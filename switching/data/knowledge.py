@@ -14,6 +14,7 @@ from torch import Tensor
 from .matching import has_labels
 from .packed import Packed, rows_of
 from .series import BEYOND, UNKNOWN, Series, number
+from .timeline import is_number
 
 WEIGHTS = "finite weights of at least 0"
 
@@ -104,19 +105,11 @@ def ordered_labels(labels: Iterable[str]) -> list[str]:
         TypeError: numbers as text.
     """
     labels = sorted(set(labels))
-    if all(map(_is_number, labels)):
+    if all(map(is_number, labels)):
         raise TypeError(
             f"states: got text {labels[0]!r}, expected numbers or labels; convert text of numbers, or give categories."
         )
     return labels
-
-
-def _is_number(label: str) -> bool:
-    try:
-        float(label)
-    except ValueError:
-        return False
-    return True
 
 
 def _among(columns: Sequence[pd.Series], names: Sequence[str]) -> list[Any]:

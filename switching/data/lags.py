@@ -1,5 +1,6 @@
 """The observations before each step of a series, which an autoregressive emission reads."""
 
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -11,7 +12,7 @@ from torch import Tensor
 from .frames import to_tensor
 from .matching import matched_before
 from .packed import Packed
-from .scratch import BLOCK, Scratch
+from .scratch import BLOCK
 from .series import Series
 
 
@@ -27,14 +28,15 @@ def with_past(series: Series, order: int, before: Float[Tensor, "*b P F"] | None
         return replace(series, past=_windows(series.x, order, before))
     sequences = series.x.rows.split(series.x.lengths.tolist())
     firsts = [None] * len(sequences) if before is None else before.unbind(0)
-    if series.x.scratch is None:
-        past = [_windows(x, order, first) for x, first in zip(sequences, firsts, strict=True)]
-        return replace(series, past=Packed(torch.cat(past), series.x.lengths, torch.nan))
-    table = Scratch(series.like.dtype, (order, series.n_features))
-    for x, first in zip(sequences, firsts, strict=True):
-        for step in range(0, len(x), BLOCK):
-            table.append(_windows(x[step : step + BLOCK], order, x[max(0, step - order) : step] if step else first))
-    return replace(series, past=Packed.on_disk(table, series.x.lengths, torch.nan))
+    none = series.like.new_empty(0, order, series.n_features)
+
+    def blocks() -> Iterator[Tensor]:
+        yield none
+        for x, first in zip(sequences, firsts, strict=True):
+            for step in range(0, len(x), BLOCK):
+                yield _windows(x[step : step + BLOCK], order, x[max(0, step - order) : step] if step else first)
+
+    return replace(series, past=series.x.of(blocks(), series.x.lengths, torch.nan))
 
 
 def _windows(
@@ -54,14 +56,16 @@ def _before_first(series: Series) -> Float[Tensor, "*b P F"]:
     return (past.rows[past.starts] if isinstance(past, Packed) else past[..., 0, :, :]).flip(-2)
 
 
-def read_before(before: Any, series: Series, order: int) -> Float[Tensor, "*b P F"] | None:
-    """The observations before the first step of each sequence, from a table or a list of tables.
+def with_lags(series: Series, order: int, before: Any = None) -> Series:
+    """The series with the `order` observations before each step, from those before the first step of each sequence, in
+    any form of `Given`; None: those that the series has.
 
     Raises:
         ValueError: no emission reads them; another shape than `[*batch, P, F]`; infinite values.
     """
     if before is None:
-        return None
+        known = 0 if series.past is None else series.past.shape[-2]
+        return with_past(series, order) if order and known != order else series
     if not order:
         raise ValueError(
             "before: was given, but no part of the model reads earlier observations; leave it out, or use "
@@ -78,7 +82,7 @@ def read_before(before: Any, series: Series, order: int) -> Float[Tensor, "*b P 
         raise _wrong(table, "before", shape)
     if bool(table.isinf().any()):
         raise ValueError("before: got an infinite value; mark missing values with NaN.")
-    return table.to(series.like)
+    return with_past(series, order, table.to(series.like))
 
 
 def _of_one(before: Any, name: str, series: Series, order: int, sequence: int = 0) -> Float[Tensor, "P F"]:

@@ -75,9 +75,13 @@ class Packed(Record):
         """Some of the sequences; those of a file in another file."""
         ends, lengths = self._ends, self.lengths[members.to(self.lengths.device)]
         steps = [self.rows[ends[i] - n : ends[i]] for i, n in zip(members.tolist(), lengths.tolist(), strict=True)]
+        return self.of([self.rows[:0], *steps], lengths, self.beyond)
+
+    def of(self, blocks: Iterable[Tensor], lengths: Int[Tensor, "B"], beyond: float) -> "Packed":
+        """A table of blocks of rows, of which there is at least one, where this one is: in memory, or in a file."""
         if self.scratch is None:
-            return Packed(torch.cat([self.rows[:0], *steps]), lengths, self.beyond)
-        return Packed.on_disk(Scratch.of([self.rows[:0], *steps]), lengths, self.beyond)
+            return Packed(torch.cat(list(blocks)), lengths, beyond)
+        return Packed.on_disk(Scratch.of(blocks), lengths, beyond)
 
     def fetch(self, members: Int[Tensor, "n"], first: int, size: int) -> None:
         """See `Series.fetch`."""

@@ -10,7 +10,7 @@ import pandas as pd
 
 from ...inference.numerics.checks import naming
 from .frames import Frame, plain
-from .reading import read_stacked
+from .reading import of_rows, with_beside
 from .series import Series
 from .stacked import panel_of
 
@@ -93,7 +93,7 @@ def read_panel(
         beside["noise"] = table[noise]
     drivers = tuple(map(str, named["inputs"])) or None
     with naming("frame"):
-        series = read_stacked(table[named["columns"]], rows, len(named["columns"]), beside, drivers)
+        series = with_beside(*of_rows(table[named["columns"]], rows, len(named["columns"])), beside, drivers)
     series = replace(series, frame=Frame.of(frame, [*keys, *named["time"]]))
     return series if keys else replace(series.one(0), sequences=None)
 
@@ -172,17 +172,9 @@ def _columns(option: str, names: Any) -> list[Any]:
     names = names.tolist() if isinstance(names, np.ndarray) else names
     labels: list[Any] = list(names) if isinstance(names, list | tuple | pd.Index) else [names]
     for name in labels:
-        if name is None or name is pd.NA or not _is_label(name):
+        if name is None or name is pd.NA or not pd.api.types.is_hashable(name):
             raise TypeError(f"{option}: got {type(name).__name__}, expected the name of a column, or a list of names.")
     repeated = [name for i, name in enumerate(labels) if name in labels[:i]]
     if repeated:
         raise ValueError(f"{option}: got {repeated[0]!r} twice; name each column once.")
     return labels
-
-
-def _is_label(name: Any) -> bool:
-    try:
-        hash(name)
-    except TypeError:
-        return False
-    return True

@@ -22,8 +22,13 @@ from .matching import labelled_by, matched_columns
 from .packed import Packed, stored
 from .series import Series, number, place
 from .stacked import Stacked, check_levels, common_index, name_of, panel_of
+from .subjects import with_subjects
 from .timeline import check_times
 from .times import numbered_times, with_gaps
+
+Layout = tuple[dict[str, Any], Callable[..., Tensor | Packed]]
+"""Fields of a series, and `placed(table, name, beyond)`, which lays out a table as that of x, with the number `beyond`
+after the end of each sequence."""
 
 
 def read_series(x: Any, n_features: int, *, lengths: Any = None, input_names: Any = None, **beside: Any) -> Series:
@@ -62,91 +67,106 @@ def read_series(x: Any, n_features: int, *, lengths: Any = None, input_names: An
     if "inputs" in beside or input_names is not None:
         inputs, drivers = named_columns(beside.get("inputs"), input_names, list(x) if isinstance(x, dict) else None)
         beside |= {} if inputs is None else {"inputs": inputs}
+    names = None
+    if isinstance(x, dict):
+        names, x = tuple(map(name_of, x)), list(x.values())
     if labelled(x) and names_sequences(x.index):
         if lengths is not None:
             raise ValueError("lengths: was given with a panel, but its index names the sequences; leave it out.")
         check_levels(x.index, "x")
-        return read_stacked(x, panel_of(x.index, "x"), n_features, beside, drivers)
-    names, timed = None, bool(beside.keys() & {"dt", "time"})
-    if isinstance(x, dict):
-        names, x = tuple(map(name_of, x)), list(x.values())
-    if isinstance(x, list | tuple) and len(x) > 0 and not np.isscalar(x[0]) and (names or is_ragged_list(x)):
+        rows = panel_of(x.index, "x")
+        layout = of_rows(x, rows, n_features)
+    elif isinstance(x, list | tuple) and len(x) > 0 and not np.isscalar(x[0]) and (names or is_ragged_list(x)):
         if lengths is not None:
             raise ValueError(
                 "lengths: got both a list of sequences and lengths; a list carries its own lengths, so leave it out."
             )
-        fields, placed = _listed(x, names, n_features, timed)
+        layout = _of_list(x, names, n_features)
     else:
-        values = _values(x, n_features, "x")
-        if lengths is not None and values.ndim == 2 and _counts(lengths, values).ndim == 1:
-            rows = Stacked.by_lengths(_summing(lengths, values), x.index if labelled(x) else None)
-            return read_stacked(x, rows, n_features, beside, drivers)
-        fields = {"index": x.index, "features": _features(x)} if labelled(x) else {}
-        if labelled(x):
-            check_times([x.index], ["x"], timed)
-        fields |= {"x": values, "lengths": _read_lengths(lengths, values)}
-        placed = partial(of_one, index=fields.get("index"))
-    for name, table in beside.items():
-        if labelled(table) and names_sequences(table.index):
-            raise ValueError(f"{name}: has an index of sequence and time, but x does not; give both the same index.")
-    return _with_beside(fields | {"drivers": drivers}, beside, placed)
+        layout = _of_table(x, lengths, n_features)
+    return with_beside(*layout, beside, drivers)
 
 
-def _listed(
-    x: Sequence[Any], names: tuple[str, ...] | None, n_features: int, timed: bool
-) -> tuple[dict[str, Any], Callable[..., Any]]:
-    """The fields of a list of sequences, and the function that lays out tables beside it."""
+def _of_table(x: Any, lengths: Any, n_features: int) -> Layout:
+    """One sequence, or a batch with padding; or rows of several sequences, whose lengths sum to their number."""
+    values, index = _values(x, n_features, "x"), x.index if labelled(x) else None
+    if lengths is not None and values.ndim == 2 and _counts(lengths, values).ndim == 1:
+        return of_rows(x, Stacked.by_lengths(_summing(lengths, values), index), n_features)
+    fields = {"index": index, "features": _features(x)} if labelled(x) else {}
+    return fields | {"x": values, "lengths": _read_lengths(lengths, values)}, partial(of_one, index=index)
+
+
+def _of_list(x: Sequence[Any], names: tuple[str, ...] | None, n_features: int) -> Layout:
+    """A list of sequences."""
     x = [_alone(part, f"x[{i}]") for i, part in enumerate(x)]
-    fields = _list_labels(x, names, timed) if all(map(labelled, x)) else {}
-    values, counts = _joined(x, n_features)
-    times = [part.index if labelled(part) else None for part in x]
-    fields |= {"x": values, "lengths": counts, "sequences": names, "listed": True}
-    return fields, partial(of_list, counts=counts, times=times)
+    times = tuple([part.index if labelled(part) else None for part in x])
+    fields = {"index": times, "features": _features_of_each(x)} if all(map(labelled, x)) else {}
+    parts = [_values(part, n_features, f"x[{i}]") for i, part in enumerate(x)]
+    for i, part in enumerate(parts):
+        if part.ndim != 2:
+            raise ValueError(f"x[{i}]: got shape {tuple(part.shape)}; each sequence of a list is [T] or [T, F].")
+    fields |= _joined(parts, names) | {"listed": True}
+    return fields, partial(of_list, counts=fields["lengths"], times=times)
 
 
-def read_stacked(
-    x: Any, rows: Stacked, n_features: int, beside: Mapping[str, Any], drivers: tuple[str, ...] | None
+def of_rows(x: Any, rows: Stacked, n_features: int) -> Layout:
+    """Rows of several sequences, as a batch."""
+    fields = _joined(rows.parts(_values(x, n_features, "x")), rows.names)
+    if labelled(x):
+        fields |= {"index": common_index(rows.times), "features": _features(x), "stacked": rows}
+    return fields, partial(in_rows, rows=rows, counts=fields["lengths"])
+
+
+def _joined(parts: Sequence[Tensor], names: tuple[str, ...] | None) -> dict[str, Any]:
+    """The fields of several sequences, whose table has NaN after their ends."""
+    dtype = torch.float64 if torch.float64 in {part.dtype for part in parts} else torch.float32
+    lengths = torch.tensor([len(part) for part in parts], device=parts[0].device)
+    x = stored([part.to(dtype) for part in parts], lengths, torch.nan)
+    return {"x": x, "lengths": lengths, "sequences": names}
+
+
+def with_beside(
+    fields: dict[str, Any],
+    placed: Callable[..., Tensor | Packed],
+    beside: Mapping[str, Any],
+    drivers: tuple[str, ...] | None,
 ) -> Series:
-    """Rows of several sequences as a batch, with tables beside them that may come in rows too.
-
-    Arguments:
-        beside: inputs, dt or time, states, weights and noise, by name.
-        drivers: the names of the inputs.
-    """
-    table = _values(x, n_features, "x")
-    fields: dict[str, Any] = {"features": _features(x), "stacked": rows} if labelled(x) else {}
-    if fields:
-        names = rows.names or range(len(rows.times))
-        check_times(rows.times, [f"x: sequence {name}" for name in names], bool(beside.keys() & {"dt", "time"}))
-        fields["index"] = common_index(rows.times)
-    counts = torch.tensor(rows.lengths, device=table.device)
-    fields |= {"x": rows.split(table, counts, torch.nan), "lengths": counts, "sequences": rows.names}
-    return _with_beside(fields | {"drivers": drivers}, beside, partial(in_rows, rows=rows, counts=counts))
-
-
-def _with_beside(fields: dict[str, Any], beside: Mapping[str, Any], placed: Callable[..., Any]) -> Series:
     """The series of some fields, with the tables beside it.
 
     Arguments:
-        placed: `placed(table, name, beyond)` lays out a table as that of x, with the number `beyond` after the end of
-            each sequence.
+        beside: inputs, dt or time, states, weights, noise and subjects, by name.
+        drivers: the names of the inputs.
     """
     x, clock = fields["x"], "time" if "time" in beside else "dt"
+    if "index" in fields:
+        _check_labels(cured=clock in beside, **fields)
 
     def like(name: str, table: Any, beyond: float = 0.0) -> Tensor | Packed:
         return like_x(placed(table, name, beyond), name, x)
 
     driven = {"inputs": "inputs", clock: "dt"}
     tables = {field: like(name, beside[name]) for name, field in driven.items() if name in beside}
-    series = _finished(made(Series, **fields, **tables), clock)
+    series = _finished(made(Series, **fields, **tables, drivers=drivers), clock)
+
+    def known(name: str) -> Any:
+        return by_name(beside[name], series, name)
+
     if "states" in beside:
-        numbers, names = coded(by_name(beside["states"], series, "states"))
+        numbers, names = coded(known("states"))
         series = with_states(series, like("states", numbers, torch.nan), names)
     for name, beyond, put in (("weights", 1.0, with_weights), ("noise", 0.0, with_noise)):
         if name in beside:
-            numbers = matched_columns(by_name(beside[name], series, name), series.features, name)
-            series = put(series, like(name, numbers, beyond))
-    return series
+            series = put(series, like(name, matched_columns(known(name), series.features, name), beyond))
+    return with_subjects(series, known("subjects")) if "subjects" in beside else series
+
+
+def _check_labels(
+    index: Any, cured: bool, stacked: Stacked | None = None, sequences: Any = None, listed: bool = False, **_: Any
+) -> None:
+    """See `check_times`."""
+    times = stacked.times if stacked else index if listed else (index,)
+    called = "x: sequence {}" if stacked else "x[{!r}]" if listed else "x"
+    check_times(times, [called.format(name) for name in sequences or range(len(times))], cured)
 
 
 def _finished(series: Series, clock: str) -> Series:
@@ -184,14 +204,12 @@ def _alone(part: Any, name: str) -> Any:
     return part.set_axis(rows.times[0])
 
 
-def _list_labels(x: Sequence[Any], names: tuple[str, ...] | None, cured: bool) -> dict[str, Any]:
-    columns = tuple(_features(part) for part in x)
+def _features_of_each(x: Sequence["pd.DataFrame | pd.Series"]) -> tuple[str, ...] | tuple[tuple[str, ...], ...]:
+    columns = tuple(map(_features, x))
     for i, names_of in enumerate(columns):
         if names_of != columns[0] and set(names_of) == set(columns[0]):
             raise ValueError(f"x[{i}]: got columns {list(names_of)}, but x[0] has {list(columns[0])}; use one order.")
-    times = tuple(part.index for part in x)
-    check_times(times, [f"x[{name!r}]" for name in names or range(len(x))], cured)
-    return {"index": times, "features": columns[0] if len(set(columns)) == 1 else columns}
+    return columns[0] if len(set(columns)) == 1 else columns
 
 
 def _summing(lengths: Any, values: Tensor) -> Tensor:
@@ -216,19 +234,6 @@ def _counts(lengths: Any, values: Tensor) -> Tensor:
 
 def _features(x: "pd.DataFrame | pd.Series") -> tuple[str, ...]:
     return tuple(map(str, x.columns)) if isinstance(x, pd.DataFrame) else (str(x.name or "x"),)
-
-
-def _joined(x: Sequence[Any], n_features: int) -> tuple[Tensor | Packed, Tensor]:
-    """A list of sequences as one table with NaN after their ends, and their lengths."""
-    parts = [_values(part, n_features, f"x[{i}]") for i, part in enumerate(x)]
-    for i, part in enumerate(parts):
-        if part.ndim != 2:
-            raise ValueError(f"x[{i}]: got shape {tuple(part.shape)}; each sequence of a list is [T] or [T, F].")
-    dtype = parts[0].dtype
-    for part in parts:
-        dtype = torch.promote_types(dtype, part.dtype)
-    lengths = torch.tensor([part.shape[0] for part in parts], device=parts[0].device)
-    return stored([part.to(dtype) for part in parts], lengths, torch.nan), lengths
 
 
 def _values(x: Any, n_features: int, name: str) -> Tensor:

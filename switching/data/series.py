@@ -568,18 +568,10 @@ class Series(Record):
         number = torch.cat([members.repeat_interleave(lengths[members]) for members in self.groups()])
         return torch.cat(list(by_group))[number.argsort(stable=True).to(by_group[0].device)]
 
-    def grouped(self) -> list["Series"]:
+    def parts(self) -> Iterator["Series"]:
         """The series of each of `groups`; the series itself if there is one group."""
         groups = self.groups()
-        return [self] if len(groups) == 1 else [self.part(members) for members in groups]
-
-    def parts(self) -> Iterator["Series"]:
-        """The series; if it is packed, each of its `groups`."""
-        if not self.packed:
-            yield self
-            return
-        for members in self.groups():
-            yield self.part(members)
+        yield from [self] if len(groups) == 1 else map(self.part, groups)
 
     def turns(self, steps: int | None = None) -> Iterator[tuple[int, int, "Series"]]:
         """Consecutive parts of at most so many steps, with padding; the number of the first sequence of each, and its

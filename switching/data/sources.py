@@ -7,7 +7,7 @@ table, sequences of an array. Each of several processes reads the sequences that
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from itertools import accumulate
+from itertools import accumulate, chain, islice
 from typing import Any, TypeVar
 
 import numpy as np
@@ -154,23 +154,20 @@ def spooled(source: Any, choice: Choice, rank: int, n_ranks: int, progress: bool
             spool = spool or Spool(found.naming())
             spool.add(block)
             passed(len(block.x))
-    if spool is None and n_ranks > 1:  # a share without sequences
-        first = next(_blocks(found.units, 0, 1), None)
-        spool = None if first is None else Spool(found.naming())
-        if spool is not None and first is not None:
-            spool.add(first.cut(0, 0))
     if spool is None:
         raise ValueError("source: has no rows; give at least one step.")
     return spool
 
 
 def _blocks(units: Iterable[Unit], rank: int, n_ranks: int) -> Iterator[Block]:
-    """The rows of the sequences that begin in the part of a process of all places of the units.
+    """The rows of the sequences that begin in the part of a process of all places of the units; if there are none, no
+    row of the first block.
 
     To know whether a sequence begins at the first place of its part, a process reads the place before it.
     """
     if n_ranks == 1:
-        return _joined(block for unit in units for block in unit.blocks(0))
+        yield from _joined(block for unit in units for block in unit.blocks(0))
+        return
     units = list(units)
     counts = [unit.count() for unit in units]
     ends = list(accumulate(counts, initial=0))[1:]
@@ -186,7 +183,10 @@ def _blocks(units: Iterable[Unit], rank: int, n_ranks: int) -> Iterator[Block]:
             for block in unit.blocks(skip):
                 yield replace(block, places=base + np.minimum(block.places, count - 1))
 
-    return _between(_joined(placed()), first, stop) if first < stop else iter(())
+    share = _between(_joined(placed()), first, stop) if first < stop else iter(())
+    begun = next(share, None)
+    none = (block.cut(0, 0) for block in islice(_blocks(units, 0, 1), 1))
+    yield from none if begun is None else chain([begun], share)
 
 
 def _joined(blocks: Iterable[Block]) -> Iterator[Block]:

@@ -54,11 +54,15 @@ class Stacked:
     def lengths(self) -> list[int]:
         return [len(rows) for rows in self.members]
 
+    def parts(self, table: Shaped[Tensor, "N *f"]) -> list[Tensor]:
+        """The rows of each sequence."""
+        return [table[torch.from_numpy(rows).to(table.device)] for rows in self.members]
+
     def split(
         self, table: Shaped[Tensor, "N *f"], lengths: Int[Tensor, "B"], beyond: float
     ) -> Shaped[Tensor, "B T *f"] | Packed:
         """The rows of each sequence as one table, with the number `beyond` after its end; see `stored`."""
-        return stored([table[torch.from_numpy(rows).to(table.device)] for rows in self.members], lengths, beyond)
+        return stored(self.parts(table), lengths, beyond)
 
     def back(self, steps: Tensor) -> Tensor:
         """Steps `[N, ...]`, one sequence after another, in the order of the rows."""

@@ -9,21 +9,17 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from .knowledge import by_name
 from .series import Series
 
 SHOWN = 5  # names in an error
 
 
 def with_subjects(series: Series, labels: Any) -> Series:
-    """The series with the names of the subjects of its sequences; None: unchanged.
+    """The series with the names of the subjects of its sequences.
 
     Raises:
         ValueError: as many names as there are sequences are expected; a name is missing.
     """
-    if labels is None:
-        return series
-    labels = by_name(labels, series, "subjects")
     labels = labels.tolist() if hasattr(labels, "tolist") else labels
     names = [labels] if isinstance(labels, str | int) else list(labels)
     if len(names) != series.n_sequences:

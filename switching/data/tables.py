@@ -16,7 +16,7 @@ import numpy as np
 import pandas as pd
 
 from .files import check_file
-from .timeline import TIME_NAMES, distances, is_time, label_text, out_of_order, rows_by
+from .timeline import TIME_NAMES, distances, is_number, is_time, label_text, out_of_order, rows_by
 
 PACKED: dict[str, Any] = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open}
 PARQUET = (".parquet", ".pq")
@@ -119,7 +119,7 @@ def _header(path: Path) -> list[str]:
     twice = [name for i, name in enumerate(names) if name and name in names[:i]]
     if twice:
         raise ValueError(f"data: {path} has two columns called {twice[0]}; give each a different name.")
-    if names and all(_is_number(name) for name in names):
+    if names and all(is_number(name) for name in names):
         raise ValueError(f"data: {path} has no header, its first line is {', '.join(names)}; name the columns there.")
     return names
 
@@ -178,14 +178,6 @@ def _lines(path: Path) -> TextIOWrapper:
 def _separator(path: Path) -> str:
     packed = path.suffix.lower() in PACKED
     return "\t" if Path(path.stem if packed else path.name).suffix.lower() in (".tsv", ".tab") else ","
-
-
-def _is_number(text: str) -> bool:
-    try:
-        float(text)
-    except ValueError:
-        return False
-    return True
 
 
 def _first_line(error: Exception) -> str:

@@ -233,3 +233,12 @@ def label_text(label: object) -> str:
     if isinstance(label, float | np.floating) and float(label).is_integer():
         return str(int(label))
     return str(label)
+
+
+def is_number(text: str) -> bool:
+    """Whether text is a number."""
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True

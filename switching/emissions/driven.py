@@ -171,7 +171,7 @@ def scored_rows(emission: Emission, series: Series) -> Bool[Tensor, "n F"]:
     """`scored` of all steps, one sequence after another."""
     if not emission.order:
         return ~torch.isnan(series.rows)
-    return series.joined([scored(emission, part)[part.inside] for part in series.grouped()])
+    return series.joined([scored(emission, part)[part.inside] for part in series.parts()])
 
 
 def emission_at(emission: Emission, series: Series, drive: Drive) -> Emission:

@@ -73,11 +73,16 @@ class ChainPiece(Generic[SomeProblem]):
         return replace(marginals, fresh=fresh, held=held, initial=initial)
 
 
-def log_evidence(problem: SeriesProblem, whole: Whole, values: Parameters) -> Float[Tensor, "*r"]:
+def log_evidence(problem: SeriesProblem, whole: Whole | None, values: Parameters) -> Float[Tensor, "*r"]:
     """log p(x | parameters) of all data for each restart, each sequence times its weight; in float64.
 
     Its derivatives with respect to the parameters are those of the same pass through the data.
+
+    Arguments:
+        whole: all data, in the units of the problem; None: the series of the problem.
     """
+    if whole is None:
+        return problem.total(problem.evidence(values))
     free = [name for name, table in values.items() if table.requires_grad]
     here = {name: table.detach().requires_grad_(name in free) for name, table in values.items()}
 
@@ -97,9 +102,9 @@ def log_evidence(problem: SeriesProblem, whole: Whole, values: Parameters) -> Fl
 
 
 @torch.no_grad()
-def occupancy(problem: Problem, whole: Whole, values: Parameters) -> Float[Tensor, "*r K"]:
-    """Expected number of steps in each state, of all data."""
-    lead = _lead(problem, values)
+def occupancy(problem: Problem, whole: Whole | None, values: Parameters) -> Float[Tensor, "*r K"]:
+    """Expected number of steps in each state; `whole`: see `log_evidence`."""
+    lead, whole = _lead(problem, values), whole or Whole.of(problem.series)
 
     def steps(piece: ChainPiece[Any]) -> list[Tensor]:
         state = piece.chain.smooth().state[..., piece.counted_before :, :]

@@ -24,6 +24,7 @@ from ...inference.message_passing.engine import VMP, Run
 from ..parameters import Parameters, prefixed, with_prefix
 from ..problem import Problem
 from .chain_graph import Blocks, ChainGraph, blocks_of
+from .chains_in_parts import occupancy
 from .chunked import ChunkedVMP, engine_in, engine_of
 from .graph import Etas
 from .hyperparameters import best_population
@@ -202,6 +203,6 @@ def fit_population(problem: Problem, options: Options, pooled: VariationalPoster
     posterior = PopulationPosterior.of_chain(etas, graph.blocks, units, problem)
     fitted = {name: search.best.tables[OF_POPULATION + name] for name in populations.partial}
     posterior = replace(posterior, populations=fitted)
-    empty = problem.occupancy(posterior.mean) < 1.0
+    empty = occupancy(problem, None, posterior.mean) < 1.0
     result = result_of(search.result().raised(-volume), "vmp", posterior.mean, empty, posterior)
     return replace(result, fixed=tuple(problem.fixed), held=problem.fixed)

@@ -361,7 +361,7 @@ def result_of_draws(
 ) -> Result:
     """A result by draws, whose values are the posterior means."""
     values = problem.admitted(posterior.mean)
-    empty = (problem.occupancy(values) if whole is None else occupancy(problem, whole, values)) < 1.0
+    empty = occupancy(problem, whole, values) < 1.0
     collapsed = torch.zeros_like(empty)
     return Result(
         values=values, method=method, empty_states=empty, collapsed_states=collapsed, posterior=posterior, **how

@@ -88,47 +88,39 @@ class Whole:
         return Whole(series, ranks, tuple(ranks.gathered(lambda: Size.of(series))))
 
     @staticmethod
-    def shared(series: Series, options: Any, files: bool = False) -> "Whole | None":
-        """The data of the processes of a group, for EM or message passing; None: there is no group, so this process
-        has all data.
+    def shared(
+        series: Series, options: Any, files: bool = False, draws: bool = False, pooled: bool = False
+    ) -> tuple["Whole | None", Series]:
+        """The data of the processes of a group, and a sample of them. Without a group this process has all data, and
+        the result is None and the series.
 
         Arguments:
             files: whether data in a file are read in parts too; for other methods they are read into memory.
-
-        Raises:
-            ValueError: as `check`.
-        """
-        ranks = Ranks.of(options.group)
-        in_parts = files and series.on_disk and options.method in ("em", "vmp")
-        if ranks.alone and not in_parts:
-            return None
-        whole = Whole.of(series, ranks)
-        whole.check(options, pooled=False, draws=False)
-        return whole
-
-    def check(self, options: Any, pooled: bool, draws: bool = True) -> None:
-        """Raise an error if the data cannot be fitted so.
-
-        Arguments:
-            draws: whether SVI adds up its gradient over the data.
+            draws: whether SVI adds up its gradient over the data, and no method reads data in a file into memory.
+            pooled: whether the fit is pooled, which needs all data at once.
 
         Raises:
             ValueError: a method that needs all data at once.
         """
-        methods = '"em", "vmp" or "svi"' if draws else '"em" or "vmp"'
-        if pooled or f'"{options.method}"' not in methods:
-            argument, cure = ("pooled", "leave it out") if pooled else ("method", f"use method={methods}")
+        ranks, methods = Ranks.of(options.group), ("em", "vmp", "svi") if draws else ("em", "vmp")
+        if ranks.alone and not (files and series.on_disk and (draws or options.method in methods)):
+            return None, series
+        whole = Whole.of(series, ranks)
+        if pooled or options.method not in methods:
+            named = '"em", "vmp" or "svi"' if draws else '"em" or "vmp"'
+            argument, cure = ("pooled", "leave it out") if pooled else ("method", f"use method={named}")
             raise ValueError(
                 f"{argument}: got {getattr(options, argument)!r}, but x is in a file or shared by processes, and this "
                 f"needs all of it at once; {cure}, or fit some of the sequences in memory."
             )
-        if options.batch_size is not None and not self.ranks.alone:
+        if options.batch_size is not None and not ranks.alone:
             raise ValueError(
-                f"batch_size: got {options.batch_size}, but {self.ranks.n} processes share the data, and a step uses "
+                f"batch_size: got {options.batch_size}, but {ranks.n} processes share the data, and a step uses "
                 "the sequences of all; leave it out."
             )
-        if self.n_sequences == 0:
+        if whole.n_sequences == 0:
             raise ValueError("x: got no sequence; give at least one.")
+        return whole, whole.sample(options.number)
 
     def double(self) -> "Whole":
         """The same data, read in float64."""
@@ -268,7 +260,7 @@ class Whole:
         device of its data."""
         if self.ranks.alone:
             sample = sample_of(self.series, seed, SAMPLE)
-            return self._in_memory(torch.arange(sample.n_sequences, device="cpu")) if sample is self.series else sample
+            return sample.part(torch.arange(sample.n_sequences, device="cpu")) if sample.on_disk else sample
         chosen = self._chosen(seed)
         own = chosen[(chosen >= self._first) & (chosen < self._first + self.series.n_sequences)] - self._first
         there = self.ranks.gathered(lambda: self._tables(own, alone=len(chosen) == 1))
@@ -292,9 +284,6 @@ class Whole:
         if n * max(size.longest for size in self.by_rank) <= SAMPLE:
             return torch.arange(n, device="cpu")
         return first_of(order, lengths.long(), SAMPLE)
-
-    def _in_memory(self, members: Int[Tensor, "n"]) -> Series:
-        return self.series.part(members) if self.series.on_disk else self.series
 
     def _tables(self, members: Int[Tensor, "n"], alone: bool) -> Series | None:
         """This process's sequences of the sample, without files and labels; a long one that is alone in stretches."""

@@ -7,16 +7,20 @@ logarithm of a standard deviation whose prior density is 0 at 0. For other model
 and the free coordinates of precisions. Fixed parameters have no coordinates.
 """
 
+import sys
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from ...inference.numerics.cholesky import cholesky, log_det
+from ..fitting.chains_in_parts import log_evidence
 from ..fitting.density import FreeDensity
 from ..fitting.points import PointCoordinates
 from ..fitting.units import Units
+from ..fitting.whole import Whole
 from ..known import parted
 from ..parameters import Parameters
 from ..user_priors import UserPrior
@@ -158,14 +162,18 @@ class LinearDensity(FreeDensity):
         units: these units, for the conversion back.
         near: parameters in these units at which the density is defined.
         volume: whether to add the log Jacobian of the coordinates: yes for draws, no for the mode.
+        whole: all data in the user's units, if the series of the problem is a sample of them, whose inputs give the
+            units of the coordinates; all processes compute the density together.
     """
 
     problem: LinearProblem
     units: Units
     volume: bool
 
-    def __init__(self, problem: LinearProblem, units: Units, near: Parameters, volume: bool = True) -> None:
-        self.problem, self.units, self.volume = problem, units, volume
+    def __init__(
+        self, problem: LinearProblem, units: Units, near: Parameters, volume: bool = True, whole: Whole | None = None
+    ) -> None:
+        self.problem, self.units, self.volume, self.whole = problem, units, volume, whole
         emission = problem.emission
         if isinstance(emission, Irregular):
             emission = Irregular(emission.structure) if problem.prior is None else emission
@@ -178,12 +186,17 @@ class LinearDensity(FreeDensity):
         return self.units.to(free["y"]).back(self.coordinates.values(free["y"]))
 
     def log_prob(self, free: Parameters) -> Float[Tensor, "*r"]:
-        total = self.problem.objective(self.coordinates.values(free["y"]))
+        values = self.coordinates.values(free["y"])
+        total = self._evidence(self.problem, values) + self.problem.log_prior(values)
         return total + self.coordinates.log_volume(free["y"]) if self.volume else total
 
     def evidence(self, problem: LinearProblem, values: Parameters) -> float:
-        """log p(x) of a problem with the same data, in any units."""
-        return float(problem.total(problem.evidence(values)))
+        """log p(x) of a problem with the same data, in the units of this density or of the user."""
+        return float(self._evidence(problem, values))
+
+    def _evidence(self, problem: LinearProblem, values: Parameters) -> Float[Tensor, "*r"]:
+        units = self.units if problem is self.problem else None
+        return log_evidence(problem, self.whole and replace(self.whole, units=units), values)
 
     @property
     def variances(self) -> list[str]:
@@ -202,4 +215,4 @@ class LinearDensity(FreeDensity):
 
     @property
     def at_once(self) -> int:
-        return self.problem.evidences_at_once
+        return self.problem.evidences_at_once if self.whole is None else sys.maxsize  # parts are smaller for more

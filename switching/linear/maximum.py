@@ -14,7 +14,7 @@ from ..fitting.progress import reported
 from ..fitting.refinement import peak
 from ..fitting.search import ROUNDS, MultiStart, continued, multi_start
 from ..fitting.units import Units
-from ..fitting.whole import Whole
+from ..fitting.whole import Whole, together
 from ..newton import NewtonAscent
 from ..parameters import Parameters
 from .coordinates import STEEPEST, LinearDensity
@@ -22,7 +22,6 @@ from .kinds import Starts, changed, grid
 from .priors import prior_volume
 from .problem import LinearProblem, typical
 from .quick import DOUBT, QuickDensity
-from .shared import SharedDensity
 from .stationary import LOST, share_of_noise
 
 LEAST, MOST = 1e-3, 1.0  # standard deviations of random starts, in units of the data
@@ -48,19 +47,14 @@ def maximum(
     near = {name: value.to(device) for name, value in (typical(inner.dynamics, inner.emission) | inner.fixed).items()}
     density = QuickDensity(inner, units, near, volume=False)
     shift = _shift(density, problem, near)
-    if whole is None:
-        check_noise(density)
-        found = _searched(density, problem, options, user_start, shift)
-        result = found.raised(shift)
-    else:
-        everywhere = SharedDensity(inner, whole, units, near)
-        check_noise(everywhere)
-        found = whole.ranks.together(lambda: _searched(density, problem, options, user_start, shift))
+    everywhere = density if whole is None else LinearDensity(inner, units, near, volume=False, whole=whole)
+    check_noise(everywhere)
+    found, of_all = together(whole, lambda: _searched(density, problem, options, user_start, shift)), shift
+    if whole is not None:
         of_all = _shift(everywhere, problem, near)
-        found = _gone_on(found, everywhere, options, of_all)
-        result = found.raised(of_all, shift)
+        found = _gone_on(found, everywhere, whole, options, of_all)
     check_rounding(density, found.best.tables["y"])
-    return density.values(found.best.tables), result
+    return density.values(found.best.tables), found.raised(of_all, shift)
 
 
 def _searched(
@@ -78,7 +72,7 @@ def _searched(
     return search.result()
 
 
-def _gone_on(found: SearchResult, density: SharedDensity, options: Options, shift: float) -> SearchResult:
+def _gone_on(found: SearchResult, density: LinearDensity, whole: Whole, options: Options, shift: float) -> SearchResult:
     """The best ends on the sample, run on with all data."""
 
     def make_optimizer(tables: Parameters) -> Ascent:
@@ -93,7 +87,7 @@ def _gone_on(found: SearchResult, density: SharedDensity, options: Options, shif
 
     with reported(options, shift) as report:
         return continued(
-            found, lambda climb: climb.tables, make_optimizer, options, density.whole, report, options.n_kept, finish
+            found, lambda climb: climb.tables, make_optimizer, options, whole, report, options.n_kept, finish
         )
 
 
@@ -104,8 +98,7 @@ def mode_of_tables(
     data, if the series of the problem is a sample of them."""
     inner, series = problem.in_units(units), problem.series if whole is None else whole
     near = units.values(start) | inner.fixed
-    density = LinearDensity(inner, units, near, volume=False)
-    density = density if whole is None else SharedDensity(inner, whole, units, near)
+    density = LinearDensity(inner, units, near, volume=False, whole=whole)
     values = density.values(density.start)
     height = density.evidence(problem, values) + float(problem.log_prior(values))
     shift = height - float(density.at(density.point[None])[0])

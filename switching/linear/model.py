@@ -350,12 +350,9 @@ class LinearSSM(Model):
         series = self.read(x, horizon=horizon, **given)
         series.check_ahead(horizon)
         if series.inputs is None:
-            groups = series.groups()
-            parts = [vars(self.chain(part).forecast(horizon)) for part in series.grouped()]
-            tables = parts[0]
-            if len(groups) > 1:
-                order = torch.cat(groups).argsort().to(series.like.device)
-                tables = {name: torch.cat([part[name] for part in parts])[order] for name in tables}
+            problem, values = self.problem(series), self.values_like(series.like)
+            parts = problem.by_group(lambda part: vars(part.chain(values).forecast(horizon)))
+            tables = {n: problem.of_all([part[n] for part in parts], t.ndim - 1) for n, t in parts[0].items()}
             return LinearForecast(**tables, series=series, source=self)
         self._check_long_enough(series)
         return LinearForecast(*self._ahead(series, horizon), series=series, source=self)
@@ -563,15 +560,14 @@ class LinearSSM(Model):
         from ..fitting.whole import Whole
         from .fit import fit_linear
 
-        whole = Whole.shared(series, options, files=True)
+        whole, sample = Whole.shared(series, options, files=True)
         if whole is not None:
             whole.ranks.together(lambda: series.n_sequences and self.problem(series))  # beyond the sample too
-            series = whole.sample(options.number)
-        check_enough(series, 1)
+        check_enough(sample, 1)
         if whole is None:
-            self._check_determined(series, options.fixed or ())
-        model = self if options.prior is None else self.scaled_to(series)
-        problem = replace(model.problem(series), prior=None if options.prior is None else model.prior)
+            self._check_determined(sample, options.fixed or ())
+        model = self if options.prior is None else self.scaled_to(sample)
+        problem = replace(model.problem(sample), prior=None if options.prior is None else model.prior)
         result = fit_linear(problem, options, whole)
         kind = self._kind_of_fit(result.posterior is not None)
         fitted = model._copy(result.values)

@@ -570,8 +570,7 @@ class SwitchingLinearSSM(Model):
         from ..fitting.whole import Whole
         from .fit import fit_switching_linear
 
-        whole = Whole.shared(series, options)
-        sample = series if whole is None else whole.sample(options.number)
+        whole, sample = Whole.shared(series, options)
         result = fit_switching_linear(self.problem(sample), options, whole)
         return Fit.of(result, self._copy(result.values))
 

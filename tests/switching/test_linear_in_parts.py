@@ -17,7 +17,6 @@ from samplehold.switching.linear.coordinates import LinearDensity
 from samplehold.switching.linear.learning import LinearGraph, graph_of
 from samplehold.switching.linear.problem import typical
 from samplehold.switching.linear.rebasing import rebase
-from samplehold.switching.linear.shared import SharedDensity
 from samplehold.switching.linear.starts import first_paths
 from torch import Tensor
 from torch.testing import assert_close
@@ -108,7 +107,7 @@ def test_the_density_of_a_structure_is_that_in_memory(monkeypatch, kind):
     monkeypatch.setattr(chunked, "MAX_NUMBERS", 20 * problem.n_states)
     sizes = noted(monkeypatch)
     expected = LinearDensity(inner, units, near, volume=False)
-    found = SharedDensity(inner, Whole.of(file(model, x)), units, near)
+    found = LinearDensity(inner, units, near, volume=False, whole=Whole.of(file(model, x)))
     points = found.point + 0.1 * torch.arange(2.0, dtype=torch.float64)[:, None]
     assert_close(found.at(points), expected.at(points), rtol=1e-10, atol=1e-10)
     assert_close(found.gradient(points), expected.gradient(points), rtol=1e-9, atol=1e-9)

@@ -10,6 +10,7 @@ from oracles.models import KINDS, drive, random_model
 from pandas.testing import assert_frame_equal
 from samplehold.switching.fitting import EM, Units, first_guesses
 from samplehold.switching.fitting.bucketing import Bucketing
+from samplehold.switching.fitting.chains_in_parts import occupancy
 from samplehold.switching.program import PathMixture
 from torch.testing import assert_close
 
@@ -74,14 +75,14 @@ def test_what_is_asked_of_them_is_that_of_the_padded_batch(monkeypatch, dynamics
     problem = ragged(dynamics, emission)
     model = random_model(dynamics, emission, seed=2)
     states, values = model.states(problem.series), model.values_like(problem.series.observations)
-    evidence, occupancy = model.log_evidence(problem.series), problem.occupancy(values)
+    evidence, counts = model.log_evidence(problem.series), occupancy(problem, None, values)
     assert len(problem.groups) > 2
     monkeypatch.setattr("samplehold.switching.data.packed.WASTE", 1e9)
     padded = replace(problem)
     assert_frame_equal(states, model.states(padded.series), rtol=1e-12)
     assert_close(evidence, model.log_evidence(padded.series), rtol=1e-12, atol=0)
     assert_close(evidence, padded.chain(values).log_normalizer(), rtol=1e-12, atol=0)
-    assert_close(occupancy, padded.occupancy(values), rtol=1e-12, atol=0)
+    assert_close(counts, padded.chain(values).smooth().state.flatten(0, -2).sum(0), rtol=1e-12, atol=0)
     units = Units.of(problem.emission, problem.series)
     observed = ~problem.series.observations.isnan()
     assert_close(units.log_volume(problem.series), (observed * units.unit.log()).sum((-2, -1)), rtol=1e-12, atol=1e-12)
