@@ -84,26 +84,26 @@ class NewtonAscent(Ascent):
 
 
 def uphill(
-    function: Callable[[Float[Tensor, "*n R P"]], Float[Tensor, "*n R"]], flat: Float[Tensor, "R P"]
-) -> tuple[Float[Tensor, "R P"], Float[Tensor, "R"]]:
-    """The steps of Newton's method for R functions, of which values at many points cost little more than one, and the
+    function: Callable[[Float[Tensor, "*n P"]], Float[Tensor, "*n"]], flat: Float[Tensor, "*r P"]
+) -> tuple[Float[Tensor, "*r P"], Float[Tensor, "*r"]]:
+    """The steps of Newton's method for functions of which values at many points cost little more than one, and the
     gains that their slopes promise. The curvature is that of central differences of slopes."""
     n = flat.shape[-1]
-    moves = DIFFERENCE * torch.eye(n, dtype=flat.dtype, device=flat.device).unsqueeze(1)
+    moves = DIFFERENCE * torch.eye(n, dtype=flat.dtype, device=flat.device).reshape(n, *[1] * (flat.ndim - 1), n)
     with torch.enable_grad():
         points = (flat.detach() + torch.cat([torch.zeros_like(moves[:1]), moves, -moves])).requires_grad_()
         (slopes,) = torch.autograd.grad(function(points).sum(), points)
     curvature = (slopes[1 : n + 1] - slopes[n + 1 :]).movedim(0, -1) / (2 * DIFFERENCE)
-    there = curvature.isfinite().all(-1).all(-1) & slopes[0].isfinite().all(-1)
-    curvature = torch.where(there[:, None, None], (curvature + curvature.mT) / 2, 0.0)
-    slope = torch.where(there.unsqueeze(-1), slopes[0], 0.0)
+    there = curvature.isfinite().all(-1).all(-1, keepdim=True) & slopes[0].isfinite().all(-1, keepdim=True)
+    curvature = torch.where(there.unsqueeze(-1), (curvature + curvature.mT) / 2, 0.0)
+    slope = torch.where(there, slopes[0], 0.0)
     step = (capped_inverse(curvature, slope, FAR) @ slope.unsqueeze(-1)).squeeze(-1)
     return step, (step * slope).sum(-1)
 
 
 def capped_inverse(
-    curvature: Float[Tensor, "R P P"], slopes: Float[Tensor, "R P"], radius: float = RADIUS
-) -> Float[Tensor, "R P P"]:
+    curvature: Float[Tensor, "*r P P"], slopes: Float[Tensor, "*r P"], radius: float = RADIUS
+) -> Float[Tensor, "*r P P"]:
     """The inverse of minus the curvature with the absolute values of its eigenvalues.
 
     They are raised so far that no step along an axis is longer than `radius`.

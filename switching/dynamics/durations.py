@@ -139,9 +139,7 @@ class Durations:
 
     def log_prob(self, own: Parameters, first: int, end: int) -> Float[Tensor, "*r K n"]:
         """log p(d) of d - 1 from `first` to before `end`, in float64."""
-        like = next(iter(own.values()))
-        x = torch.arange(first, end, dtype=torch.float64, device=like.device).unsqueeze(-1)
-        return self.law.table(x, {name: value.double() for name, value in own.items()}).mT
+        return self.law.in_a_row(first, end, {name: value.double() for name, value in own.items()})
 
     def log_table(self, own: Parameters, n: int) -> Float[Tensor, "*r K n"]:
         """log p(d) for d = 1, ..., n - 1 and log P(d >= n)."""

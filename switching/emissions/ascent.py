@@ -14,6 +14,7 @@ from ..priors import NONE
 
 MAX_STEPS = 4  # of BFGS in one M-step; the next M-step continues
 NEAR = 0.05  # of coordinates, between two slopes that show the curvature; kinks within it count
+PART = 0.2  # of the share of the gain that Newton's method may leave: these steps know less of the curvature
 RESTS = 1e-10  # promised rise of a step in nats, at which a restart rests
 LEAST = 1e-6  # the least curvature
 
@@ -45,7 +46,8 @@ class MStep(Ascent):
     def _advance(self, move: Tensor, promised: Tensor, going: Tensor) -> None:
         before = self.height()
         super()._advance(move, promised, going)
-        self.stuck = self.stuck | (self.height() - before <= share_left.get() * (self.height() - self.begun))
+        share = PART * share_left.get()
+        self.stuck = self.stuck | (self.height() - before <= share * (self.height() - self.begun))
 
 
 def ascend(

@@ -221,6 +221,11 @@ class Emission(Named, ABC):
         wide = {n: widened(values[n], len(p.dims), x.ndim - 1) for n, p in self.parameters.items()}
         return self.log_prob(x.unsqueeze(-2), wide)
 
+    def in_a_row(self, first: int, end: int, values: Parameters) -> Float[Tensor, "*r K n"]:
+        """log p of the counts from `first` to before `end` in every state, for a law of one count."""
+        like = next(iter(values.values()))
+        return self.table(torch.arange(first, end).to(like).unsqueeze(-1), values).mT
+
     def moments(self, values: Parameters) -> tuple[Float[Tensor, "*r K F"], Float[Tensor, "*r K F"]]:
         """Mean and variance of each feature in each state."""
         distribution, like = self.distribution(values), next(iter(values.values()))

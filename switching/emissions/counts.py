@@ -101,6 +101,14 @@ class NegativeBinomial(Separate):
         rising = (size + x - 0.5) * log_ratio(size, x) - x + stirling_rest(size + x) - stirling_rest(size)
         return rising - torch.lgamma(x + 1) - (size + x) * log_ratio(size, mean) + torch.xlogy(x, mean)
 
+    def in_a_row(self, first: int, end: int, values: Parameters) -> Tensor:
+        """By $p(x + 1) / p(x) = (1 + a x) m / ((x + 1) (1 + a m))$ for a mean m and a dispersion a."""
+        begin = self.log_density(values["mean"].new_full((), first), values)
+        x, scaled = torch.arange(first, max(first, end - 1)).to(begin), values["dispersion"] * values["mean"]
+        fall = values["mean"].log() - scaled.log1p()
+        ratios = torch.log1p(values["dispersion"] * x) - (x + 1).log() + fall
+        return torch.cat([begin, begin + ratios.cumsum(-1)], -1)[..., : end - first]
+
     def maximize(
         self, x: Tensor, weights: Tensor, near: Parameters, prior: Parameters | None, floor: Tensor
     ) -> Maximized:

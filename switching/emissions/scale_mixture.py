@@ -25,6 +25,7 @@ from ..parameters import Parameters
 MAX_STEPS = 6  # of Newton's method for the degrees of freedom; the next M-step continues
 LONGEST_STEP = 2.0  # of log df
 HUGE = 1e8  # a ratio whose square has no digits beside 1
+LARGEST = 1e150  # a residual whose square is finite
 
 
 class TailStep(NamedTuple):
@@ -108,16 +109,22 @@ class TailStep(NamedTuple):
 
     def of_df(self, values: Parameters) -> Parameters:
         """The degrees of freedom of the greatest log-likelihood, beside the same location and precision."""
-        residuals, precision = self._residuals(values), values["precision"].unsqueeze(-1)
-        squares = residuals.square()
+        squares, count = self._residuals(values).clamp_max(LARGEST).square(), self.used.sum(-1)
+
+        def summed(each: Tensor) -> Tensor:
+            return (self.used * each).sum(-1)
 
         def height(log_df: Tensor) -> Tensor:
-            df = log_df.exp()
-            each = torch.where(self.used > 0, self.used * log_density(residuals, precision, df), 0.0).sum(-1)
-            return each + self._prior_of_df(df.squeeze(-1))
+            df = log_df.exp().squeeze(-1)
+            tails = (df + 1) / 2 * summed(torch.log1p(squares / df.unsqueeze(-1)))
+            return count * _log_constant(df) - tails + self._prior_of_df(df)
 
         def step(log_df: Tensor) -> tuple[Tensor, Tensor]:
-            first, second = self._slopes(log_df.exp(), squares)
+            df = log_df.exp()
+            ratio = squares / df
+            share = ratio / (1 + ratio)
+            sums = map(summed, (torch.log1p(ratio), share, share * share))
+            first, second = self._slopes(df.squeeze(-1), count, *sums)
             move = (first / second.abs().clamp_min(1e-300)).clamp(-LONGEST_STEP, LONGEST_STEP)
             return move.unsqueeze(-1), first * move
 
@@ -132,23 +139,30 @@ class TailStep(NamedTuple):
             return torch.zeros_like(df)
         return (self.prior["df_shape"] - 1) * df.log() - self.prior["df_rate"] * df
 
-    def _slopes(self, df: Float[Tensor, "*r K F 1"], squares: Tensor) -> tuple[Tensor, Tensor]:
-        """The first two derivatives of the objective in log df."""
-        ratio, half = squares / df, df / 2
-        share = ratio / (1 + ratio)
-        # of -(df + 1) / 2 log1p(squares / df)
-        first = ((df + 1) * share / df - torch.log1p(ratio)) / 2
-        second = share * ((df + 1) * share - 2) / (2 * df.square())
-        count = self.used.sum(-1, keepdim=True)
+    def _slopes(
+        self, df: Float[Tensor, "*r K F"], count: Tensor, tails: Tensor, shares: Tensor, products: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        r"""The first two derivatives of the objective in log df.
+
+        Arguments:
+            count, tails, shares, products: the sums of 1, of log1p(r / df), and of $r / (\nu + r)$ and its squares for
+                squared residuals r.
+        """
+        half = df / 2
+        first = ((df + 1) * shares / df - tails) / 2  # of -(df + 1) / 2 log1p(squares / df)
+        second = ((df + 1) * products - 2 * shares) / (2 * df.square())
         gap = torch.digamma(half + 0.5) - torch.digamma(half) - 1 / df
         bend = (torch.polygamma(1, half + 0.5) - torch.polygamma(1, half)) / 2 + 1 / df.square()
-        first = (self.used * first).sum(-1, keepdim=True) + count * gap / 2
-        second = (self.used * second).sum(-1, keepdim=True) + count * bend / 2
+        first, second = first + count * gap / 2, second + count * bend / 2
         if self.prior is not None:
-            less = (self.prior["df_shape"] - 1).unsqueeze(-1)
-            first = first + less / df - self.prior["df_rate"].unsqueeze(-1)
-            second = second - less / df.square()
-        return (first * df).squeeze(-1), (first * df + second * df.square()).squeeze(-1)
+            less = self.prior["df_shape"] - 1
+            first, second = first + less / df - self.prior["df_rate"], second - less / df.square()
+        return first * df, first * df + second * df.square()
+
+
+def _log_constant(df: Float[Tensor, "*#n"]) -> Tensor:
+    r"""$\log \Gamma((\nu + 1) / 2) - \log \Gamma(\nu / 2) - \log(\nu / 2) / 2$."""
+    return log_rising(df / 2, torch.full_like(df, 0.5))
 
 
 def log_density(residual: Float[Tensor, "*#n"], precision: Float[Tensor, "*#n"], df: Float[Tensor, "*#n"]) -> Tensor:
@@ -157,5 +171,4 @@ def log_density(residual: Float[Tensor, "*#n"], precision: Float[Tensor, "*#n"],
     ratio = residual / df.sqrt()
     far = ratio > HUGE
     tail = torch.where(far, 2 * ratio.where(far, HUGE).log(), torch.log1p(ratio.where(~far, 0.0).square()))
-    rising = log_rising(half, torch.full_like(half, 0.5))
-    return rising + (precision.log() - math.log(2 * math.pi)) / 2 - (half + 0.5) * tail
+    return _log_constant(df) + (precision.log() - math.log(2 * math.pi)) / 2 - (half + 0.5) * tail

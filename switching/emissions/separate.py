@@ -26,15 +26,14 @@ from torch import Tensor
 from ...inference.families.peak import NEAR_FLOOR
 from ..ascent import newton
 from ..definite import free_coordinates
+from ..newton import uphill
 from ..parameters import Parameter, Parameters
 from ..priors import Site, log_prior
 from .ascent import ascend
 from .contract import Emission, Maximized
 
 MAX_STEPS = 12  # of Newton's method in one M-step; the next M-step continues
-LONGEST_STEP = 3.0  # in free coordinates
 ROUNDING = 1e-6  # of a variance that is at the floor
-FLAT = 1e-10  # share of the greatest curvature, below which a direction counts as flat
 
 
 @dataclass(frozen=True, repr=False)
@@ -230,23 +229,6 @@ def _climbed(emission: Climbable, objective: Callable[[Parameters], Tensor], val
         end = newton(lambda point: height(point).nan_to_num(-torch.inf), partial(uphill, height), start, MAX_STEPS)
         moved = (end != start).any(-1)
         return {name: value.where(moved, values[name]) for name, value in at(end).items()}
-
-
-def uphill(
-    objective: Callable[[Tensor], Tensor], point: Float[Tensor, "*r P"]
-) -> tuple[Float[Tensor, "*r P"], Float[Tensor, "*r"]]:
-    """The step of Newton's method from each point, and the gain that its slope promises."""
-    with torch.enable_grad():
-        leaf = point.detach().requires_grad_()
-        (slope,) = torch.autograd.grad(objective(leaf).sum(), leaf, create_graph=True)
-        rows = [torch.autograd.grad(part.sum(), leaf, retain_graph=True)[0] for part in slope.unbind(-1)]
-    slope, curvature = slope.detach().nan_to_num(0.0, 0.0, 0.0), -torch.stack(rows, -2).nan_to_num(0.0, 0.0, 0.0)
-    size, axes = torch.linalg.eigh((curvature + curvature.mT) / 2)
-    size = size.abs()
-    size = size.maximum(FLAT * size.amax(-1, keepdim=True)).clamp_min(torch.finfo(size.dtype).tiny)
-    step = (axes @ ((axes.mT @ slope.unsqueeze(-1)) / size.unsqueeze(-1))).squeeze(-1).nan_to_num(0.0, 0.0, 0.0)
-    step = step * (LONGEST_STEP / step.norm(dim=-1, keepdim=True).clamp_min(LONGEST_STEP))
-    return step, (step * slope).sum(-1)
 
 
 def weighted_moments(

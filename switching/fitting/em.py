@@ -29,7 +29,7 @@ from ..problem import Problem
 from .bucketing import Bucketing
 from .starts import variance_floor
 
-LEFT = 0.1  # share of what an M-step gains that it may leave to the next one
+LEFT = 0.5  # share of what an M-step gains that it may leave to the next one
 
 
 class EM:

@@ -37,6 +37,7 @@ from .starts import (
     occupy,
     opened,
     stacked,
+    typical,
     with_context,
 )
 
@@ -52,10 +53,11 @@ class End(NamedTuple):
 
 
 class Draws(NamedTuple):
-    """What all kinds of change use: coordinates of the steps, the ends, and random numbers."""
+    """What all kinds of change use: coordinates of the steps, typical parameters, the ends, and random numbers."""
 
     problem: Problem
     points: Float[Tensor, "N E"] | None
+    near: Parameters
     ends: Sequence[End]
     rng: np.random.Generator
     generator: torch.Generator
@@ -64,7 +66,7 @@ class Draws(NamedTuple):
 def perturbed(problem: Problem, ends: Sequence[End], n: int, seed: int) -> Starts:
     """n starts, of all kinds in turn, from ends of which the first is the best; fewer if some cannot be made."""
     rng, generator = np.random.default_rng(seed), torch.Generator().manual_seed(seed)
-    draws = Draws(problem, embedded(problem.emission, problem.series), ends, rng, generator)
+    draws = Draws(problem, embedded(problem.emission, problem.series), typical(problem), ends, rng, generator)
     kinds = [list(CHANGES)[(seed + number) % len(CHANGES)] for number in range(n)]
     changed, made = [], []
     for kind in kinds:
@@ -106,7 +108,7 @@ def _redrawn(draws: Draws, end: End) -> Parameters:
     at = torch.from_numpy(rng.random((len(weights), 1))).to(weights)
     labels = (at > weights.cumsum(-1)).sum(-1).clamp_max(n_states - 1)
     moves = labelled(problem, labels).moves
-    return _from_guess(problem, Guess(_by_sequence(problem, weights), moves))
+    return _from_guess(draws, Guess(_by_sequence(problem, weights), moves))
 
 
 def _shaken(draws: Draws, end: End) -> Parameters:
@@ -143,7 +145,7 @@ def _rearranged(draws: Draws, end: End) -> Parameters:
     members = (inside & (labels == split)).nonzero().flatten()
     labels[members] = torch.where(_half(draws.points, members, problem.series, rng), out, split)
     occupy(labels, inside, n_states, rng)
-    return _from_guess(problem, labelled(problem, labels))
+    return _from_guess(draws, labelled(problem, labels))
 
 
 CHANGES: dict[str, Callable[[Draws, End], Parameters]] = {
@@ -156,8 +158,8 @@ CHANGES: dict[str, Callable[[Draws, End], Parameters]] = {
 """The kinds of change: each makes the parameters of a start from an end."""
 
 
-def _from_guess(problem: Problem, guess: Guess) -> Parameters:
-    return {name: value[0] for name, value in guessed(problem, [guess], ()).values.items()}
+def _from_guess(draws: Draws, guess: Guess) -> Parameters:
+    return {name: value[0] for name, value in guessed(draws.problem, [guess], (), draws.near).values.items()}
 
 
 def _by_sequence(problem: Problem, weights: Float[Tensor, "N K"]) -> Float[Tensor, "1 *b T K"]:

@@ -1,9 +1,8 @@
 r"""Draws from the posterior of the parameters itself, by importance sampling around its peak.
 
 Newton's method finds the peak $\hat y$ of the density $p(y, x)$ in free coordinates (see `density`). Draws from a
-multivariate t around the peak, whose scale is the inverse of the curvature $-
-abla^2 \log p(\hat y, x)$, get the weights
-$p(y, x) / t(y)$. These are smoothed (Vehtari, Simpson, Gelman, Yao & Gabry 2024, *Pareto smoothed importance
+multivariate t around the peak, whose scale is the inverse of the curvature $-\nabla^2 \log p(\hat y, x)$, get the
+weights $p(y, x) / t(y)$. These are smoothed (Vehtari, Simpson, Gelman, Yao & Gabry 2024, *Pareto smoothed importance
 sampling*), and the draws are resampled. If the tail of the weights is too heavy, or if weights would take too long, the
 result is draws of the normal at the peak (Laplace).
 """

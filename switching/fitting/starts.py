@@ -135,10 +135,15 @@ def labelled(problem: Problem, labels: Int[Tensor, "N"], moves: Parameters | Non
     return Guess(softened(by_sequence, problem.n_states, series), moves)
 
 
-def guessed(problem: Problem, guesses: Iterable[Guess], kinds: Sequence[str]) -> Starts:
-    """The parameters of guesses, many at a time."""
+def guessed(problem: Problem, guesses: Iterable[Guess], kinds: Sequence[str], near: Parameters | None = None) -> Starts:
+    """The parameters of guesses, many at a time.
+
+    Arguments:
+        near: the `typical` ones, if they are known.
+    """
     size = problem.series.inside.numel() * problem.n_states
-    near, like, waiting, tables = typical(problem), problem.series.observations, iter(guesses), []
+    near = typical(problem) if near is None else near
+    like, waiting, tables = problem.series.observations, iter(guesses), []
     while some := list(itertools.islice(waiting, max(1, MAX_NUMBERS // size))):
         moves = {name: torch.cat([guess.moves[name].to(like) for guess in some]) for name in some[0].moves}
         tables.append(_from_weights(problem, near, torch.cat([guess.weights for guess in some]), moves))

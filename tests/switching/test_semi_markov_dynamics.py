@@ -6,6 +6,8 @@ import numpy as np
 import pytest
 import samplehold as sh
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from oracles.models import enumerated_by_pyro
 from oracles.streams import assert_stream_is_filter, streamed
 from samplehold.switching.data.series import Drive
@@ -258,10 +260,10 @@ def test_geometric_durations_with_a_final_state_are_a_markov_chain():
     same = {name: ours.values[name] for name in ("initial_probs", "loc", "precision")}
     theirs = sh.SwitchingSSM(sh.Markov(3), sh.Normal()).with_values(transition_probs=moves, **same)
     x = torch.randn(3, 40, 1, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    for given in ({}, {"lengths": [40, 9, 1]}):
-        assert_close(ours.log_evidence(x, **given), theirs.log_evidence(x, **given))
-        assert_close(ours.filter(x, **given).state, theirs.filter(x, **given).state)
-        assert_close(ours.forecast(x, 6, **given).state, theirs.forecast(x, 6, **given).state)
+    for some in ({}, {"lengths": [40, 9, 1]}):
+        assert_close(ours.log_evidence(x, **some), theirs.log_evidence(x, **some))
+        assert_close(ours.filter(x, **some).state, theirs.filter(x, **some).state)
+        assert_close(ours.forecast(x, 6, **some).state, theirs.forecast(x, 6, **some).state)
 
 
 @pytest.mark.parametrize("law", [sh.Poisson(), sh.Categorical(30)])
@@ -631,3 +633,14 @@ def test_segments_of_one_step_leave_no_nan(law, values):
     table = Durations(law).log_table({key: torch.tensor(one).double() for key, one in values.items()}, 60)
     assert not bool(table.isnan().any())
     assert_close(table.exp().sum(-1), torch.ones(2).double(), rtol=1e-6, atol=0)
+
+
+@settings(max_examples=40, deadline=None)
+@given(first=st.integers(0, 200), n=st.integers(0, 60), seed=st.integers(0, 2**16))
+def test_probabilities_of_counts_in_a_row_are_those_of_each_count(first, n, seed):
+    generator = torch.Generator().manual_seed(seed)
+    logs = torch.rand(2, 2, 3, 1, generator=generator, dtype=torch.float64) * 8 - 4
+    values = {"mean": logs[0].exp(), "dispersion": logs[1].exp()}
+    x = torch.arange(first, first + n, dtype=torch.float64).unsqueeze(-1)
+    law = sh.NegativeBinomial()
+    assert_close(law.in_a_row(first, first + n, values), law.table(x, values).mT, rtol=1e-11, atol=1e-11)
