@@ -56,6 +56,8 @@ def stirling_slopes(a: Float[Tensor, "*n"]) -> tuple[Float[Tensor, "*n"], Float[
 
 def log_ratio(a: Float[Tensor, "*#n"], x: Float[Tensor, "*#n"]) -> Float[Tensor, "*n"]:
     r"""$\log((a + x) / a)$, a > 0, x >= 0."""
+    if not differentiated(a, x):
+        return torch.log1p(x / a)
     return torch.where(x < a, torch.log1p(x.where(x < a, 0.0) / a), torch.log(a + x) - torch.log(a))
 
 

@@ -98,8 +98,10 @@ class NegativeBinomial(Separate):
 
     def log_density(self, x: Tensor, values: Parameters) -> Tensor:
         mean, size = values["mean"], 1 / values["dispersion"]
-        rising = (size + x - 0.5) * log_ratio(size, x) - x + stirling_rest(size + x) - stirling_rest(size)
-        return rising - torch.lgamma(x + 1) - (size + x) * log_ratio(size, mean) + torch.xlogy(x, mean)
+        total, ratio = size + x, log_ratio(size, mean)
+        alone = (x + torch.lgamma(x + 1)) + (stirling_rest(size) + size * ratio)  # terms of x or of parameters
+        of_mean = torch.where(x > 0, x * (mean.log() - ratio), 0.0)
+        return (total - 0.5) * log_ratio(size, x) + stirling_rest(total) + of_mean - alone
 
     def maximize(
         self, x: Tensor, weights: Tensor, near: Parameters, prior: Parameters | None, floor: Tensor
