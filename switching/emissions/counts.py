@@ -27,7 +27,6 @@ import pyro.distributions as dist
 import torch
 from jaxtyping import Float
 from pyro.distributions.torch_distribution import TorchDistributionMixin
-from scipy import special
 from torch import Tensor
 from torch.distributions import constraints
 
@@ -133,7 +132,7 @@ class NegativeBinomial(Separate):
 
     def marginal_cdf(self, x: Tensor, values: Parameters) -> Tensor:
         size, never = 1 / values["dispersion"], 1 / (1 + values["dispersion"] * values["mean"])
-        return torch.where(x < 0, 0.0, by_scipy(special.betainc, size, x.clamp_min(0.0).floor() + 1, never))
+        return torch.where(x < 0, 0.0, by_scipy("betainc", size, x.clamp_min(0.0).floor() + 1, never))
 
     def embed(self, x: Tensor) -> Tensor:
         return x.sqrt()
@@ -298,7 +297,7 @@ class Multinomial(UsualEmission):
     def marginal_cdf(self, x: Tensor, values: Parameters) -> Tensor:
         counts = x.floor()
         inside = counts.clamp(0.0, self.total - 1.0)
-        below = by_scipy(special.betainc, self.total - inside, inside + 1, 1 - values["probs"])
+        below = by_scipy("betainc", self.total - inside, inside + 1, 1 - values["probs"])
         return torch.where(counts < 0, 0.0, torch.where(counts >= self.total, 1.0, below))
 
     def message(self, x: Tensor, weights: Tensor, near: Parameters | None = None) -> Tensor:
