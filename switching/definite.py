@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.distributions import Transform, biject_to, constraints
 from torch.distributions.constraints import Constraint
 
+from ..inference.numerics.checks import broadcast_shapes
 from ..inference.numerics.cholesky import cholesky, cholesky_inverse, log_det
 
 
@@ -130,7 +131,7 @@ class ScaledCorrelation(dist.TorchDistribution):
     arg_constraints = {}  # noqa: RUF012 # pyright: ignore[reportAssignmentType]
 
     def __init__(self, scale: Any, correlation: Any) -> None:
-        batch_shape = torch.broadcast_shapes(scale.batch_shape[:-1], correlation.batch_shape)
+        batch_shape = broadcast_shapes(scale.batch_shape[:-1], correlation.batch_shape)
         self.scale, self.correlation = scale.expand([*batch_shape, scale.batch_shape[-1]]), correlation
         super().__init__(batch_shape, correlation.event_shape, validate_args=False)
 

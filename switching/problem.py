@@ -160,10 +160,13 @@ class SeriesProblem(Record, ABC):
         return replace(self, series=self.series.double(), prior=prior, fixed=fixed)  # pyright: ignore[reportArgumentType]
 
     def padded(self: Own) -> Own:
-        """The same problem with padded tables of all steps, which are made once."""
-        if not self.series.packed:
-            return self
-        return self.of(self.series.part(torch.arange(self.series.n_sequences, device="cpu")))
+        """The same problem with padded tables of all steps and scaled inputs, which are made once."""
+        series = self.series
+        if series.packed:
+            series = series.part(torch.arange(series.n_sequences, device="cpu"))
+        if series.scaling is not None:
+            series = replace(series, inputs=series.whole_drive.inputs, scaling=None)
+        return self if series is self.series else self.of(series)
 
     def of(self: Own, series: Series) -> Own:
         """The same problem for another series."""

@@ -10,6 +10,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Generator, Tensor
 
+from ..numerics.checks import broadcast_shapes
 from ..numerics.delegation import delegated
 from .degrees import Degrees, Tailed
 from .entries import GivenInputs, GivenNoise, GivenProbabilities
@@ -76,7 +77,7 @@ class InPieces(VectorFamily[Any]):
         return total.unflatten(-1, self.shape) if self.shape else total.squeeze(-1)
 
     def _lead(self, *etas: Tensor) -> torch.Size:
-        return torch.broadcast_shapes(*(eta.shape[: eta.ndim - 1 - len(self.shape)] for eta in etas))
+        return broadcast_shapes(*(eta.shape[: eta.ndim - 1 - len(self.shape)] for eta in etas))
 
     def check(self, eta: Tensor) -> None:
         for piece in self.pieces:
@@ -135,7 +136,7 @@ class InPieces(VectorFamily[Any]):
             return LocPrecision(
                 *(self._whole(list(parts)) for parts in zip(*(vars(p).values() for p in points), strict=True))
             )
-        lead = torch.broadcast_shapes(*(point.loc.shape[:-3] for point in points))
+        lead = broadcast_shapes(*(point.loc.shape[:-3] for point in points))
         total = self._n_columns
         loc = points[0].loc.new_zeros(*lead, n, points[0].loc.shape[-2], total)
         full = LocPrecision(loc, loc.new_zeros(*lead, n, total, total))
@@ -148,7 +149,7 @@ class InPieces(VectorFamily[Any]):
     def _whole(self, tables: list[Tensor]) -> Tensor:
         """Tables `[*lead, n, *event]` of the pieces as one of all plates."""
         n_event = 0 if isinstance(self.family, SCALAR) else 1
-        lead = torch.broadcast_shapes(*(table.shape[: table.ndim - 1 - n_event] for table in tables))
+        lead = broadcast_shapes(*(table.shape[: table.ndim - 1 - n_event] for table in tables))
         event = tables[0].shape[tables[0].ndim - n_event :]
         full = tables[0].new_zeros(*lead, self.shape.numel(), *event)
         for piece, table in zip(self.pieces, tables, strict=True):

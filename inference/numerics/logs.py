@@ -36,6 +36,8 @@ def log_complement(p: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
 
 def log_sigmoid(x: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
     """log sigmoid(x). torch's own wakes all threads for a table of any size, and waits for them."""
+    if not differentiated(x):
+        return x.clamp_max(0.0) - x.abs().neg().exp().log1p()
     negative = x < 0
     at_least = torch.where(negative, x, 0.0)
     return at_least - torch.where(negative, x, -x).exp().log1p()

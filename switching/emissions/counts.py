@@ -27,7 +27,6 @@ import pyro.distributions as dist
 import torch
 from jaxtyping import Float
 from pyro.distributions.torch_distribution import TorchDistributionMixin
-from scipy import special
 from torch import Tensor
 from torch.distributions import constraints
 
@@ -98,8 +97,10 @@ class NegativeBinomial(Separate):
 
     def log_density(self, x: Tensor, values: Parameters) -> Tensor:
         mean, size = values["mean"], 1 / values["dispersion"]
-        rising = (size + x - 0.5) * log_ratio(size, x) - x + stirling_rest(size + x) - stirling_rest(size)
-        return rising - torch.lgamma(x + 1) - (size + x) * log_ratio(size, mean) + torch.xlogy(x, mean)
+        total, ratio = size + x, log_ratio(size, mean)
+        alone = (x + torch.lgamma(x + 1)) + (stirling_rest(size) + size * ratio)  # terms of x or of parameters
+        of_mean = torch.where(x > 0, x * (mean.log() - ratio), 0.0)
+        return (total - 0.5) * log_ratio(size, x) + stirling_rest(total) + of_mean - alone
 
     def in_a_row(self, first: int, end: int, values: Parameters) -> Tensor:
         """By $p(x + 1) / p(x) = (1 + a x) m / ((x + 1) (1 + a m))$ for a mean m and a dispersion a."""
@@ -139,7 +140,7 @@ class NegativeBinomial(Separate):
 
     def marginal_cdf(self, x: Tensor, values: Parameters) -> Tensor:
         size, never = 1 / values["dispersion"], 1 / (1 + values["dispersion"] * values["mean"])
-        return torch.where(x < 0, 0.0, by_scipy(special.betainc, size, x.clamp_min(0.0).floor() + 1, never))
+        return torch.where(x < 0, 0.0, by_scipy("betainc", size, x.clamp_min(0.0).floor() + 1, never))
 
     def embed(self, x: Tensor) -> Tensor:
         return x.sqrt()
@@ -304,7 +305,7 @@ class Multinomial(UsualEmission):
     def marginal_cdf(self, x: Tensor, values: Parameters) -> Tensor:
         counts = x.floor()
         inside = counts.clamp(0.0, self.total - 1.0)
-        below = by_scipy(special.betainc, self.total - inside, inside + 1, 1 - values["probs"])
+        below = by_scipy("betainc", self.total - inside, inside + 1, 1 - values["probs"])
         return torch.where(counts < 0, 0.0, torch.where(counts >= self.total, 1.0, below))
 
     def message(self, x: Tensor, weights: Tensor, near: Parameters | None = None) -> Tensor:

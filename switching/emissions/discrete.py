@@ -92,8 +92,8 @@ class Bernoulli(TakesInputs, UsualEmission):
         one, zero = x == 1, x == 0  # neither where missing
         # a probability whose logarithm does not count gets no slope, which could be 0 / 0
         if "logits" in values:  # inputs move it so far that the probability may round to 0 or 1
-            logits = values["logits"]
-            return log_sigmoid(torch.where(one, logits, (-logits).where(zero, torch.inf))).sum(-1)
+            each = log_sigmoid(torch.where(one, 1.0, -1.0).to(x) * values["logits"])
+            return torch.where(one | zero, each, 0.0).sum(-1)
         terms = values["probs"].where(one, 1.0).log() + torch.log1p(-values["probs"].where(zero, 0.0))
         return terms.sum(-1)
 

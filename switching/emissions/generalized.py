@@ -164,15 +164,19 @@ class GeneralizedLinear(DrivenEmission):
         chosen = main in self.plain_emission.user_priors
         return (Response(main, self.link.range, coefficients, self.link.stated_by, user_stated=chosen),)
 
-    def respond(self, values: Parameters, inputs: Tensor) -> Parameters:
+    def respond(self, values: Parameters, inputs: Tensor, for_density: bool = False) -> Parameters:
         predictor: Tensor | float = 0.0
         for name, columns in (("coefficients", self._by_state), ("shared_coefficients", self._by_all)):
-            if columns:
-                predictor = predictor + (values[name] * inputs[..., columns].unsqueeze(-2)).sum(-1)
+            for place, column in enumerate(columns):
+                predictor = predictor + values[name][..., place] * inputs[..., column].unsqueeze(-1)
         of_plain = {name: values[name] for name in self.plain_emission.parameters if name in values}
         main = self.link.parameter
         assert isinstance(predictor, Tensor)
-        return of_plain | self.link.moved(values[main], predictor)
+        return of_plain | self.link.moved(values[main], predictor, for_density)
+
+    def log_prob(self, x: Tensor, values: Parameters) -> Tensor:
+        observed, inputs = self.split(x)
+        return self.plain_emission.log_prob(observed, self.respond(values, inputs, for_density=True))
 
     def in_units(self, table: Parameters, unit: Tensor) -> Parameters:
         scaled = self.plain_emission.in_units(table, unit)
@@ -243,10 +247,10 @@ class GeneralizedLinear(DrivenEmission):
         the coefficients."""
         observed, inputs = self.split(x)
         design = self.design(inputs)
-        weighted = weights.unsqueeze(-3) * (~torch.isnan(observed)).mT.unsqueeze(-1)  # [*r, B, N, K]
+        weighted = weights.mT.unsqueeze(-3).contiguous() * (~torch.isnan(observed)).mT.unsqueeze(-2)  # [*r, B, K, N]
         unscaled = weighted
         if self.have_unit:
-            weighted = weighted * near["precision"].mT.unsqueeze(-2)
+            weighted = weighted * near["precision"].mT.unsqueeze(-1)
             if prior is not None:
                 prior = prior | {"count": prior["count"] * near["precision"]}
         begin = self.stacked(near)
@@ -272,8 +276,8 @@ class GeneralizedLinear(DrivenEmission):
     ) -> Maximized:
         """The best precisions of a normal emission beside its coefficients."""
         observed, inputs = self.split(rows)
-        residual = (observed.nan_to_num(0.0).unsqueeze(-2) - self.at(values, inputs)["loc"]).movedim(-1, -3)
-        square, count = ((weighted * part).sum(-2).mT for part in (residual.square(), torch.ones_like(residual)))
+        residual = (observed.nan_to_num(0.0).unsqueeze(-2) - self.at(values, inputs)["loc"]).transpose(-3, -1)
+        square, count = (weighted * residual.square()).sum(-1).mT, weighted.sum(-1).mT
         if prior is not None:  # the prior of each location has the precision count times that of the observations
             square = square + prior["count"] / values["precision"] * (values["loc"] - prior["loc"]).square()
             count = count + 1
@@ -341,7 +345,7 @@ class GeneralizedLinear(DrivenEmission):
 def _flat(constant: Tensor) -> Curve:
     """No prior."""
     zero = torch.zeros_like(constant)
-    return Curve(zero.sum(-1), lambda: (zero, zero.unsqueeze(-1).expand(*zero.shape, zero.shape[-1])))
+    return Curve(lambda: zero.sum(-2), lambda: (zero, torch.diag_embed(zero.mT, dim1=-3, dim2=-2)))
 
 
 class TakesInputs:

@@ -21,7 +21,6 @@ from typing import Any
 import pyro.distributions as dist
 import torch
 from pyro.distributions.torch_distribution import TorchDistributionMixin
-from scipy import special
 from torch import Tensor
 from torch.distributions import constraints
 
@@ -134,7 +133,7 @@ class Gamma(Summarized):
         return {"shape": shape, "rate": shape / mean}
 
     def marginal_cdf(self, x: Tensor, values: Parameters) -> Tensor:
-        return by_scipy(special.gammainc, *torch.broadcast_tensors(values["shape"], values["rate"] * x.clamp_min(0.0)))
+        return by_scipy("gammainc", *torch.broadcast_tensors(values["shape"], values["rate"] * x.clamp_min(0.0)))
 
     def embed(self, x: Tensor) -> Tensor:
         return x.log()

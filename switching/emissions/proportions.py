@@ -10,7 +10,6 @@ from typing import Any
 
 import pyro.distributions as dist
 import torch
-from scipy import special
 from torch import Tensor
 from torch.distributions import constraints
 
@@ -101,7 +100,7 @@ class Beta(Summarized):
         return {"concentration1": mean * total, "concentration0": (1 - mean) * total}
 
     def marginal_cdf(self, x: Tensor, values: Parameters) -> Tensor:
-        return by_scipy(special.betainc, values["concentration1"], values["concentration0"], x.clamp(0.0, 1.0))
+        return by_scipy("betainc", values["concentration1"], values["concentration0"], x.clamp(0.0, 1.0))
 
     def embed(self, x: Tensor) -> Tensor:
         return x.logit()

@@ -245,7 +245,11 @@ def weighted_moments(
     return center + mean, variance, count
 
 
-def by_scipy(function: Callable[..., Any], *tables: Tensor) -> Tensor:
-    """A function of scipy of some tensors, on the CPU in float64, as a tensor like the first."""
+def by_scipy(function: str | Callable[..., Any], *tables: Tensor) -> Tensor:
+    """A function of some tensors, or one of `scipy.special` by its name, on the CPU in float64, as a tensor like the
+    first."""
+    from scipy import special  # slow to import
+
+    compute = getattr(special, function) if isinstance(function, str) else function
     numbers = torch.broadcast_tensors(*(table.detach().double().cpu() for table in tables))
-    return torch.as_tensor(function(*(table.numpy() for table in numbers))).to(tables[0])
+    return torch.as_tensor(compute(*(table.numpy() for table in numbers))).to(tables[0])

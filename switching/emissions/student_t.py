@@ -28,7 +28,6 @@ import pyro.distributions as dist
 import torch
 from jaxtyping import Float
 from pyro.distributions.torch_distribution import TorchDistributionMixin
-from scipy import special
 from torch import Tensor
 from torch.distributions import constraints
 
@@ -143,13 +142,13 @@ class StudentT(ConjugateEmission):
 
     def reach(self, values: Parameters, p: float) -> tuple[ByGate, ByGate]:
         scale = values["precision"].rsqrt()
-        standard = by_scipy(special.stdtrit, values["df"], torch.full_like(values["df"], p))
+        standard = by_scipy("stdtrit", values["df"], torch.full_like(values["df"], p))
         quantile, near = values["loc"] + scale * standard, 1e-3 * scale
         return ByGate(quantile - near, quantile - near), ByGate(quantile + near, quantile + near)
 
     def marginal_cdf(self, x: Tensor, values: Parameters) -> Tensor:
         standard = (x - values["loc"]) * values["precision"].sqrt()
-        return by_scipy(special.stdtr, *torch.broadcast_tensors(values["df"], standard))
+        return by_scipy("stdtr", *torch.broadcast_tensors(values["df"], standard))
 
     # ---- the M-step --------------------------------------------------------------------------------------------------
 

@@ -8,16 +8,22 @@ import torch
 from torch import Tensor
 
 from ...inference.numerics.checks import naming
-from ..data.series import Given
+from ..data.series import Given, Series
 from ..problem import SeriesProblem
 
 
-@torch.no_grad()
 def states(model: Any, x: Any, names: tuple[str, ...] | None = None, **given: Unpack[Given]) -> pd.DataFrame | Any:
     """See `model.states`; `names` are labels of the states, if the series has none."""
     series, of_steps = model.read(x, **given), getattr(model, "_of_steps", None)
     if of_steps is not None:  # a model without states
-        return of_steps(series)
+        with torch.no_grad():
+            return of_steps(series)
+    return series.framed(pd.DataFrame(state_columns(model, series, names), index=series.labels))
+
+
+@torch.no_grad()
+def state_columns(model: Any, series: Series, names: tuple[str, ...] | None) -> dict[str, np.ndarray]:
+    """The columns of `model.states`."""
     state_names = names if series.state_names is None else series.state_names
     problem, values = model.problem(series), model.values_like(series.like)
     axes: dict[str, tuple[str, ...]] = {}
@@ -29,7 +35,7 @@ def states(model: Any, x: Any, names: tuple[str, ...] | None = None, **given: Un
 
     with naming("x"):
         steps = problem.steps(tables_of)
-    return series.framed(pd.DataFrame(columns_of(model, steps, axes, state_names), index=series.labels))
+    return columns_of(model, steps, axes, state_names)
 
 
 def columns_of(

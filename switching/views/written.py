@@ -21,7 +21,7 @@ from ..data.ragged import seeds_of
 from ..data.series import Given, Series, numbered_from
 from ..data.timeline import time_index
 from ..data.writing import whole_file
-from .states import columns_of, states
+from .states import columns_of, state_columns, states
 from .stretches import Stretches
 
 STEPS = 2**17  # of a part
@@ -58,7 +58,9 @@ def write(
 
     def table(part: Series) -> Columns:
         if result == "states":
-            return {str(n): column.to_numpy() for n, column in states(model, part, names).items()}
+            if hasattr(model, "_of_steps"):  # a model without states
+                return {str(n): column.to_numpy() for n, column in states(model, part, names).items()}
+            return {str(n): column for n, column in state_columns(model, part, names).items()}
         if result == "viterbi":
             return _best(model, part, names)
         if result == "forecast":
@@ -81,7 +83,8 @@ def _write_parquet(file: Path, frames: Iterator[pd.DataFrame]) -> None:
     import pyarrow.parquet as pq
 
     first = pa.Table.from_pandas(next(frames), preserve_index=False)
-    with pq.ParquetWriter(file, first.schema, compression="zstd") as writer:
+    few = [column.name for column in first.schema if not pa.types.is_floating(column.type)]  # distinct numbers
+    with pq.ParquetWriter(file, first.schema, compression="zstd", use_dictionary=few) as writer:
         writer.write_table(first)
         for frame in frames:
             writer.write_table(pa.Table.from_pandas(frame, schema=first.schema, preserve_index=False))

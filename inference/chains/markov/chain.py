@@ -205,7 +205,8 @@ class MarkovChain(DiscreteChain):
             greatest = moves.amax(-2, keepdim=True)  # of the moves to each state; this scale cancels
             table = (moves - torch.where(greatest.isfinite(), greatest, 0.0)).exp()
             kept = before * table.diagonal(dim1=-2, dim2=-1)
-            predicted = (before.unsqueeze(-2) @ table).squeeze(-2)
+            alike = table.shape[-3] == 1  # in all steps
+            predicted = before @ table.squeeze(-3) if alike else (before.unsqueeze(-2) @ table).squeeze(-2)
             (lost,) = checks.settle(((after > 0) & (predicted < LOST)).any())
         if lost:  # the predicted probability underflows
             stay = self._pairs()[1].diagonal(dim1=-2, dim2=-1).sum(-1)
