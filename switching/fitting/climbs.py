@@ -17,6 +17,7 @@ SAME = 0.01  # nats within which two runs have reached the same optimum
 ALIKE = 0.02  # relative difference of all parameters, below which two such runs are at the same point
 NEIGHBOURS = 4  # by height, with which a run is compared
 FEW = 2  # kinds of start below which an optimum is doubted
+THIRD = 3  # of the kinds, by height: see `SearchResult.spacing`
 
 COLUMNS = ["start", "steps", "objective", "ended", "agrees", "independent"]
 
@@ -134,14 +135,28 @@ class SearchResult:
         if self.interrupted or not self.doubted:
             return ""
         n, tried = self.agreement
-        if n:
-            return (
-                f"; only {n} of {tried} kinds of start reached this optimum, so a better one may exist: raise restarts="
-            )
-        return (
-            f"; none of the {tried} kinds of first guess reached this optimum, only changed copies of other ends did, "
-            "so a better one may exist: raise restarts="
+        known = (
+            f"; only {n} of {tried} kinds of start reached this optimum"
+            if n
+            else f"; none of the {tried} kinds of first guess reached this optimum, only changed copies of other ends did"
         )
+        within = f", within about {self.spacing:.2g} nats" if self.spacing > self.tol else ""
+        return f"{known}, so a better one may exist{within}: raise restarts="
+
+    @property
+    def spacing(self) -> float:
+        """How far the third best kind of first guess ends below the best optimum, in nats; 0 if it is not known.
+
+        If the optimum is doubted, a better one is rarely further above it: see docs/quality/fit_quality.md.
+        """
+        if self.sample is not None:
+            return self.sample.spacing
+        heights: dict[str, float] = {}
+        for climb in self.climbs:
+            if climb.independent and climb.ended != "failed":
+                heights[climb.kind] = max(climb.final, heights.get(climb.kind, -math.inf))
+        gap = self.best.final - sorted(heights.values(), reverse=True)[:THIRD][-1] if heights else 0.0
+        return gap if math.isfinite(gap) else 0.0
 
     @property
     def _unbounded(self) -> str:

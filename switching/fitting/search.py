@@ -152,7 +152,7 @@ def search(
                 starts = first_guesses(problem, more, options.number + 1, None, 0)
                 multi.run(make_optimizer(starts.values), starts.kinds, options.n_kept)
             if size <= SAMPLE:
-                n = math.ceil(options.restarts / 2) if sure else _widened(options.restarts, numbers)
+                n = options.restarts if sure else _widened(options.restarts, numbers)
                 _perturb(multi, problem, make_optimizer, end, options, n)
     except KeyboardInterrupt:
         multi.interrupted = True
