@@ -135,13 +135,12 @@ class SearchResult:
         if self.interrupted or not self.doubted:
             return ""
         n, tried = self.agreement
-        known = (
-            f"; only {n} of {tried} kinds of start reached this optimum"
-            if n
-            else f"; none of the {tried} kinds of first guess reached this optimum, only changed copies of other ends did"
-        )
+        reached = f"only {n} of {tried} kinds of start reached this optimum"
+        if not n:
+            others = "only changed copies of other ends did"
+            reached = f"none of the {tried} kinds of first guess reached this optimum, {others}"
         within = f", within about {self.spacing:.2g} nats" if self.spacing > self.tol else ""
-        return f"{known}, so a better one may exist{within}: raise restarts="
+        return f"; {reached}, so a better one may exist{within}: raise restarts="
 
     @property
     def spacing(self) -> float:
