@@ -60,7 +60,7 @@ CASES = {
     "Markov, coins": Case(switching(sh.Bernoulli(3), probs=[[0.2, 0.3, 0.2], [0.8, 0.7, 0.7]]), 100),
     "Markov, Student t": Case(switching(sh.StudentT(), **RATES, df=[[5.0], [5.0]]), 200),
     "Markov, negative binomial": Case(
-        switching(sh.NegativeBinomial(), mean=[[2.0], [15.0]], dispersion=[[3.0], [3.0]]), 200, ("em",)
+        switching(sh.NegativeBinomial(), mean=[[2.0], [15.0]], dispersion=[[0.3], [0.3]]), 200, ("em",)
     ),
     "Markov, gamma": Case(switching(sh.Gamma(), shape=[[2.0], [6.0]], rate=[[2.0], [1.0]]), 200, ("em",)),
     "Markov, regression": Case(
