@@ -58,6 +58,8 @@ class SegmentDensity(FreeDensity):
         rows = problem.series.rows
         rows = rows - median(rows) if has_location(problem.emission) else rows
         self.floor = VARIANCE_FLOOR * typical_square(rows)
+        self.scales = [] if volume else of_scale(problem.emission)
+        self.scales = [] if set(self.scales) & set(problem.fixed) else self.scales  # what is fixed stays
         supports, spreads = {}, {}
         for site in sites(problem.parameters, center, problem.hazard):
             supports[site.name] = problem.parameters[site.name].support
@@ -69,7 +71,7 @@ class SegmentDensity(FreeDensity):
 
     def values(self, free: Parameters) -> Parameters:
         values = self.coordinates.values(free)
-        values = values if self.volume else above_floor(self.problem.emission, values, self.floor)
+        values = above_floor(self.problem.emission, values, self.floor) if self.scales else values
         return {name: values[name] for name in self.problem.parameters}
 
     def log_prob(self, free: Parameters) -> Float[Tensor, "*r"]:
@@ -90,10 +92,10 @@ class SegmentAscent(Ascent):
     @property
     def collapsed(self) -> Bool[Tensor, "R 1"]:
         """Whether the typical variance within a segment is at its floor."""
-        density, emission = self.density, self.density.problem.emission
+        density = self.density
         values = density.values(density.by_name(self.point))
-        raised = above_floor(emission, values, NEAR_FLOOR * density.floor)
-        changed = [(raised[name] != values[name]).reshape(len(self.point), -1) for name in of_scale(emission)]
+        raised = above_floor(density.problem.emission, values, NEAR_FLOOR * density.floor) if density.scales else values
+        changed = [(raised[name] != values[name]).reshape(len(self.point), -1) for name in density.scales]
         return torch.cat([*changed, torch.zeros_like(self.stuck).unsqueeze(-1)], -1).any(-1, keepdim=True)
 
 

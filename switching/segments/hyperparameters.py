@@ -145,8 +145,6 @@ def above_floor(emission: Emission, values: Parameters, floor: Float[Tensor, "F"
         scaled = values["inverse_scale"] / (weight.unsqueeze(-1) * weight.unsqueeze(-2))
         lacking = (1 - torch.linalg.eigvalsh(scaled)[..., :1]).clamp_min(0.0)
         return values | {"inverse_scale": values["inverse_scale"] + torch.diag_embed(lacking * weight.square())}
-    if not of_scale(emission):
-        return values
     least, one = (floor.sqrt(), 1.0) if isinstance(emission, Exponential) else (floor, 0.5)
     return values | {"rate": values["rate"].maximum(least * (values["shape"] + one))}
 

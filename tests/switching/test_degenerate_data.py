@@ -113,6 +113,13 @@ def test_segments_say_so_too(kind, data, prior):
         assert cured.converged
 
 
+def test_a_scale_of_segments_that_is_fixed_stays_below_the_floor():
+    scale = {"shape": [2.0], "rate": [1e-30]}
+    fit = fitted(sh.Segments(sh.Normal()), DATA["constant"], fixed=scale)
+    assert float(fit.model.values["rate"]) == 1e-30
+    assert "unbounded" not in fit.reason
+
+
 PAIR = sh.LinearSSM(1, 2), sh.SwitchingLinearSSM(2, 1, 2)
 
 
