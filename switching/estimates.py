@@ -98,7 +98,8 @@ class Estimates(Result, OfModel):
     @explains_options
     @needs_gradients
     def conf_int(self, level: float = 0.9) -> "pd.DataFrame":
-        """The intervals of the parameters in `summary`: `lower` and `upper`, a row for each number.
+        """The intervals of the parameters in `summary`: `lower` and `upper`, a row for each number; NaN without a
+        standard error, for a reason that `summary` states.
 
         Arguments:
             level: probability of the intervals.

@@ -62,6 +62,10 @@ Known = tuple[Block, Tensor | None, Stats]
 __all__ = ["VMP", "Block", "Factor", "Run", "Sweep"]
 
 
+class LostError(ValueError):
+    """A bound that is not finite, or that an update has lowered."""
+
+
 @dataclass(frozen=True, repr=False)
 class Sweep(Record):
     """One update of every block: by name, the ELBO after it, and the largest change of an expected statistic."""
@@ -293,7 +297,7 @@ class VMP:
             moves = [float((b - a).abs().max()) for a, b in pairs if b.numel()]  # paths of one step have no pairs
             elbo[name], change[name] = terms.sum(0), max(moves)
             if block.step == 1 and bool(self._fell(before, terms, self._rounding(block, old))):
-                raise ValueError(
+                raise LostError(
                     f"block {name!r}: its update lowered the ELBO from {before.sum(0).tolist()} to "
                     f"{elbo[name].tolist()}; check that each factor uses all its arguments, and nothing that changes."
                 )
@@ -491,7 +495,7 @@ class VMP:
 
         def complain() -> None:
             name, part = next((name, part) for name, part in parts if not part.isfinite().all())
-            raise ValueError(
+            raise LostError(
                 f"{name}: its part of the ELBO is {part.tolist()}, expected finite numbers; look for NaN in the data "
                 "(a mask does not hide NaN: replace it), or for statistics out of range."
             )

@@ -44,7 +44,7 @@ from ..fitting.options import Options
 from ..forecast import Forecast
 from ..mixture import StateMixture
 from ..model import StreamOutput, StreamState, SwitchingSSM
-from ..parameters import Parameter, Parameters, prefixed, widened
+from ..parameters import Parameter, Parameters, is_simplex, prefixed, widened
 from ..peers import explains_options
 from ..problem import Problem
 from ..program import sequence_plates
@@ -56,6 +56,7 @@ if TYPE_CHECKING:
     from ..fit import Fit
     from ..views.panels import Panels
 
+NARROW = '; this start ended with a state on a single point, where the likelihood is unbounded: prior="weak" bounds it'
 KINDS: dict[Constraint, type[Distribution]] = {
     constraints.unit_interval: Beta,
     constraints.simplex: Dirichlet,
@@ -496,6 +497,7 @@ class CoupledSSM(Model):
         from ..fit import Fit
         from ..fitting.fit import check_enough, explains_singularity
         from ..fitting.message_passing import Sharing
+        from ..fitting.starts import variance_floor
         from ..fitting.whole import Whole
         from .fit import fit_coupled
 
@@ -506,10 +508,21 @@ class CoupledSSM(Model):
             sharing = Sharing(replace(graph, ranks=whole.ranks), whole, 0.0)
         with explains_singularity():
             result = fit_coupled(self.graph(sample, options), sample, options, self.chain_sizes, sharing)
+        tiny = torch.finfo(sample.like.dtype).tiny  # a model has no probability of 0
+        values = {n: t.clamp_min(tiny) if is_simplex(self.known[n].support) else t for n, t in result.values.items()}
+        fitted = self.with_values(values)
+        if options.prior is None and fitted._has_collapsed(variance_floor(sample)):
+            result = replace(result, reason=result.reason + NARROW)
         trace, converged = result.objective, result.converged
         groups = tuple(paths_of(used, trace, converged) for used in result.paths)
         paths = groups[0] if len(groups) == 1 else FittedPaths(groups, series, trace, converged)
-        return replace(Fit.of(result, self.with_values(result.values)), paths=paths if groups else None)
+        return replace(Fit.of(result, fitted), paths=paths if groups else None)
+
+    def _has_collapsed(self, floor: Tensor) -> bool:
+        product = self.product
+        return bool(
+            product.emission.collapsed(self.product_of(self.values), floor.to(next(iter(self.values.values())))).any()
+        )
 
     def _panels(self, full_data: Series, sequence: int, level: float) -> "Panels":
         from ..views.panels import Panels, curves_of, ends_of, strip, within_support

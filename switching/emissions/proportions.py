@@ -95,7 +95,7 @@ class Beta(Summarized):
         rest = (1 - one - zero).clamp_min(torch.finfo(one.dtype).eps)
         one, zero = 0.5 + one / (2 * rest), 0.5 + zero / (2 * rest)
         total, mean = one + zero, one / (one + zero)
-        most = (mean * (1 - mean) / least - 1).clamp(0.1, 1e8)
+        most = (mean * (1 - mean) / least - 1).clamp(0.1, 1e14)
         total = total.minimum(most)
         return {"concentration1": mean * total, "concentration0": (1 - mean) * total}
 

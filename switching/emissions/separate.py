@@ -190,7 +190,9 @@ def maximized(
     if None in priors.values():
         best = ascend(of_tables, begin, supports)
     else:
-        best = _climbed(emission, objective, _begun(objective, begin, expected.guess(NEAR_FLOOR * floor), supports))
+        first = _begun(objective, begin, expected.guess(floor), supports)
+        wide = True if priors else emission.narrowness(first) > NEAR_FLOOR * floor
+        best = _climbed(emission, objective, first, wide)
     values = {name: value.to(near[name]) for name, value in best.items()}
     return Maximized(values)
 
@@ -213,8 +215,11 @@ def _of_numbers(distribution: Any) -> Any:
     return inner if is_table and inner is not None and not inner.event_shape else None
 
 
-def _climbed(emission: Climbable, objective: Callable[[Parameters], Tensor], values: Parameters) -> Parameters:
-    """The values after some steps of Newton's method, each number of the objective with its own parameters."""
+def _climbed(
+    emission: Climbable, objective: Callable[[Parameters], Tensor], values: Parameters, wide: Tensor | bool
+) -> Parameters:
+    """The values after some steps of Newton's method, each number of the objective with its own parameters. Steps from
+    values that are not `wide` would only approach the floor, so these stay."""
     to_support = {name: free_coordinates(emission.parameters[name].support) for name in values}
     start = torch.stack([cast(Tensor, to_support[name].inv(value)) for name, value in values.items()], -1)
 
@@ -225,8 +230,12 @@ def _climbed(emission: Climbable, objective: Callable[[Parameters], Tensor], val
     def height(point: Tensor) -> Tensor:
         return objective(at(point))
 
+    def step_from(point: Tensor) -> tuple[Tensor, Tensor]:
+        step, gain = uphill(height, point)
+        return step, gain * wide
+
     with torch.no_grad():
-        end = newton(lambda point: height(point).nan_to_num(-torch.inf), partial(uphill, height), start, MAX_STEPS)
+        end = newton(lambda point: height(point).nan_to_num(-torch.inf), step_from, start, MAX_STEPS)
         moved = (end != start).any(-1)
         return {name: value.where(moved, values[name]) for name, value in at(end).items()}
 

@@ -104,4 +104,5 @@ class Sharing:
             if part in self.emission.switching or not alone:  # otherwise its prior does not depend on the precisions
                 residual = residual + (square if alone else square.sum(-2, keepdim=True))
                 count = count + size * (1 if alone else square.shape[-2])
-        return (residual + 2 * prior["rate"]) / (count + 2 * prior["shape"] - 2)
+        size = count + 2 * prior["shape"] - 2  # below 0 in a state almost without steps, which has no mode
+        return torch.where(size > 0, (residual + 2 * prior["rate"]) / size, 1 / values["precision"])

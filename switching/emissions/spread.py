@@ -54,6 +54,14 @@ def spread(x: Float[Tensor, "N F"] | None, n_states: int, n_features: int) -> Sp
     return Spread(*(table.to(x) for table in (center, whole, whole.square(), within.square())))
 
 
+def typical_square(x: Float[Tensor, "N F"]) -> Float[Tensor, "F"]:
+    """The square of the spread of each feature, robust to outliers; of a constant feature that of its size, or 1."""
+    rows = x.detach()[:: max(1, len(x) // MOST)].double()
+    residual = rows - median(rows)
+    scale = torch.minimum(_scale(residual), _or_one(_root_mean_square(residual)))
+    return torch.where(varying(rows), scale, _or_one(_root_mean_square(rows))).square().to(x)
+
+
 def least_mean(x: Float[Tensor, "N F"], embedded: Float[Tensor, "N E"], n_states: int) -> Float[Tensor, "F"]:
     """The least mean of each feature of x >= 0 in as many clusters as there are states, but no less than `LEAST` times
     that of all.

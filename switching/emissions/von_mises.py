@@ -24,7 +24,7 @@ from .spread import spread
 
 END = float(np.float32(np.pi))  # a little above pi: angles of float32 may be there
 LEAST_LENGTH = 1e-3  # of a mean direction, at which the density is as good as flat
-HIGHEST = 1e8  # the concentration of the first guess at a state on one angle
+SHARP = 1e4  # a concentration, from which the circular variance is a series
 
 
 class _Exact(dist.VonMises):
@@ -129,17 +129,19 @@ class VonMises(Summarized):
         return torch.atan2((mean - center).sin(), (mean - center).cos())
 
     def narrowness(self, values: Parameters) -> Tensor:
-        length = torch.special.i1e(values["concentration"]) / torch.special.i0e(values["concentration"])
-        small = values["concentration"] < LEAST_LENGTH
-        return -2 * torch.where(small, values["concentration"].clamp_min(1e-300) / 2, length).log()
+        concentration = values["concentration"]
+        length = torch.special.i1e(concentration) / torch.special.i0e(concentration)
+        small, inverse = concentration < LEAST_LENGTH, 1 / concentration.clamp_min(SHARP)
+        around = -2 * torch.where(small, concentration.clamp_min(1e-300) / 2, length).log()
+        return torch.where(concentration > SHARP, inverse + inverse.square() / 2 + 11 * inverse**3 / 24, around)
 
     def by_means(self, means: tuple[Tensor, ...], least: Tensor) -> Parameters:
         """The mean direction, which is the maximum, and a concentration (Banerjee et al. 2005, *Clustering on the unit
         hypersphere using von Mises-Fisher distributions*, equation 4.4)."""
         cos, sin = means
         loc, length = torch.atan2(sin, cos), torch.hypot(sin, cos).clamp_min(LEAST_LENGTH)
-        concentration = length * (2 - length.square()) / (1 - length.square()).clamp_min(1 / HIGHEST)
-        return {"loc": loc.clamp(-END, END), "concentration": concentration}
+        concentration = length * (2 - length.square()) / (1 - length.square()).clamp_min(torch.finfo(cos.dtype).eps)
+        return {"loc": loc.clamp(-END, END), "concentration": concentration.minimum(1 / least)}
 
     def marginal_cdf(self, x: Tensor, values: Parameters) -> Tensor:
         return by_scipy(_cdf, x, values["loc"], values["concentration"]).clamp(0.0, 1.0)

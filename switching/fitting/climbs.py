@@ -64,6 +64,11 @@ class Climb:
         """Whether this restart, or the one that it has merged with, ended within 0.01 nats of this height."""
         return abs(self.final - height) <= SAME if self.leader is None else self.leader.reached(height)
 
+    @property
+    def is_sound(self) -> bool:
+        """Whether no state has collapsed at its end, which of a merged restart is that of the other one."""
+        return self.sound if self.leader is None else self.leader.is_sound
+
     def remaining_gain(self, rounding: float) -> float:
         """The estimated remaining gain, from the last two rises."""
         before, last = self._rises
@@ -97,6 +102,7 @@ class SearchResult:
     interrupted: bool
     tol: float = 0.0  # remaining gain in nats at which a run has converged
     by_passes: bool = False  # whether the steps were passes through minibatches; then the trace is an estimate
+    points: tuple[str, str] = "a state on a single point", 'prior="weak" bounds it'  # of an unbounded end, and its cure
     sample: "SearchResult | None" = None  # the search on a sample of the data, whose best ends went on with all
 
     def raised(self, by: float, on_sample: float = 0.0) -> "SearchResult":
@@ -160,13 +166,14 @@ class SearchResult:
     @property
     def _unbounded(self) -> str:
         """Whether starts ended higher, or this one did, where the likelihood is unbounded."""
-        points = [climb for climb in self.climbs if not climb.sound]
-        if self.best.sound and all(climb.final <= self.best.final for climb in points):
+        points = [climb for climb in self.climbs if not climb.is_sound]
+        if self.best.is_sound and all(climb.final <= self.best.final for climb in points):
             return ""
-        which = "the best of the others is kept" if self.best.sound else "this one too"
+        which = "the best of the others is kept" if self.best.is_sound else "this one too"
+        end, cure = self.points
         return (
-            f"; {len(points)} of {len(self.climbs)} starts ended with a state on a single point, where the likelihood "
-            f'is unbounded ({which}): prior="weak" bounds it'
+            f"; {len(points)} of {len(self.climbs)} starts ended with {end}, where the likelihood is unbounded "
+            f"({which}): {cure}"
         )
 
     @property

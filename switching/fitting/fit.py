@@ -10,10 +10,12 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
+from ...inference.message_passing.engine import LostError
 from ...inference.message_passing.factor_graph import ImproperError
 from ...inference.numerics.cholesky import NotDefiniteError
 from ..data.series import Series
 from ..dynamics.any_prior import check_fit
+from ..emissions.spread import varying
 from ..parameters import Parameters, reordered
 from ..problem import Problem
 from .alignment import match_states, state_levels
@@ -137,6 +139,11 @@ def explains_singularity() -> Iterator[None]:
             f"x: after rounding, the covariance of some state is not positive definite ({error}). If a feature is a "
             'sum of others, leave it out. If the prior is far from the data, use prior="weak". Or give float64.'
         ) from error
+    except LostError as error:
+        raise ValueError(
+            f"x: rounding decides the bound of this fit ({error}). If a state may follow some data without noise, its "
+            'likelihood has no maximum: use prior="weak".'
+        ) from error
 
 
 def _by_em(initial: Initialization, options: Options) -> Result:
@@ -215,6 +222,16 @@ def order_of(problem: Problem, start: Parameters | None, values: Parameters) -> 
     others = torch.tensor([k for k in range(problem.n_states) if k not in known], device=levels.device)
     order[others] = others[levels[others].argsort(stable=True)]
     return order
+
+
+def with_constants(result: Result, series: Series, options: Options) -> Result:
+    """A result whose reason names the constant features, if nothing bounds the likelihood of their noise."""
+    still = [] if options.prior is not None or options.fixed else (~varying(series.rows)).nonzero().flatten().tolist()
+    if not still:
+        return result
+    named = f"feature{'s' * (len(still) > 1)} {', '.join(map(str, still))}"
+    said = f'; of constant data ({named}) the likelihood is unbounded: prior="weak" bounds it, or leave them out'
+    return replace(result, reason=result.reason + said)
 
 
 def check_enough(series: Series, n_states: int) -> None:

@@ -25,7 +25,8 @@ from .hyperparameters import coordinates
 from .population_draws import Walkers
 from .posterior import DrawnPosterior, ParameterPosterior, VariationalPosterior
 
-CHAINS, WARMUP, KEPT = 64, 25, 50  # the fewest chains; sweeps of each
+CHAINS = 64  # the fewest
+SWEEPS, LEAST = 75, 20  # of each chain; of large data fewer, of which a third is dropped
 FIRST, MOVES = 400, 10  # of hyperparameters, under q(paths) and in a sweep
 MOST = 2**27  # numbers in the likelihood tables of all draws of paths; they take about half a minute
 
@@ -83,12 +84,13 @@ class PopulationPosterior(VariationalPosterior):
             check_gibbs(problem)
         except (TypeError, ValueError):
             return self
-        if problem.size * CHAINS * (WARMUP + KEPT) > MOST:
+        n_sweeps = min(SWEEPS, MOST // (problem.size * CHAINS))
+        if n_sweeps < LEAST:
             return self
-        return DrawnPosterior(self._gibbs(problem), model=self.model)
+        return DrawnPosterior(self._gibbs(problem, n_sweeps), model=self.model)
 
-    def _gibbs(self, problem: Problem) -> Parameters:
-        """Draws `[chains, draws, ...]` of the parameters."""
+    def _gibbs(self, problem: Problem, n_sweeps: int) -> Parameters:
+        """Draws `[chains, draws, ...]` of the parameters, without the first third of the sweeps."""
         units, like, kept = self.units, problem.series.like, []
         assert units is not None
         inner = units.problem(problem.double()).padded()
@@ -97,12 +99,12 @@ class PopulationPosterior(VariationalPosterior):
         n = len(next(iter(walkers.values())).natural)
         values = units.values({name: table.double() for name, table in self.sample(n).items()})
         with seeded(0, like):
-            for sweep in range(WARMUP + KEPT):
+            for sweep in range(n_sweeps):
                 parts = [path_messages(graph, some)[1] for some in inner.in_turns(values)]
                 natural = {name: torch.cat([part[name] for part in parts]) for name in graph.blocks}
                 walkers = {name: some.moved(natural[name], MOVES) for name, some in walkers.items()}
                 priors = graph.priors | {name: some.natural.unsqueeze(1) for name, some in walkers.items()}
                 values = draw_blocks(graph, {name: priors[name] + by for name, by in natural.items()}, values)
-                if sweep >= WARMUP:
+                if sweep >= n_sweeps // 3:
                     kept.append(problem.admitted({name: table.to(like) for name, table in units.back(values).items()}))
         return {name: torch.stack([draw[name] for draw in kept], 1) for name in kept[0]}

@@ -128,9 +128,10 @@ class ParameterPosterior(ABC):
             correct: use draws of `refined`. Draws of a variational q lie too close together, because q ignores the
                 dependence between the parameters and the paths.
 
-        90 % intervals of short series contain the true value in about 80 to 95 % of the cases, by parameter: see
-        docs/quality/interval_coverage.md. Intervals of `state_probs` of short copy series contained it in 75 to 77 % in
-        one measurement. Exact Gibbs sampling had 78 % there, so this is a property of the posterior.
+        90 % intervals of short series contain the true value in about 80 to 95 % of the cases, by parameter, degrees of
+        freedom in fewer: see docs/quality/interval_coverage.md. Intervals of `state_probs` of short copy series
+        contained it in 75 to 77 % in one measurement. Exact Gibbs sampling had 78 % there, so this is a property of the
+        posterior.
         """
         level, n = check_probability("level", level, proper=True), check_integer("n", n)
         draws = (self.refined if check_flag("correct", correct) else self).sample(n, seed)

@@ -269,7 +269,7 @@ class MultiStart:
         """The restart with the highest objective so far; see `avoids_points`. Among equally high ones, a converged
         one. One that failed only if all did."""
         there = [climb for climb in self.climbs if climb.ended != "failed"] or self.climbs
-        sound = [climb for climb in there if climb.sound or not self.avoids_points] or there
+        sound = [climb for climb in there if climb.is_sound or not self.avoids_points] or there
         top = max(climb.final for climb in sound) - self.tol
         return max(
             (climb for climb in sound if climb.final >= top),

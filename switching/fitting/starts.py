@@ -35,6 +35,7 @@ from ..data.series import Series, concatenated
 from ..emissions.clusters import clusters_among
 from ..emissions.contract import Emission
 from ..emissions.driven import rows_read
+from ..emissions.spread import typical_square
 from ..entries import Entries, PossibleRows, of_free
 from ..known import with_known
 from ..parameters import Parameters, is_simplex, prefixed
@@ -376,9 +377,7 @@ def softened(labels: Int[Tensor, "R *b T"], n_states: int, series: Series) -> Fl
 
 def variance_floor(series: Series) -> Float[Tensor, "F"]:
     """The variance of each feature below which a state has collapsed onto a point."""
-    rows = series.rows
-    spread = (rows - rows.nanmean(0)).square().nanmean(0)
-    return VARIANCE_FLOOR * torch.where(spread > 0, spread, 1.0)
+    return VARIANCE_FLOOR * typical_square(series.rows)
 
 
 def sample_of(series: Series, seed: int, most: int | None = None) -> Series:

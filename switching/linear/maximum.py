@@ -8,6 +8,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from ..ascent import Ascent, Peak
+from ..emissions.spread import varying
 from ..fitting.climbs import Climb, SearchResult
 from ..fitting.options import Options
 from ..fitting.progress import reported
@@ -162,12 +163,17 @@ def check_noise(density: LinearDensity) -> None:
     points[0, :n], points[1, :n] = SMALL, SMALL / 10
     heights = density.at(points)
     if float(heights[1]) > float(heights[0]):
-        structure = density.problem.dynamics
-        raise ValueError(
-            f"x: follows {structure!r} without any noise, so the likelihood of its variances has no maximum; give a "
-            "longer series, a structure with fewer components, or a prior such as dist.InverseGamma, under which no "
-            "variance is 0."
-        )
+        raise _without_noise(density)
+
+
+def _without_noise(density: LinearDensity) -> ValueError:
+    rows = density.problem.series.rows
+    few = "a longer series, a structure with fewer components, or " if bool(varying(rows).any()) else ""
+    follows = f"follows {density.problem.dynamics!r} without any noise" if few else "is constant"
+    return ValueError(
+        f"x: {follows}, so the likelihood of its variances has no maximum; give {few}a prior such as "
+        "dist.InverseGamma, under which no variance is 0."
+    )
 
 
 def check_rounding(density: QuickDensity, point: Float[Tensor, "P"]) -> None:
@@ -176,11 +182,15 @@ def check_rounding(density: QuickDensity, point: Float[Tensor, "P"]) -> None:
     left = float(share_of_noise(partial))
     if left > CLEAR:
         return
+    problem = density.problem
+    bounded = any(name.startswith("sigma") for name in {*problem.emission.user_priors, *problem.fixed})
+    if not bounded and not bool(varying(problem.series.rows).any()):
+        raise _without_noise(density)
     heights = [float(at(point[None])[0]) for at in (density.at, super(QuickDensity, density).at)]
     if left < LOST or not abs(heights[0] - heights[1]) <= DOUBT:
         raise ValueError(
             f"x: is so smooth that the past explains the autoregression of {density.problem.dynamics!r} up to "
-            "rounding, which decides the likelihood; give a lower order, or add a LocalLevel() or a LocalLinearTrend()."
+            "rounding, which decides the likelihood; give a lower order, such as 1, or a LocalLevel() in its place."
         )
 
 

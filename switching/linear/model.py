@@ -556,7 +556,7 @@ class LinearSSM(Model):
         return self._fit(x, {"lengths": lengths, "inputs": inputs, "input_names": input_names}, options)
 
     def _fitted(self, series: Series, options: Options) -> "Fit[Any]":
-        from ..fitting.fit import check_enough
+        from ..fitting.fit import check_enough, with_constants
         from ..fitting.whole import Whole
         from .fit import fit_linear
 
@@ -569,6 +569,8 @@ class LinearSSM(Model):
         model = self if options.prior is None else self.scaled_to(sample)
         problem = replace(model.problem(sample), prior=None if options.prior is None else model.prior)
         result = fit_linear(problem, options, whole)
+        if not isinstance(self.emission, Irregular):
+            result = with_constants(result, series, options)
         kind = self._kind_of_fit(result.posterior is not None)
         fitted = model._copy(result.values)
         if isinstance(self.emission, Irregular) and result.posterior is None and not result.fixed:

@@ -11,12 +11,15 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor
 from torch.distributions import constraints
 from torch.distributions.transforms import AffineTransform
 
+from ...inference.families.peak import NEAR_FLOOR
+from ...inference.numerics.quantiles import median
 from ..ascent import Ascent
+from ..emissions.spread import typical_square
 from ..fitting.density import FreeDensity
 from ..fitting.initialization import values_of_model
 from ..fitting.options import Options
@@ -24,11 +27,13 @@ from ..fitting.posterior import SampledParameters
 from ..fitting.result import Result, diagnostics, only_start
 from ..fitting.sampling import run_nuts, sampled_diagnostics
 from ..fitting.search import multi_start
+from ..fitting.starts import VARIANCE_FLOOR
 from ..known import FreeCoordinates, joined
 from ..parameters import Parameters, check_parameters, read_tables
 from .hazards import INTERCEPT, frame_of, near, of_hazard
-from .hyperparameters import OF_LOCATION, check_hazard, sites, widened
+from .hyperparameters import OF_LOCATION, above_floor, check_hazard, of_scale, sites, widened
 from .problem import SegmentProblem
+from .rows import has_location
 
 LENGTHS = 30.0, 8.0  # expected steps of a segment at a start, at most half of the series
 COUNTS = 1.0, 30.0  # weights of a location's prior at a start, in those of the default
@@ -50,6 +55,11 @@ class SegmentDensity(FreeDensity):
 
     def __init__(self, problem: SegmentProblem, center: Parameters, near: Parameters, volume: bool) -> None:
         self.problem, self.volume = problem, volume
+        rows = problem.series.rows
+        rows = rows - median(rows) if has_location(problem.emission) else rows
+        self.floor = VARIANCE_FLOOR * typical_square(rows)
+        self.scales = [] if volume else of_scale(problem.emission)
+        self.scales = [] if set(self.scales) & set(problem.fixed) else self.scales  # what is fixed stays
         supports, spreads = {}, {}
         for site in sites(problem.parameters, center, problem.hazard):
             supports[site.name] = problem.parameters[site.name].support
@@ -61,6 +71,7 @@ class SegmentDensity(FreeDensity):
 
     def values(self, free: Parameters) -> Parameters:
         values = self.coordinates.values(free)
+        values = above_floor(self.problem.emission, values, self.floor) if self.scales else values
         return {name: values[name] for name in self.problem.parameters}
 
     def log_prob(self, free: Parameters) -> Float[Tensor, "*r"]:
@@ -71,6 +82,21 @@ class SegmentDensity(FreeDensity):
     @property
     def at_once(self) -> int:
         return self.problem.evidences_at_once
+
+
+class SegmentAscent(Ascent):
+    """An ascent that finds where segments have collapsed onto single points."""
+
+    density: SegmentDensity
+
+    @property
+    def collapsed(self) -> Bool[Tensor, "R 1"]:
+        """Whether the typical variance within a segment is at its floor."""
+        density = self.density
+        values = density.values(density.by_name(self.point))
+        raised = above_floor(density.problem.emission, values, NEAR_FLOOR * density.floor) if density.scales else values
+        changed = [(raised[name] != values[name]).reshape(len(self.point), -1) for name in density.scales]
+        return torch.cat([*changed, torch.zeros_like(self.stuck).unsqueeze(-1)], -1).any(-1, keepdim=True)
 
 
 def fit_segments(problem: SegmentProblem, center: Parameters, known: Parameters, options: Options) -> Result:
@@ -88,8 +114,12 @@ def fit_segments(problem: SegmentProblem, center: Parameters, known: Parameters,
     density = SegmentDensity(problem, center, {name: table[0] for name, table in first.items()}, volume=False)
     with multi_start(options, problem.series) as search:
         at = joined(density.coordinates.of(first), density.start)
-        search.run(Ascent(density, at, RESTS), kinds, options.n_kept)
-    found = search.result().raised(volume)
+        search.run(SegmentAscent(density, at, RESTS), kinds, options.n_kept)
+        if search.best.ended == "left behind":
+            search.avoids_points = False
+    cure = ", ".join(f'"{name}": ...' for name in of_scale(problem.emission))
+    points = "segments on single points", f"fixed={{{cure}}} bounds it; leave out a constant feature"
+    found = replace(search.result().raised(volume), points=points)
     values = density.values(density.by_name(found.best.tables["y"]))
     posterior: SampledParameters | None = None
     how = diagnostics(found)

@@ -23,6 +23,8 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import pyro.distributions as dist
+import torch
+from jaxtyping import Float
 from torch import Tensor
 from torch.distributions import constraints
 from torch.distributions.transforms import AffineTransform
@@ -122,6 +124,29 @@ def given_by(emission: Emission) -> frozenset[str]:
         return frozenset() if emission.prior == 1.0 else frozenset(hyperparameters(emission))
     plain = emission.default_prior(1, None)
     return frozenset(name for prior in emission.user_priors.values() for name in numbers_of(prior, plain))
+
+
+def of_scale(emission: Emission) -> list[str]:
+    """The hyperparameters of the scale of observations within a segment; none if the evidence is bounded."""
+    bounded = isinstance(emission, Poisson | Bernoulli | Categorical)
+    return [] if bounded else [name for name in hyperparameters(emission) if name not in ("loc", OF_LOCATION)]
+
+
+def above_floor(emission: Emission, values: Parameters, floor: Float[Tensor, "F"]) -> Parameters:
+    """Values under which the typical variance of a segment, after an observation at its mean, is at least the floor.
+
+    If the observations of a segment are all equal, the evidence is unbounded as this variance falls to 0.
+
+    Arguments:
+        floor: the least variance of each feature.
+    """
+    if isinstance(emission, MultivariateNormal):
+        weight = floor.sqrt() * (values["df"] + 1).sqrt().unsqueeze(-1)
+        scaled = values["inverse_scale"] / (weight.unsqueeze(-1) * weight.unsqueeze(-2))
+        lacking = (1 - torch.linalg.eigvalsh(scaled)[..., :1]).clamp_min(0.0)
+        return values | {"inverse_scale": values["inverse_scale"] + torch.diag_embed(lacking * weight.square())}
+    least, one = (floor.sqrt(), 1.0) if isinstance(emission, Exponential) else (floor, 0.5)
+    return values | {"rate": values["rate"].maximum(least * (values["shape"] + one))}
 
 
 def sites(known: Mapping[str, Parameter], center: Parameters, hazard: Any = None) -> list[Site]:

@@ -630,7 +630,8 @@ class Segments(Model):
             max_steps, tol, seed, progress, num_samples, warmup_steps, checkpoint, every: as in `SwitchingSSM.fit`.
             prior: "weak": see `switching.segments.hyperparameters`; about hyperparameters of `with_prior`, or else the
                 emission's weak default, which is scaled to x. A dictionary sets some, as `with_prior` does. None: no
-                prior, for "em"; the evidence of a constant series then has no maximum.
+                prior, for "em". If segments have equal values, the evidence is unbounded; then their variance is kept
+                at a floor, and `reason` says so.
             start: an additional start; with `restarts=1`, the only one. It is a model, a fit, or values by name.
             fixed: parameters that are held at these values, by name, such as `{"hazard": 0.02}`.
             given: as in every method.

@@ -567,11 +567,12 @@ class SwitchingLinearSSM(Model):
 
     def _fitted(self, series: Series, options: Options) -> "Fit[Any]":
         from ..fit import Fit
+        from ..fitting.fit import with_constants
         from ..fitting.whole import Whole
         from .fit import fit_switching_linear
 
         whole, sample = Whole.shared(series, options)
-        result = fit_switching_linear(self.problem(sample), options, whole)
+        result = with_constants(fit_switching_linear(self.problem(sample), options, whole), sample, options)
         return Fit.of(result, self._copy(result.values))
 
     def _panels(self, full_data: Series, sequence: int, level: float) -> "Panels":

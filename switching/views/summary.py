@@ -18,7 +18,7 @@ from ..fitting.starts import variance_floor
 from .estimates import in_part, is_many, parameters_of
 from .tables import html, number, states
 
-WIDTH = 78
+WIDTH, START = 78, "initial_probs"
 MANY = "No standard errors of so many parameters at once; fit.subject(name).summary() has those of a subject."
 OF_CURVATURE = (
     "Standard errors come from the curvature of the {objective} at the estimates. Intervals are normal in "
@@ -27,6 +27,10 @@ OF_CURVATURE = (
 NO_ERROR = (
     "-: no standard error: the parameter is at the end of its range, or the data do not determine it. Errors of other "
     "parameters are conditional on its value, and may be much too small."
+)
+OF_START = (
+    "initial_probs has no standard error where it is 0 or 1, as after one sequence, which begins in one state. A "
+    'posterior has an interval, by method="vmp", "svi" or "nuts".'
 )
 BY_PROFILE = "fit.profile_interval() has intervals that are not conditional on it, for parameters at 0 too."
 OF_TESTS = (
@@ -129,8 +133,8 @@ class Summary:
 def summarise(fit: Any, series: Series, level: float = 0.9) -> Summary:
     """The summary of a fit and of its series: see `Fit.summary`."""
     parameters = parameters_of(fit, series, level)
-    missing = bool(parameters["standard error"].isna().any())
-    notes = tuple(_notes(fit, missing, "z" in parameters))
+    unknown = parameters.index[parameters["standard error"].isna()]
+    notes = tuple(_notes(fit, {name.partition("[")[0] for name in unknown}, "z" in parameters))
     shares = states_table(fit, series) if fit.kept is None else fit.kept.states
     return Summary(_statistics(fit, series), parameters, shares, level, notes)
 
@@ -208,7 +212,7 @@ def _exact(value: Any) -> str:
     return f"{value:.3f}" if isinstance(value, float) else str(value)
 
 
-def _notes(fit: Any, missing: bool, tested: bool) -> Iterator[str]:
+def _notes(fit: Any, unknown: set[str], tested: bool) -> Iterator[str]:
     at_maximum = fit.posterior is None and fit.model.differentiable and fit.has_all
     if not fit.has_all:
         yield " ".join([CONTINUED if fit.updates else SHARED, *[NOT_HELD] * (fit.posterior is None)])
@@ -232,8 +236,11 @@ def _notes(fit: Any, missing: bool, tested: bool) -> Iterator[str]:
         yield STATED.format(at=fit.model.stated_at)
     if is_many(fit) and fit.posterior is None:
         yield MANY
-    elif missing and fit.model.differentiable and (at_maximum or fit.posterior is not None):
-        yield " ".join([NO_ERROR, *[BY_PROFILE] * hasattr(fit, "profile_interval")])
+    elif fit.model.differentiable and (at_maximum or fit.posterior is not None):
+        if at_maximum and START in unknown:
+            yield OF_START
+        if unknown - ({START} if at_maximum else set()):
+            yield " ".join([NO_ERROR, *[BY_PROFILE] * hasattr(fit, "profile_interval")])
     if fit.posterior is None:
         yield from fit.model.at_ends()
     empty = fit.empty_states if isinstance(fit.empty_states, tuple) else (fit.empty_states,)

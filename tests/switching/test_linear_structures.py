@@ -249,12 +249,17 @@ def test_what_is_wrong_is_told_with_its_cure() -> None:
 
 
 @pytest.mark.parametrize(
-    ("structure", "x"),
-    [(LocalLevel(), np.full(12, 3.0)), (LocalLinearTrend(), 3.0 + 0.5 * np.arange(12.0))],
+    ("structure", "x", "said"),
+    [
+        (LocalLevel(), np.full(12, 3.0), "is constant"),
+        (LocalLinearTrend(), 3.0 + 0.5 * np.arange(12.0), "follows .* without any noise"),
+    ],
     ids=["constant", "line"],
 )
-def test_a_series_that_a_structure_follows_without_noise_is_refused(structure: object, x: np.ndarray) -> None:
-    with pytest.raises(ValueError, match=r"x: follows .* without any noise"):
+def test_a_series_that_a_structure_follows_without_noise_is_refused(
+    structure: object, x: np.ndarray, said: str
+) -> None:
+    with pytest.raises(ValueError, match=rf"x: {said}, so the likelihood of its variances has no maximum"):
         LinearSSM(structure).fit(x, restarts=2, progress=False)
 
 

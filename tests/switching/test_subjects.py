@@ -438,12 +438,12 @@ def test_hyperparameters_are_the_optimum_of_the_evidence():
 
 def few_sweeps(monkeypatch, n):
     """Shorten Gibbs sampling of populations."""
-    for name in ("WARMUP", "KEPT"):
+    for name in ("SWEEPS", "LEAST"):
         monkeypatch.setattr(f"samplehold.switching.fitting.population_posterior.{name}", n)
 
 
 def test_intervals_of_few_subjects_include_the_spread_of_their_population(monkeypatch):
-    few_sweeps(monkeypatch, 2)
+    few_sweeps(monkeypatch, 3)
     x = panel(sh.Normal(1), sh.Markov(2))
     fit = fitted(sh.Markov(2), sh.Normal(1), x, method="vmp", pooled="partial", max_steps=50)
     known = VariationalPosterior(**{f.name: getattr(fit.posterior, f.name) for f in fields(VariationalPosterior)})
@@ -457,7 +457,7 @@ def test_intervals_of_few_subjects_include_the_spread_of_their_population(monkey
 
 def test_without_paths_gibbs_sampling_of_a_population_has_the_intervals_of_q(monkeypatch):
     """With one state there is no path, so that draws of q under draws of hyperparameters are from the posterior."""
-    few_sweeps(monkeypatch, 15)
+    few_sweeps(monkeypatch, 24)
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(6, 8, 1, generator=generator, dtype=torch.float64)
     x = x + torch.randn(6, 1, 1, generator=generator, dtype=torch.float64)

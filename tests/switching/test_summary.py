@@ -423,3 +423,16 @@ def test_a_fit_keeps_its_series_for_what_is_asked_of_it(nile, likeliest):
         alone.smooth()
     with pytest.raises(ValueError, match="level: got 90"):
         likeliest.summary(level=90)
+
+
+def test_why_initial_probabilities_have_no_interval_is_said():
+    """One sequence begins in one state, so their maximum is 0 or 1; a posterior has an interval."""
+    x = np.random.default_rng(0).normal(size=40) + 4 * (np.arange(40) // 10 % 2)
+    model = sh.SwitchingSSM(sh.Markov(2), sh.Normal())
+    start, others = "initial_probs[0]", "Errors of other"
+    for method, has in (("em", False), ("vmp", True)):
+        fit = model.fit(x, method, restarts=1, progress=False)
+        assert bool(fit.conf_int().loc[start].notna().all()) == has
+        notes = " ".join(fit.summary().notes)
+        assert ("initial_probs has no standard error where it is 0 or 1" in notes) == (not has)
+        assert others not in notes
