@@ -94,7 +94,7 @@ class Scoring:
         """The scoring step, and the gain that its slope promises."""
         local, places = self.local(flat), self.places
         q = self.design.shape[-1]
-        gradient, hessian = 0 * local, 0.0
+        gradient, hessian = 0 * local, local.new_zeros(())
         for curve, design, squares, weights in self._chunks:
             slope, curvature = curve(local @ design.mT).slopes()
             gradient = gradient + (weights.unsqueeze(-2) * slope) @ design

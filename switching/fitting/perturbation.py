@@ -8,7 +8,7 @@
                  for mixture models*)
 
 Changed copies of good optima can reach better ones that new guesses miss (Lourenço, Martin & Stützle 2003, *Iterated
-local search*). How often is measured in docs/quality/benchmarks.md.
+local search*). How often is measured in docs/quality/fit_quality.md.
 """
 
 from collections.abc import Callable, Sequence

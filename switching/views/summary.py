@@ -133,7 +133,7 @@ class Summary:
 def summarise(fit: Any, series: Series, level: float = 0.9) -> Summary:
     """The summary of a fit and of its series: see `Fit.summary`."""
     parameters = parameters_of(fit, series, level)
-    unknown = parameters.index[parameters["standard error"].isna()]
+    unknown = parameters.index[parameters["standard error"].isna().to_numpy()]
     notes = tuple(_notes(fit, {name.partition("[")[0] for name in unknown}, "z" in parameters))
     shares = states_table(fit, series) if fit.kept is None else fit.kept.states
     return Summary(_statistics(fit, series), parameters, shares, level, notes)

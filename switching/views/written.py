@@ -83,7 +83,7 @@ def _write_parquet(file: Path, frames: Iterator[pd.DataFrame]) -> None:
     import pyarrow.parquet as pq
 
     first = pa.Table.from_pandas(next(frames), preserve_index=False)
-    few = [column.name for column in first.schema if not pa.types.is_floating(column.type)]  # distinct numbers
+    few: Any = [column.name for column in first.schema if not pa.types.is_floating(column.type)]  # distinct numbers
     with pq.ParquetWriter(file, first.schema, compression="zstd", use_dictionary=few) as writer:
         writer.write_table(first)
         for frame in frames:

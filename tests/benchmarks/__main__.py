@@ -1,7 +1,7 @@
 """Every benchmark, in order, into `docs/quality/benchmarks.md`: `python tests/benchmarks`, with the extra `bench`.
 
 This takes about half an hour on a quiet machine. Names of scripts, `python tests/benchmarks bench_kalman`, replace
-their sections alone. Sections that no script writes stay ("Fresh problems" is of `fit_quality.py --fresh`).
+their sections alone.
 Each `bench_*.py` also runs alone and prints its results. `stack_languages.py` (which trains), `fit_quality.py` (which
 compares optima), `interval_coverage.py`, `forgetting_windows.py` only run alone.
 """
