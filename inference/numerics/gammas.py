@@ -12,8 +12,6 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from .op import differentiated, transformed
-
 LARGE = 16.0  # from which the series has all digits
 VAST = 1e3  # from which its first term has six
 LEAST = 1e-200  # in place of what is not positive, so that no inf meets a weight of 0
@@ -24,17 +22,13 @@ HALF_LOG_2_PI = math.log(2 * math.pi) / 2
 def stirling_rest(a: Float[Tensor, "*n"]) -> Float[Tensor, "*n"]:
     r"""$\delta(a)$ of positive numbers."""
     is_large = a >= LARGE
-    inverse = 1 / a.where(is_large, LARGE)
-    square, total = inverse.square(), torch.zeros_like(inverse)
+    large, small = a.where(is_large, LARGE), a.where(~is_large, 1.0)
+    inverse = 1 / large
+    square, total = inverse.square(), torch.zeros_like(large)
     for coefficient in reversed(SERIES):
         total = total * square + coefficient
-    if differentiated(a) or transformed():
-        return torch.where(is_large, inverse * total, _direct_rest(a.where(~is_large, 1.0)))
-    return (inverse * total).masked_scatter(~is_large, _direct_rest(a[~is_large]))  # few are small
-
-
-def _direct_rest(a: Float[Tensor, "*n"]) -> Float[Tensor, "*n"]:
-    return torch.lgamma(a) - (a - 0.5) * a.log() + a - HALF_LOG_2_PI
+    direct = torch.lgamma(small) - (small - 0.5) * small.log() + small - HALF_LOG_2_PI
+    return torch.where(is_large, inverse * total, direct)
 
 
 def stirling_slope(a: Float[Tensor, "*n"]) -> Float[Tensor, "*n"]:
@@ -56,8 +50,6 @@ def stirling_slopes(a: Float[Tensor, "*n"]) -> tuple[Float[Tensor, "*n"], Float[
 
 def log_ratio(a: Float[Tensor, "*#n"], x: Float[Tensor, "*#n"]) -> Float[Tensor, "*n"]:
     r"""$\log((a + x) / a)$, a > 0, x >= 0."""
-    if not differentiated(a, x):
-        return torch.log1p(x / a)
     return torch.where(x < a, torch.log1p(x.where(x < a, 0.0) / a), torch.log(a + x) - torch.log(a))
 
 

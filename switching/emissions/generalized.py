@@ -165,6 +165,11 @@ class GeneralizedLinear(DrivenEmission):
         return (Response(main, self.link.range, coefficients, self.link.stated_by, user_stated=chosen),)
 
     def respond(self, values: Parameters, inputs: Tensor, for_density: bool = False) -> Parameters:
+        """The parameters of the emission without inputs at each step.
+
+        Arguments:
+            for_density: only those that its density reads.
+        """
         predictor: Tensor | float = 0.0
         for name, columns in (("coefficients", self._by_state), ("shared_coefficients", self._by_all)):
             for place, column in enumerate(columns):

@@ -42,7 +42,7 @@ from .normal import Normal
 from .scale_mixture import TailStep, log_density
 from .separate import by_scipy, weighted_moments
 
-PAIRS = 1  # of the steps of one M-step; the next M-step continues
+PAIRS = 2  # of the steps of one M-step; the next M-step continues
 
 
 @dataclass(frozen=True, repr=False)

@@ -26,7 +26,6 @@ from ..problem import Problem, SeriesProblem
 from . import chunked
 from .whole import Piece, Whole
 
-WIDER = 4  # times the numbers of a chunk of message passing, which has more tables
 SomeProblem = TypeVar("SomeProblem", bound=SeriesProblem)
 
 
@@ -134,7 +133,7 @@ def summed(
     """
     # of a step, in the widest table
     numbers = _lead(problem, values).numel() * problem.n_states * whole.series.n_features
-    size = max(2, WIDER * chunked.max_numbers(whole.like) // numbers)
+    size = max(2, chunked.max_numbers(whole.like) // numbers)
 
     def by_group(piece: ChainPiece[Any]) -> list[list[Tensor]]:
         return piece.problem.by_group(

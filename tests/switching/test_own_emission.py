@@ -13,6 +13,7 @@ from samplehold.switching.ascent import leaving
 from samplehold.switching.emissions.ascent import ascend
 from samplehold.switching.emissions.conjugate import Representative
 from samplehold.switching.fitting import first_guesses
+from samplehold.switching.fitting.em import LEFT
 from samplehold.switching.fitting.starts import typical
 from samplehold.switching.parameters import Named
 from torch import Tensor
@@ -207,7 +208,7 @@ def test_an_m_step_to_a_kink_takes_few_gradients():
         n_calls += 1
         return dist.Laplace(values["loc"].unsqueeze(-2), values["scale"].unsqueeze(-2)).log_prob(x).sum((-2, -1))
 
-    with leaving(0.1):
+    with leaving(LEFT):
         for _ in range(6):
             values = ascend(objective, values, {"loc": constraints.real, "scale": constraints.positive})
     best = -2 * len(x) * (1 + math.log(2 * (x - x.median()).abs().mean()))
