@@ -519,10 +519,8 @@ class CoupledSSM(Model):
         return replace(Fit.of(result, fitted), paths=paths if groups else None)
 
     def _has_collapsed(self, floor: Tensor) -> bool:
-        product = self.product
-        return bool(
-            product.emission.collapsed(self.product_of(self.values), floor.to(next(iter(self.values.values())))).any()
-        )
+        values = self.product_of(self.values)
+        return bool(self.product.emission.collapsed(values, floor.to(next(iter(values.values())))).any())
 
     def _panels(self, full_data: Series, sequence: int, level: float) -> "Panels":
         from ..views.panels import Panels, curves_of, ends_of, strip, within_support

@@ -184,14 +184,15 @@ def to_tensor(x: Any, name: str) -> Tensor:
     try:
         return floating(x, name)
     except TypeError:
-        for label, kind in others:
-            cure = "give its codes, or " if isinstance(kind, pd.CategoricalDtype) else ""
-            column = "a column" if label is None else f"column {label!r}"
-            raise TypeError(
-                f"{name}: got {column} of {kind}, which holds values that are not numbers; {cure}"
-                "select numeric columns (`read_panel` takes those of times and sequences by name)."
-            ) from None
-        raise
+        if not others:
+            raise
+        label, kind = others[0]
+        cure = "give its codes, or " if isinstance(kind, pd.CategoricalDtype) else ""
+        column = "a column" if label is None else f"column {label!r}"
+        raise TypeError(
+            f"{name}: got {column} of {kind}, which holds values that are not numbers; {cure}"
+            "select numeric columns (`read_panel` takes those of times and sequences by name)."
+        ) from None
 
 
 def is_ragged_list(x: Sequence[Any]) -> bool:

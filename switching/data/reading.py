@@ -139,7 +139,7 @@ def with_beside(
     """
     x, clock = fields["x"], "time" if "time" in beside else "dt"
     if "index" in fields:
-        _check_labels(cured=clock in beside, **fields)
+        _check_labels(fields, cured=clock in beside)
 
     def like(name: str, table: Any, beyond: float = 0.0) -> Tensor | Packed:
         return like_x(placed(table, name, beyond), name, x)
@@ -160,13 +160,12 @@ def with_beside(
     return with_subjects(series, known("subjects")) if "subjects" in beside else series
 
 
-def _check_labels(
-    index: Any, cured: bool, stacked: Stacked | None = None, sequences: Any = None, listed: bool = False, **_: Any
-) -> None:
+def _check_labels(fields: Mapping[str, Any], cured: bool) -> None:
     """See `check_times`."""
+    stacked, listed, index = fields.get("stacked"), "listed" in fields, fields["index"]
     times = stacked.times if stacked else index if listed else (index,)
     called = "x: sequence {}" if stacked else "x[{!r}]" if listed else "x"
-    check_times(times, [called.format(name) for name in sequences or range(len(times))], cured)
+    check_times(times, [called.format(name) for name in fields.get("sequences") or range(len(times))], cured)
 
 
 def _finished(series: Series, clock: str) -> Series:

@@ -23,7 +23,8 @@ class Result:
         objective: `[steps]`, the objective after each step of the best restart. For minibatches: the estimate of the
             bound in each pass, and at the end the bound itself.
         converged: whether the best restart met the tolerance.
-        reason: why the best restart ended, in words, and whether few kinds of start have reached this optimum.
+        reason: why the best restart ended, in words; whether few kinds of start have reached this optimum, and how far
+            above it a better one may then lie.
         steps: the number of steps of the best restart.
         restarts: a table with one row for each start: its kind, its steps, its last objective, how it ended
             ("converged"; "left behind": stopped, as others were better; "merged": stopped at the same point as a

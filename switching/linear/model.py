@@ -570,7 +570,7 @@ class LinearSSM(Model):
         problem = replace(model.problem(sample), prior=None if options.prior is None else model.prior)
         result = fit_linear(problem, options, whole)
         if not isinstance(self.emission, Irregular):
-            result = with_constants(result, series, options)
+            result = with_constants(result, sample, options)
         kind = self._kind_of_fit(result.posterior is not None)
         fitted = model._copy(result.values)
         if isinstance(self.emission, Irregular) and result.posterior is None and not result.fixed:

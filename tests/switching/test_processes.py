@@ -534,3 +534,19 @@ def test_an_interrupt_during_the_search_ends_it_in_all_processes():
     assert here[0]
     assert max(here[2]) == 8
     assert here[3]
+
+
+def reason_of_a_linear_fit(rank: int, cuts: list[int]) -> str:
+    """Of data that are constant in the first six sequences alone."""
+    x = data()[..., :1].nan_to_num(0.0)
+    x[:6] = 3.0
+    part = x[cuts[rank] : cuts[rank + 1]]
+    return sh.LinearSSM(1, 1).fit(part, prior=None, restarts=1, max_steps=2, progress=False).reason
+
+
+@pytest.mark.slow
+def test_a_share_that_is_constant_or_empty_is_not_taken_for_all_data():
+    here, there, empty = in_processes(3, reason_of_a_linear_fit, [0, 6, 12, 12])
+    assert here == there == empty
+    assert here.startswith("not converged")
+    assert "constant" not in here
